@@ -249,7 +249,7 @@ def test_nothing_is_asked_of_a_page_that_is_paused_or_hidden(scene, visit):
     page.evaluate("look()")
     assert len(one.requests) == before
     with page.expect_response(re.compile("fragment=1")):
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
 
 
 def test_what_is_not_there_is_a_page_with_links(scene, visit):

@@ -1,1 +1,1 @@
-"""The daemon: finds pages, serves what they hold. Imports neither torch nor any plugin."""
+"""The daemon: finds the agents' pages and serves their contents. Imports neither torch nor any target plugin."""

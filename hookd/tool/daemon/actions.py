@@ -1,4 +1,4 @@
-"""What a daemon does to targets when told to: attach, detach, change plugins, hold. Blocking; run in threads."""
+"""Operations on targets: attach, detach, change plugins, hold leases. Blocking; run in threads."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.metrics.collector import Tally
 
 ORPHAN_TIMEOUT_S = 2.0
-"""How long an agent may take to say who holds it."""
+"""Timeout for asking an agent how many leases are open on it."""
 LONGEST_S = 86400.0
-"""How long a request may take, if it asks for that."""
+"""Largest `timeout_s` that a request may ask for."""
 YOUNG_S = 10.0
-"""An agent attached so recently may get its lease any moment."""
+"""An agent younger than this may still be about to get its lease."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for one attach.
+    """The parameters of one attach.
 
     Attributes:
-        plugins: to load; None: the configured ones.
-        timeout_s: how long it may take.
-        keep: the agent stays when nobody holds it.
-        run: the label; found from the target if None.
-        force: also try what may disturb a target that hangs, or has little room.
-        plugin_dirs: beside the configured ones.
-        only_trainers: refuse a process that turns out to be a data loader's worker.
+        plugins: plugins to load; None for the configured ones.
+        timeout_s: timeout of the attach, in seconds.
+        keep: whether the agent stays when nobody holds a lease on it.
+        run: the run label; None to derive it from the target.
+        force: whether to also try methods that may disturb a target that hangs or is short of space.
+        plugin_dirs: plugin directories in addition to the configured ones.
+        only_trainers: whether to refuse a process that turns out to be a data loader worker.
     """
 
     plugins: tuple[PluginSpec, ...] | None = None
@@ -89,13 +89,13 @@ class Order:
 
 
 class Actions:
-    """Changes targets, and remembers which agents this daemon holds.
+    """Changes targets and holds the leases on their agents.
 
     Args:
-        fleet: where the targets are.
+        fleet: the targets.
         tally: counts the attaches.
-        config: of the daemon.
-        lease_s: how long an agent attached here stays without a lease.
+        config: the daemon's configuration.
+        lease_s: how long an agent attached here stays without a lease, in seconds.
     """
 
     def __init__(self, fleet: Fleet, tally: Tally, config: ServeConfig, lease_s: float) -> None:
@@ -111,17 +111,19 @@ class Actions:
         """Attach to a process, hold its agent and serve it.
 
         Args:
-            pid: of the process.
-            order: what is asked for.
-            by: who asks, as the kernel says: `{"uid", "pid"}`; None for a rule of the configuration.
+            pid: pid of the process.
+            order: parameters of the attach.
+            by: the caller according to the kernel, `{"uid", "pid"}`; None for a rule of the configuration.
 
         Raises:
-            HookdError: why not; the process goes on as before.
+            HookdError: the attach failed; the process continues as before.
         """
         specs = self._config.plugins if order.plugins is None else order.plugins
         audit.require_allowed(self._config, pid, [spec.name for spec in specs], order.plugin_dirs, by)
         self._fleet.require_room(pid)
-        with self._alone(pid, 0.0 if by is None else order.timeout_s):  # a person's joins one by rule that is under way
+        with self._alone(
+            pid, 0.0 if by is None else order.timeout_s
+        ):  # a user's attach waits for one by rule in progress
             try:
                 result = attach(pid, self._request(pid, order))
             except HookdError as exc:
@@ -167,9 +169,10 @@ class Actions:
         )
 
     def _other_run(self, pid: int) -> str | None:
-        """Give the name for the page when another job has that name already: so it survives this daemon.
+        """Return the run name to store in the page if another job already uses the default one; None otherwise.
 
-        Processes of one parent may be ranks of one job that will say so later: what they are is left to their agents.
+        Stored in the page, the name outlives this daemon. Processes with the same parent may be ranks of one job that
+        identify themselves later, so their agents decide.
         """
         identity = Identity.of_process(pid)
         if any(other.ended is None and other.identity.ppid == identity.ppid for other in self._fleet.targets()):
@@ -178,9 +181,9 @@ class Actions:
         return None if run == identity.run else run
 
     def hold(self, target: Target) -> None:
-        """Open a lease on a target's agent, unless there is one; an agent that refuses is logged.
+        """Open a lease on a target's agent unless there is one; log a refusal.
 
-        Agents of `hookd run` and `hookd.start()` belong to their process, those attached with `--keep` to nobody.
+        Agents of `hookd run` and `hookd.start()` belong to their process; those attached with `--keep` need no lease.
         """
         identity = target.identity
         if target.lease is not None or target.ended is not None or identity.method != "attach" or identity.keep:
@@ -195,14 +198,15 @@ class Actions:
             control.close()
 
     def adopt_orphans(self, new: Iterable[Target]) -> None:
-        """Hold the agents that nobody holds: an earlier daemon's. Called again and again; one thread at a time.
+        """Open leases on agents that nobody holds, such as an earlier daemon's. Called repeatedly, from one thread at a time.
 
-        An agent that a foreground attach holds is left to it: Ctrl-C there must detach, also while we serve. A young
-        agent without a lease is looked at again, because who attaches takes the lease a moment later. A user's agents take
-        ORPHAN_TIMEOUT_S and one answer at most: beyond that they wait for the next call, others' do not.
+        An agent held by a foreground attach is skipped: Ctrl-C there must detach even while this daemon serves. A young
+        agent without a lease is checked again later, because the attacher takes its lease a moment after the attach.
+        Each user's agents get at most ORPHAN_TIMEOUT_S plus one answer per call; the rest wait for the next call
+        without delaying other users' agents.
 
         Args:
-            new: targets that have not been looked at before.
+            new: targets that have not been checked before.
         """
         budget, undecided = Budget(ORPHAN_TIMEOUT_S, time.monotonic), []
         for target in (*self._undecided, *new):
@@ -216,7 +220,7 @@ class Actions:
         self._undecided = undecided
 
     def _is_decided(self, target: Target) -> bool:
-        """Hold the target's agent if it is an orphan; False if it is too early to say."""
+        """Hold the target's agent if it is an orphan; return False if it is too early to decide."""
         identity = target.identity
         if identity.method != "attach" or identity.keep or target.ended is not None or target.lease is not None:
             return True
@@ -226,37 +230,38 @@ class Actions:
         except HookdError as exc:
             _log.info("not taken over: %s", exc)
             return True
-        except OSError:  # of ours: no descriptor is free, say
+        except OSError:  # on our side, such as no free descriptor
             return False
-        except Exception:  # noqa: BLE001  whatever a target makes of us, the others are adopted
+        except Exception:  # noqa: BLE001  one target must not keep the others from being adopted
             _log.exception("target %d is not taken over", target.pid)
             return True
         if status.get("leases") != 0:
             return True
-        if _seconds(status.get("age_s")) < YOUNG_S:  # by the agent's own clock: the wall's may have been set
+        if _seconds(status.get("age_s")) < YOUNG_S:  # by the agent's monotonic clock: the wall clock may have been set
             return False
         self.hold(target)
         return True
 
     def is_held_by_others(self, target: Target) -> bool:
-        """Tell whether another daemon holds the agent too."""
+        """Whether another daemon also holds the agent; True if this one does not hold it."""
         if target.lease is None:
             return True
         leases = target.lease.request("status").get("leases")
         return isinstance(leases, int) and leases > 1
 
     def detach(self, pid: int, timeout_s: float = 10.0, by: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Tell a target's agent to go, whoever attached it.
+        """Detach a target's agent, whoever attached it.
 
         Args:
-            pid: of the target.
-            timeout_s: how long it may take.
-            by: who asks, as the kernel says; None: this daemon itself, which is not logged.
+            pid: pid of the target.
+            timeout_s: timeout in seconds.
+            by: the caller according to the kernel; None for this daemon itself, which is not logged.
 
         Raises:
-            HookdError: it does not go; NoSuchTarget when there is none.
+            NoSuchTarget: the process is not a target.
+            HookdError: the agent could not be detached.
         """
-        with self._alone(pid, timeout_s):  # an attach by rule may be about to end
+        with self._alone(pid, timeout_s):  # an attach by rule may be about to finish
             user = user_name(uid_of(pid))
             answer = detach(pid, timeout_s)
             run = rank = None
@@ -270,7 +275,9 @@ class Actions:
         return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
     def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Load, unload, reload or configure a plugin: `{"op", "plugin"}`, see `api.py` and `hookd.tool.attach.change`.
+        """Load, unload, reload or configure a plugin; `body` has the keys `op` and `plugin`.
+
+        See `api.py` and `hookd.tool.attach.change`.
 
         Raises:
             HookdError: the agent refuses, or there is no such plugin.
@@ -278,24 +285,24 @@ class Actions:
         op, spec, timeout_s = str(body.get("op")), PluginSpec.from_json(body.get("plugin")), read_timeout(body)
         directories = body.get("plugin_dirs", [])
         if not isinstance(directories, list):
-            raise UsageError("the request's 'plugin_dirs' is no list", reason="bad-request")
+            raise UsageError("the request's 'plugin_dirs' must be a list", reason="bad-request")
         if op == "load":
             spec = self._config.with_options(spec)
         more = tuple(Path(str(directory)) for directory in directories)
-        if op != "unload":  # what is there may always go
+        if op != "unload":  # unloading is always allowed
             audit.require_allowed(self._config, pid, [spec.name], more, by)
         answer = {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
         audit.changed(answer, op, spec.name, by)
         return answer
 
     def apart(self, order: Order) -> tuple[Order, tuple[PluginSpec, ...]]:
-        """Take out of an order the plugins that may change the training."""
+        """Split an order into one without the plugins that may change the training, and those plugins."""
         specs = self._config.plugins if order.plugins is None else order.plugins
         first, later = payload.apart(specs, (*order.plugin_dirs, *self._config.plugin_dirs))
         return replace(order, plugins=first), later
 
     def enable_together(self, results: Sequence[dict[str, Any]], spec: PluginSpec, order: Order) -> None:
-        """Load what changes the training into processes that were attached to; see `hookd.tool.attach.change`."""
+        """Load a plugin that changes the training into all attached processes together; see `hookd.tool.attach.change`."""
         ourselves = {"uid": os.getuid(), "pid": os.getpid()}
 
         def enable(op: str, pid: int) -> dict[str, Any]:
@@ -310,7 +317,7 @@ class Actions:
 
     @contextlib.contextmanager
     def _alone(self, pid: int, wait_s: float = 0.0) -> Iterator[None]:
-        """Keep two requests from attaching to, or detaching from, one process at a time."""
+        """Serialize attaches and detaches of one process; wait up to `wait_s` for another one to finish."""
         with self._idle:
             if not self._idle.wait_for(lambda: pid not in self._busy, wait_s):
                 raise HookdError(
@@ -326,14 +333,16 @@ class Actions:
 
 
 def read_timeout(body: Mapping[str, Any], default: float = 10.0) -> float:
-    """Read the `timeout_s` of a request, in seconds.
+    """Return the `timeout_s` of a request, in seconds.
 
     Raises:
-        UsageError: it is no time: NaN and infinity stand in JSON as Python reads it.
+        UsageError: it is not between 0 and LONGEST_S. Python's JSON parser also accepts NaN and infinity.
     """
     value = body.get("timeout_s", default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_S:
-        raise UsageError(f"the request's 'timeout_s' is no time up to {LONGEST_S:g} s", reason="bad-request")
+        raise UsageError(
+            f"the request's 'timeout_s' must be a number above 0, up to {LONGEST_S:g} s", reason="bad-request"
+        )
     return float(value)
 
 

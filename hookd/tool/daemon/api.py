@@ -1,15 +1,15 @@
-"""The control API: HTTP and JSON on a Unix socket, for the same user and root alone. Everything that changes anything.
+"""The control API: HTTP and JSON on a Unix socket, for the same user and root only. All operations that change state.
 
     GET  /v1/version                   {"version", "pid", "protocol"}
     GET  /v1/status                    {"version", "pid", "url", "control", "started", "is_embedded", "targets": [row…]}
-    GET  /v1/plugins                   {"plugins": [row…]}: what runs in the daemon itself, see `hosted.Hosted.row`
+    GET  /v1/plugins                   {"plugins": [row…]}: the daemon plugins, see `plugins.host.Host.rows`
     GET  /v1/targets                   {"targets": [row…]}
     POST /v1/attach                    {"pid", "plugins"?, "timeout_s"?, "keep"?, "force"?, "run"?, "plugin_dirs"?,
                                         "only_trainers"?}
     POST /v1/detach                    {"pid"} or {"all": true}, "timeout_s"?
     GET  /v1/targets/PID/report        ?curve=1   see `describe.target_report`
     POST /v1/targets/PID/plugins       {"op": "load" | "unload" | "reload" | "configure", "plugin": "NAME:key=value,…" or object,
-                                        "timeout_s"?, "plugin_dirs"?}; what changes the training, in all ranks of the job
+                                        "timeout_s"?, "plugin_dirs"?}; a plugin that changes the training: in all ranks of the job
     POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
     GET  /v1/incidents                 ?run= &pid= &user= &kind= &since= &limit= &id= &after= &order=
                                         {"incidents": [row…]}, see `rows.query`; `user` is a uid
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 MAX_BODY = 1 << 20
 STARTING_S = 60.0
-"""So long after it was made, a socket may belong to somebody who does not listen on it yet."""
+"""A socket file younger than this may belong to a process that does not listen yet."""
 _STATUS: dict[type[HookdError], int] = {
     UsageError: 400,
     PermissionDenied: 403,
@@ -73,7 +73,7 @@ class Api:
         self._service = service
 
     def app(self) -> web.Application:
-        """Make the application."""
+        """Return the application with all routes."""
         app = web.Application(middlewares=[_answer_errors, _only_friends], client_max_size=MAX_BODY)
         app.router.add_get("/v1/version", self._version)
         app.router.add_get("/v1/status", self._status)
@@ -129,10 +129,10 @@ class Api:
 
 
 def incident_filter(request: web.Request) -> dict[str, Any]:
-    """Read what a query asks of the incident store.
+    """Return the query parameters as arguments for the incident store.
 
     Raises:
-        UsageError: an unknown parameter, or no number where one is needed.
+        UsageError: a parameter is unknown, or not a number where one is required.
     """
     kinds: dict[str, Callable[[str], Any]] = {
         "run": str, "pid": int, "user": int, "kind": str, "since": float, "limit": int, "id": int, "after": int,
@@ -157,7 +157,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as exc:
         error: HookdError = UsageError(f"{request.method} {request.path}: {exc.reason}", reason="bad-request")
         return web.json_response(error.as_json(), status=exc.status)
-    except Exception as exc:  # noqa: BLE001  a mistake of ours must not look like a daemon that is gone
+    except Exception as exc:  # noqa: BLE001  a bug must not look like a daemon that is not running
         _log.exception("%s %s", request.method, request.path)
         error = HookdError(f"the daemon failed: {worded(exc)}", reason="internal")
         return web.json_response(error.as_json(), status=500)
@@ -165,7 +165,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _only_friends(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let in who the kernel says is root or ourselves, whatever became of the socket's mode."""
+    """Reject peers other than root and the daemon's own user, even if the socket's mode was changed."""
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is None or peer_credentials(connection)[1] not in (0, os.geteuid()):
         raise PermissionDenied("this daemon belongs to another user", reason="other-user")
@@ -173,26 +173,26 @@ async def _only_friends(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _asking(request: web.Request) -> dict[str, int]:
-    """Say who asks, as the kernel knows them: `{"pid", "uid"}`.
+    """Return the caller's credentials according to the kernel: `{"pid", "uid"}`.
 
     Raises:
-        PermissionDenied: they have gone.
+        PermissionDenied: the caller has disconnected.
     """
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is None:
-        raise PermissionDenied("who asks has gone", reason="other-user")
+        raise PermissionDenied("the caller has disconnected", reason="other-user")
     return dict(zip(("pid", "uid"), peer_credentials(connection), strict=False))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        body = json.loads(await request.read())  # in UTF-8, whatever the headers say of a charset
+        body = json.loads(await request.read())  # UTF-8, whatever charset the headers name
     except (ValueError, RecursionError) as exc:
-        raise UsageError("the request's body is no JSON", reason="bad-request") from exc
-    except (ConnectionError, web.RequestPayloadError) as exc:  # who asks has gone, or sends no HTTP
-        raise UsageError("the request's body has no end", reason="bad-request") from exc
+        raise UsageError("the request's body is not valid JSON", reason="bad-request") from exc
+    except (ConnectionError, web.RequestPayloadError) as exc:  # the caller disconnected, or sent invalid HTTP
+        raise UsageError("the request's body is incomplete", reason="bad-request") from exc
     if not isinstance(body, dict):
-        raise UsageError("the request's body is no object", reason="bad-request")
+        raise UsageError("the request's body is not a JSON object", reason="bad-request")
     return body
 
 
@@ -200,22 +200,23 @@ def _pid(value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
-        raise UsageError("the request names no pid", reason="bad-request")
+        raise UsageError("the request has no valid pid", reason="bad-request")
     return value
 
 
 def bind(path: Path) -> socket.socket:
-    """Bind the control socket: 0600 from its first moment, in a directory that is ours.
+    """Bind the control socket with mode 0600 from the start, in a directory of our own.
 
-    A socket file that nobody answers on is a killed daemon's, and is removed; so are those of foreground attaches there.
+    A socket file on which nobody listens belongs to a daemon that was killed, and is removed; so are stale sockets of
+    foreground attaches in the same directory.
 
     Raises:
         HookdError: reason "already-running": a daemon answers there.
-        PermissionDenied: the directory cannot be written, or another user could write there.
+        PermissionDenied: the directory is not writable, or another user can write to it.
     """
     _own_directory(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The socket file takes its mode from the descriptor's, so there is no moment at which it is open to others.
+    # The socket file inherits the descriptor's mode, so it is never open to others.
     os.fchmod(listener.fileno(), 0o600)
     try:
         _remove_stale(path)
@@ -237,7 +238,7 @@ def bind(path: Path) -> socket.socket:
 
 
 def _own_directory(directory: Path) -> None:
-    """Make the directory, and check that nobody else may put a socket of theirs there."""
+    """Create the directory, and check that no other user can put a socket there."""
     try:
         make_private(directory)
         status = directory.stat()
@@ -275,7 +276,7 @@ def _remove_abandoned(directory: Path) -> None:
 
 
 def _remove_if_refused(path: Path) -> bool:
-    """Remove a socket file on which nobody listens; False where somebody does."""
+    """Remove a socket file on which nobody listens; return False if somebody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         try:

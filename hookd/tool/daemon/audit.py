@@ -1,7 +1,8 @@
-"""What is brought into targets: allowed by the configuration, and never without a line in the log of who and what.
+"""Audit log of attaches, detaches and plugin changes, and the check against `[plugins] allow`.
 
-The hash of a payload or of a plugin is that of every byte that was carried. What a target's own environment has was not
-carried; its hash is what the agent has read there.
+Each log line names who asked and what was carried into the target. The hash of a payload or plugin covers every byte
+that was carried. A plugin that the target's own environment provides is not carried; its hash is the one that the agent
+read there.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _DID = {"load": "loaded", "unload": "taken out", "reload": "reloaded", "configur
 def require_allowed(
     config: ServeConfig, pid: int, names: Iterable[str], plugin_dirs: Sequence[Path], by: Mapping[str, int] | None
 ) -> None:
-    """Refuse what `[plugins] allow` does not name, and log it.
+    """Refuse and log plugins that `[plugins] allow` does not name.
 
-    Where there is such a list, a plugin's source is sought in the daemon's own environment and directories alone: else
-    whoever asks could give another one a name that is allowed.
+    With such a list, plugin sources are searched in the daemon's own environment and directories only. Otherwise a
+    caller could pass a different plugin under an allowed name.
 
     Raises:
         PermissionDenied: reason "plugin-not-allowed".
@@ -54,7 +55,7 @@ def require_allowed(
 
 
 def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None = None) -> None:
-    """Log an attach: whose process it is, who has asked for it, and what was carried."""
+    """Log an attach: the owner of the process, the caller, and what was carried."""
     is_there = answer["method"] == "existing"
     whose = _process(answer["pid"], answer["user"])
     did = f"holds the agent that is in {whose} already," if is_there else f"attached to {whose}"
@@ -68,7 +69,7 @@ def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None =
 
 
 def detached(answer: Mapping[str, Any], by: Mapping[str, int] | None) -> None:
-    """Log a detach: whose process it was, and who has asked for it."""
+    """Log a detach: the owner of the process, and the caller."""
     served = f": run {answer['run']}, rank {answer['rank']}" if answer["run"] is not None else ""
     _log.info("detached from %s as asked%s, %s", _process(answer["pid"], answer["user"]), served, who(by))
 
@@ -88,5 +89,5 @@ def _carried(name: str, source: Mapping[str, Any]) -> str:
 
 
 def who(by: Mapping[str, int] | None) -> str:
-    """Name who asks, as the kernel knows them; None is the daemon's own rule."""
+    """Describe the caller according to the kernel; None stands for a rule of the daemon."""
     return f"for user {plain(user_name(by['uid']))} (process {by['pid']})" if by else "by its own rule"

@@ -1,4 +1,4 @@
-"""The processes that the rules want attached to: which, by what rule, and when to try (again). Blocking on /proc."""
+"""Processes to attach to by rule: which ones, by which rule, and when to try or retry. Blocks on /proc."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from hookd.tool.config.rules import Rule
 
 SETTLE_S = 1.0
-"""A process younger than this may have been forked a moment ago, and not have said yet that it is a worker."""
+"""A process younger than this may be a data loader worker that was just forked and is not recognizable yet."""
 FIRST_WAIT_S = 10.0
 LONGEST_WAIT_S = 3600.0
 NEVER_AGAIN = ("data-worker", "disabled")
-"""Refusals of the target's own: there is nothing to try again."""
+"""Refusals by the target itself; these are final."""
 GONE = ("died", "zombie", "no-such-process", "not-attached")
 _log = logging.getLogger(__name__)
 
 
 class Wanted:
-    """Which processes to attach to, and when. Usable from several threads.
+    """Schedule of attaches by rule. Thread-safe.
 
     Args:
-        rules: of the configuration.
-        is_dismissed: tells by pid and start time of a process that a person has detached from.
+        rules: rules of the configuration.
+        is_dismissed: whether a user has detached from the process with this pid and start time.
         clock: monotonic seconds.
     """
 
@@ -59,7 +59,7 @@ class Wanted:
         self._turns = Turns()
 
     def see(self, found: Iterable[Candidate]) -> None:
-        """Ask the rules about processes that are new or have changed."""
+        """Apply the rules to processes that are new or have changed."""
         for one in found:
             with self._lock:
                 known = self._wants.get(one.pid)
@@ -73,25 +73,25 @@ class Wanted:
         try:
             with WAITERS.within(INSPECTION_S):
                 seen, program = traits(one), proc.executable(one.pid)
-        except (HookdError, OSError):  # it has ended, or may not be seen
+        except (HookdError, OSError):  # it has ended, or is not readable
             return
         if seen is None:
             self._leave_alone(one)
             return
         rule = decide(self._rules, seen)
-        if rule is not None and not is_launched(seen.environment):  # `hookd run` has its own way in
+        if rule is not None and not is_launched(seen.environment):  # `hookd run` loads its agent itself
             at = self._clock() + self._settling(one)
             want = Want(one.pid, one.start, account(one.uid), program, rule, at)
             with self._lock:
                 self._wants[one.pid] = want
 
     def _leave_alone(self, one: Candidate) -> None:
-        """Say once that no rule is asked about a process, for nobody knows what its environment asks for."""
+        """Log once that no rule applies to a process because its environment is unreadable."""
         with self._lock:
             is_told, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
         if not is_told:
             _log.warning(
-                "process %d of user %s has written over its environment, which may have HOOKD_DISABLE in it: no rule is asked; "
+                "process %d of user %s has overwritten its environment, which may have contained HOOKD_DISABLE: rules do not apply; "
                 "`hookd attach %d` asks the process itself", one.pid, user_name(one.uid), one.pid,
             )  # fmt: skip
 
@@ -100,7 +100,7 @@ class Wanted:
         return SETTLE_S if discover.age_s(one.start) < SETTLE_S else 0.0
 
     def due(self) -> list[Want]:
-        """Return those to be tried now, having looked at them once more. `attached` or `failed` must follow for each."""
+        """Return the processes to try now, after checking each again. The caller must call `attached` or `failed` for each."""
         chosen = []
         while (want := self._take()) is not None:
             if self._is_wanted(want):
@@ -129,16 +129,16 @@ class Wanted:
                 del self._wants[want.pid]
 
     def attached(self, want: Want) -> None:
-        """Ask no more for this process."""
+        """Remove a process from the schedule after a successful attach."""
         self._end(want, is_attached=True)
         self._drop(want)
 
     def failed(self, want: Want, error: HookdError) -> None:
-        """Wait after a failed attempt, twice as long each time."""
+        """Schedule the next attempt after a failure; the wait doubles each time."""
         is_final = error.reason in NEVER_AGAIN
         self._end(want, is_attached=None if is_final else False)
         if is_final:
-            want.at = float("inf")  # it stays known, and so is not considered again
+            want.at = float("inf")  # stays known, so the rules are not applied again
             return
         if error.reason in GONE:
             self._drop(want)
@@ -153,7 +153,7 @@ class Wanted:
         )  # fmt: skip
 
     def reset(self, pid: int) -> None:
-        """Forget the failures in a process: a person attaches to it."""
+        """Reset the failures of a process, because a user attaches to it."""
         with self._lock:
             if (want := self._wants.get(pid)) is not None:
                 want.failures, want.why, want.at = 0, ("", ""), self._clock() + FIRST_WAIT_S
@@ -171,7 +171,7 @@ class Wanted:
                 self._unknown.pop(pid, None)
 
     def backing_off(self) -> list[dict[str, Any]]:
-        """Describe the processes in which attach has failed and will be tried again."""
+        """Return a row for each process whose attach failed and will be retried."""
         now = self._clock()
         with self._lock:
             wants = [want for want in self._wants.values() if want.failures]
@@ -188,11 +188,11 @@ class Wanted:
 
 
 def traits(one: Candidate) -> Traits | None:
-    """Read what the rules look at; None where nobody can tell the environment.
+    """Return the traits that rules match on; None if the environment cannot be determined.
 
     Raises:
-        HookdError: it has ended.
-        OSError: it may not be seen.
+        HookdError: the process has ended.
+        OSError: the process is not readable.
     """
     user = frozenset({str(one.uid), user_name(one.uid)})
     variables = environment.of(one.pid)
@@ -200,7 +200,7 @@ def traits(one: Candidate) -> Traits | None:
 
 
 def _cgroup(pid: int) -> str:
-    """Give the path below the unified hierarchy (the line `0::PATH`), or below the first one of a version 1 system."""
+    """Return the cgroup path in the unified hierarchy (the line `0::PATH`), or in the first hierarchy under cgroup v1."""
     lines = proc.read(pid, "cgroup").decode("utf-8", "replace").splitlines()
     paths = {line.split(":", 2)[0]: line.split(":", 2)[2] for line in lines if line.count(":") >= 2}
     unified = paths.pop("0", "")

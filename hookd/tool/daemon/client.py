@@ -1,4 +1,4 @@
-"""Talk to a daemon over its control socket: what the CLI uses. Stdlib only, blocking."""
+"""Client of the daemon's control socket, used by the CLI. Standard library only, blocking."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
 }
 
 EMBEDDED_TIMEOUT_S = 5.0
-"""How long a foreground attach may take to answer: it may be stopped."""
+"""Timeout for a foreground attach, which may be suspended."""
 EMBEDDED_SOCKET = "attach-{}.sock"
-"""The name of its control socket."""
+"""File name of the control socket of a foreground attach."""
 
 
 class DaemonClient:
-    """A daemon's control API. Connects anew for each request; usable from several threads.
+    """Client of a daemon's control API. Opens a connection per request; thread-safe.
 
     Args:
         path: the control socket.
-        timeout_s: how long a request may take that says nothing else.
+        timeout_s: default timeout of a request, in seconds.
 
     Attributes:
-        peer: the pid of the process that has answered last, as the kernel tells it here; 0 for one of another PID namespace.
+        peer: pid of the process that answered last, in our PID namespace; 0 for a process in another one.
     """
 
     def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
@@ -53,10 +53,10 @@ class DaemonClient:
 
     @classmethod
     def of(cls, host: str | None, environ: Mapping[str, str], timeout_s: float = 30.0) -> DaemonClient:
-        """Find the daemon: `--host`, else HOOKD_HOST, else HOOKD_CONTROL, else where `hookd serve` listens by default.
+        """Return a client for `--host`, else HOOKD_HOST, else HOOKD_CONTROL, else the default socket of `hookd serve`.
 
         Raises:
-            ConfigError: the host is no `unix://PATH`.
+            ConfigError: the host is not a `unix://PATH`.
         """
         host = host or environ.get("HOOKD_HOST") or None
         if host is None and environ.get("HOOKD_CONTROL"):
@@ -65,15 +65,15 @@ class DaemonClient:
 
     @classmethod
     def embedded(cls, environ: Mapping[str, str]) -> list[DaemonClient]:
-        """Find the daemons inside the foreground attaches of this user, by their sockets beside the default one."""
+        """Return clients for the foreground attaches of this user; their sockets lie beside the default one."""
         folder = default_control_path(environ, os.geteuid()).parent
         return [cls(path, EMBEDDED_TIMEOUT_S) for path in sorted(folder.glob(EMBEDDED_SOCKET.format("*")))]
 
     def is_running(self) -> bool:
-        """Tell whether a daemon answers.
+        """Whether a daemon answers.
 
         Raises:
-            PermissionDenied: one may be there, but it is not ours to ask.
+            PermissionDenied: the socket belongs to another user.
         """
         try:
             self.version()
@@ -82,19 +82,19 @@ class DaemonClient:
         return True
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Send one request and give the object in its answer.
+        """Send one request and return the JSON object of the response.
 
         Args:
             method: GET or POST.
-            path: as `/v1/targets`.
+            path: such as `/v1/targets`.
             body: sent as JSON.
-            timeout_s: how long to wait for the answer.
+            timeout_s: timeout in seconds; None for the default.
 
         Raises:
             DaemonNotRunning: nobody listens on the socket.
-            PermissionDenied: the socket is another user's.
-            DaemonSilent: it took longer than `timeout_s`.
-            HookdError: what the daemon reports: kind, reason and hint are its own.
+            PermissionDenied: the socket belongs to another user.
+            DaemonSilent: the daemon took longer than `timeout_s`.
+            HookdError: the daemon reported an error, with its own type, reason and hint.
         """
         connection = _Connection(self.path, timeout_s or self.timeout_s)
         try:
@@ -115,18 +115,18 @@ class DaemonClient:
             raise error_of(answer)
         return answer
 
-    # What the routes are, in words.
+    # One method per route.
 
     def version(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Give `version`, `pid` and `protocol` of the daemon."""
+        """Return `version`, `pid` and `protocol` of the daemon."""
         return self.request("GET", "/v1/version", timeout_s=timeout_s)
 
     def status(self) -> dict[str, Any]:
-        """Give the daemon's own state, and its targets in short."""
+        """Return the daemon's state and a summary of its targets."""
         return self.request("GET", "/v1/status")
 
     def targets(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """Give all targets, those that linger too."""
+        """Return all targets, including ended ones that linger."""
         return list(self.request("GET", "/v1/targets", timeout_s=timeout_s)["targets"])
 
     def attach(self, pid: int, *, timeout_s: float = 10.0, **options: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class DaemonClient:
         return self.request("POST", "/v1/detach", {"pid": pid, "timeout_s": timeout_s}, timeout_s=timeout_s + 20)
 
     def detach_all(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Detach from all targets; each has its own result under `results`."""
+        """Detach from all targets; `results` has one entry per target."""
         return self.request("POST", "/v1/detach", {"all": True, "timeout_s": timeout_s}, timeout_s=timeout_s + 60)
 
     def change_plugins(self, pid: int, op: str, plugin: object, *, timeout_s: float, **more: Any) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class DaemonClient:
         return self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60)
 
     def plugins(self) -> list[dict[str, Any]]:
-        """Describe the plugins that run in the daemon itself."""
+        """Return a row for each daemon plugin."""
         return list(self.request("GET", "/v1/plugins")["plugins"])
 
     def evaluate(self, pid: int, expression: str, timeout_s: float) -> dict[str, Any]:
@@ -158,17 +158,17 @@ class DaemonClient:
         return self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
 
     def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
-        """Give the report of a target, with the times of its last steps if asked for."""
+        """Return the report of a target, with `has_curve` including the times of its last steps."""
         return self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else ""))
 
     def incidents(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Give incidents; see `rows.query` for what may be asked."""
+        """Return incidents; see `rows.query` for the filters."""
         asked = urlencode({name: value for name, value in wanted.items() if value is not None})
         return list(self.request("GET", f"/v1/incidents?{asked}")["incidents"])
 
 
 def error_of(answer: Mapping[str, Any]) -> HookdError:
-    """Make the exception again that the other side has written down."""
+    """Return the exception that an error response describes."""
     code = answer.get("exit_code")
     kind = _BY_EXIT_CODE.get(code, HookdError) if isinstance(code, int) else HookdError
     return kind(
@@ -179,7 +179,7 @@ def error_of(answer: Mapping[str, Any]) -> HookdError:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket whose other end is ours or root's."""
+    """HTTP over a Unix socket whose peer must be our own user or root."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -187,16 +187,15 @@ class _Connection(http.client.HTTPConnection):
         self.peer = 0
 
     def silent(self) -> DaemonSilent:
-        """Say that there is a daemon, and that nothing comes from it."""
+        """Return the error for a daemon that accepts connections but does not answer."""
         who = f" (process {self.peer})" if self.peer else ""
         return DaemonSilent(
             f"the daemon on {self._path}{who} does not answer within {self.timeout:g} s",
-            hint="It is stopped, hangs or has too much to do: see its log. Its targets train on, and one that is started in "
-            "its place finds them.",
+            hint="It is stopped, hangs or is overloaded: see its log. Its targets continue to train, and a new daemon finds them.",
         )
 
     def connect(self) -> None:
-        """Connect, and check who is there: the fallback for a runtime directory lies among everybody's files."""
+        """Connect, and check the peer's user: the fallback directory is below the world-writable /tmp."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(self.timeout)
         try:
@@ -206,7 +205,7 @@ class _Connection(http.client.HTTPConnection):
             raise PermissionDenied(
                 f"the daemon's control socket {self._path} is another user's", hint="Ask as that user, or as root."
             ) from exc
-        except BlockingIOError as exc:  # more wait for it already than its socket lets wait
+        except BlockingIOError as exc:  # the socket's backlog is full
             connection.close()
             raise self.silent() from exc
         except OSError as exc:
@@ -223,6 +222,6 @@ class _Connection(http.client.HTTPConnection):
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Give pid, uid and gid of the other end of a Unix socket, as the kernel knows them."""
+    """Return pid, uid and gid of the peer of a Unix socket, according to the kernel."""
     pid, uid, gid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid, gid

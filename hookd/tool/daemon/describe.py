@@ -1,4 +1,4 @@
-"""Targets and daemon as JSON: the one shape that both the control socket and the read-only API give."""
+"""JSON rows for targets and the daemon, shared by the control socket and the read-only API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def target_row(target: Target) -> dict[str, Any]:
-    """Describe a target in short, from its last copy (at most about a second old)."""
+    """Return the summary row of a target, from the last copy of its page (about a second old at most)."""
     identity, snapshot = target.identity, target.last()
     return {
         "pid": target.pid,
@@ -48,9 +48,9 @@ def target_row(target: Target) -> dict[str, Any]:
 
 
 def target_report(target: Target, limits: Limits) -> dict[str, Any]:
-    """Give everything that the page of a target says, see `report.build_report`, and how the daemon sees the target.
+    """Return the report of a target's page, see `report.build_report`, plus the daemon's row for it as `target`.
 
-    Beside its row stands `series_dropped`: how many series the limits keep from /metrics.
+    The row also has `series_dropped`: the number of series that the limits exclude from /metrics.
     """
     snapshot, selection = target.read(), Selection(limits)
     report = build_report(snapshot) if snapshot is not None else {}
@@ -60,5 +60,5 @@ def target_report(target: Target, limits: Limits) -> dict[str, Any]:
 
 
 def daemon_version() -> dict[str, Any]:
-    """Say which daemon this is."""
+    """Return version, pid and protocol of this daemon."""
     return {"version": __version__, "pid": os.getpid(), "protocol": 1}

@@ -9,10 +9,8 @@ if TYPE_CHECKING:
 
 
 def make_private(directory: Path) -> None:
-    """Create a directory and those above it, for their owner alone whatever the umask is; existing ones stay as they are.
-
-    `Path.mkdir` gives its mode to the last one only: under a umask of 0 everybody could replace what lies below the others.
-    """
-    missing = [one for one in (directory, *directory.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
+    """Create a directory and its missing parents with mode 0700, whatever the umask; leave existing ones unchanged."""
+    # `Path.mkdir(parents=True)` applies its mode to the last directory only: with umask 0 the parents would be world-writable.
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The daemon inside a foreground `hookd attach PID…`: its targets alone, and it leaves them as they were."""
+"""The daemon inside a foreground `hookd attach PID…`: serves those targets only, and detaches at the end."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[dict[str, Any]]:
     """Attach to `pids`, serve them until Ctrl-C or SIGTERM or until all have ended, and detach.
 
-    Both sockets are bound before a target is touched. What another daemon holds too is not detached, and nothing is
-    with `order.keep`. If no attach succeeds it ends at once.
+    Both sockets are bound before a target is touched. Targets that another daemon also holds are not detached; with
+    `order.keep` none is. If no attach succeeds, this returns at once.
 
     Args:
-        config: how to serve.
-        pids: of the targets.
-        order: for each of them.
-        tell: called in this thread with what happens: ("serving", status), ("attached", result), ("failed", error with
+        config: the configuration to serve with.
+        pids: pids of the targets.
+        order: attach parameters for each of them.
+        tell: called in this thread with each event: ("serving", status), ("attached", result), ("failed", error with
             its pid), ("ended", row), ("detached", result or error).
 
     Returns:
-        For each pid in order the result of its attach, or the error: `{"pid", "error", "reason", "hint", "exit_code"}`.
+        For each pid, in order, the result of its attach or the error: `{"pid", "error", "reason", "hint", "exit_code"}`.
 
     Raises:
-        HookdError: it could not bind.
+        HookdError: a socket could not be bound.
     """
     return asyncio.run(_run(config, pids, order, tell))
 
@@ -63,12 +63,12 @@ async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
 
 
 async def _all_ended(service: Service, poll_s: float, tell: Tell) -> None:
-    """Return when no target is served any more: the last one has lingered so that its end can be scraped."""
-    told: set[tuple[int, int]] = set()
+    """Return when no target is served any more; ended ones linger first, so that their end can be scraped."""
+    reported: set[tuple[int, int]] = set()
     while rows := service.rows():
         for row in rows:
-            name = (row["pid"], row["attached"])
-            if row["ended"] is not None and name not in told:
-                told.add(name)
+            key = (row["pid"], row["attached"])
+            if row["ended"] is not None and key not in reported:
+                reported.add(key)
                 tell("ended", row)
         await asyncio.sleep(poll_s)

@@ -1,4 +1,4 @@
-"""Have an expression evaluated in a target: allowed by the configuration alone, and never without a trace. Blocking."""
+"""Evaluation of an expression in a target: only if the configuration allows it, and always logged. Blocking."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ANSWER_S = 5.0
-"""How long the agent may take to answer, beyond what the expression may."""
+"""Timeout for the agent's answer, in addition to the expression's own limit."""
 LONGEST_S = 3600.0
 MOST_EXPRESSION = 16 << 10
-"""Characters; both are the agent's own limits (`hookd/target/remote/evaluate.py`)."""
+"""Maximum length in characters; both limits equal the agent's (`hookd/target/remote/evaluate.py`)."""
 _log = logging.getLogger(__name__)
 
 
 def require_allowed(pid: int, by: Mapping[str, int], *, allowed: bool, is_embedded: bool) -> None:
-    """Refuse what the configuration does not allow, and log it.
+    """Raise and log unless the configuration allows evaluation.
 
     Raises:
         PermissionDenied: reason "eval-not-allowed".
@@ -33,28 +33,30 @@ def require_allowed(pid: int, by: Mapping[str, int], *, allowed: bool, is_embedd
         return
     _log.warning("eval in process %d refused, %s", pid, who(by))
     if is_embedded:
-        text, hint = "a foreground attach evaluates nothing", "Use `hookd serve` with [eval] allow = true."
+        text, hint = "a foreground attach does not evaluate expressions", "Use `hookd serve` with [eval] allow = true."
     else:
-        text = "this daemon's configuration does not allow to evaluate expressions"
-        hint = "Whoever runs it can: [eval] allow = true in its file, then start it again."
+        text = "this daemon's configuration does not allow evaluating expressions"
+        hint = "Its operator can set [eval] allow = true in the configuration file and restart it."
     raise PermissionDenied(text, reason="eval-not-allowed", hint=hint)
 
 
 def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
-    """Evaluate `body["expression"]` for `body["timeout_s"]` seconds at most; log who asks, for what, and what came of it.
+    """Evaluate `body["expression"]` for `body["timeout_s"]` seconds at most; log caller, expression and outcome.
 
     Returns:
-        `pid`, `state` (done, raised, interrupted, running), `seconds`, and what `hookd.target.remote.evaluate` says of it; `error`
-        where the target no longer answers.
+        `pid`, `state` (done, raised, interrupted, running), `seconds`, and the keys of `hookd.target.remote.evaluate`;
+        `error` if the target no longer answers.
 
     Raises:
-        HookdError: it was not begun.
+        HookdError: the evaluation was not started.
     """
     expression, timeout_s = body.get("expression"), body.get("timeout_s", 5.0)
     if not isinstance(expression, str) or not 0 < len(expression) <= MOST_EXPRESSION:
         raise UsageError(f"an expression has 1 to {MOST_EXPRESSION} characters", reason="bad-request")
     if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or not 0 < timeout_s <= LONGEST_S:
-        raise UsageError("the request's 'timeout_s' is no time", reason="bad-request")
+        raise UsageError(
+            f"the request's 'timeout_s' must be a number above 0, up to {LONGEST_S:g} s", reason="bad-request"
+        )
     _log.info("eval in process %d begins, %s: %s", pid, who(by), plain(expression))
     began = time.monotonic()
     try:
@@ -69,7 +71,7 @@ def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[s
 
 def _asked(pid: int, expression: str, limit_s: float, by: Mapping[str, int]) -> dict[str, Any]:
     if proc.status(pid).state in "Tt":
-        raise ControlError(f"process {pid} is stopped", reason="stopped", hint=f"kill -CONT {pid} lets it go on.")
+        raise ControlError(f"process {pid} is stopped", reason="stopped", hint=f"`kill -CONT {pid}` resumes it.")
     with Control.connect(pid, ANSWER_S) as control:
         began = time.monotonic()
         try:
@@ -82,7 +84,7 @@ def _asked(pid: int, expression: str, limit_s: float, by: Mapping[str, int]) -> 
 
 
 def _followed(control: Control, number: object, until: float) -> dict[str, Any]:
-    """Ask again and again until there is an outcome; the agent itself keeps to the limit."""
+    """Poll until there is an outcome; the agent itself enforces the limit."""
     pause_s = 0.001
     while time.monotonic() < until:
         answer = control.request("eval_look", number=number)
@@ -94,13 +96,16 @@ def _followed(control: Control, number: object, until: float) -> dict[str, Any]:
 
 
 def _silent(error: ControlError, seconds: float) -> dict[str, Any]:
-    """Say of an expression that was sent that the target has not answered since."""
-    text = f"it was sent, and nothing has come back: {error.message}; the target hangs or has ended, perhaps by what it was to evaluate. If it has not begun, it will not"
+    """Return the answer for an expression that was sent to a target that has not answered since."""
+    text = (
+        f"it was sent, but nothing has come back: {error.message}; the target hangs or has ended, perhaps because of the "
+        "expression. If it has not started, it will not"
+    )
     return {"state": "running", "seconds": seconds, "error": text, "frames": []}
 
 
 def _read(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Take what an answer may hold."""
+    """Return the known keys of an agent's answer, with their types checked."""
     state, seconds, frames = (answer.get(key) for key in ("state", "seconds", "frames"))
     read: dict[str, Any] = {
         "state": state if state in ("done", "raised", "interrupted") else "running",

@@ -1,4 +1,4 @@
-"""The daemon's log on stderr, written by a thread of its own: a pipe that nobody reads holds up nothing else."""
+"""The daemon's log on stderr, written in its own thread so that an unread pipe blocks nothing else."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 FORMAT = "%(asctime)s hookd %(levelname)s: %(message)s"
 MAX_WAITING = 1000
-"""Lines that wait to be written; more are dropped and counted."""
+"""Maximum number of queued lines; further ones are dropped and counted."""
 END_S = 1.0
-"""How long the end of the daemon waits for the last lines."""
+"""Time that the daemon's shutdown waits for the last lines."""
 _STDERR = 2
 
 
 class Plain(logging.Formatter):
-    """Makes one line of a message, without anything that a terminal would obey: it may quote a target."""
+    """Formats a message as one line without control characters, because it may quote a target."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the base class's name
-        """Put the line together; tracebacks follow it."""
+        """Return the line; tracebacks follow it."""
         record.message = _printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  the base class's name
-        """Put a traceback into lines."""
+        """Return a traceback as lines without control characters."""
         return _printable(super().formatException(ei), keep="\n")
 
 
@@ -38,17 +38,17 @@ def _printable(text: str, keep: str = "") -> str:
 
 
 def to_terminal() -> None:
-    """Send warnings to stderr as a command's own words: the log of a daemon in the foreground."""
+    """Log warnings to stderr in the style of CLI messages, for a daemon in the foreground."""
     handler = logging.StreamHandler()
     handler.setFormatter(Plain("hookd: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 class Waiting(logging.Handler):
-    """Hands lines to a thread that writes them. What cannot be written, on a full disk say, is lost in silence.
+    """Queues lines for a thread that writes them. Lines that cannot be written, say on a full disk, are lost silently.
 
     Args:
-        fd: where they are written, with no buffer in between: a thread that is stuck there holds no lock of Python's.
+        fd: descriptor to write to, unbuffered: a thread that blocks there holds no lock of Python's.
     """
 
     def __init__(self, fd: int = _STDERR) -> None:
@@ -60,7 +60,7 @@ class Waiting(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Put a line in the queue; called under the handler's lock."""
+        """Queue a line; called under the handler's lock."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
@@ -78,12 +78,12 @@ class Waiting(logging.Handler):
                 left = left[os.write(self._fd, left) :]
 
     def close(self) -> None:
-        """Write what waits, as far as it can be written now."""
+        """Write the queued lines, for END_S at most."""
         while True:
             try:
                 self._lines.put_nowait(None)
                 break
-            except queue.Full:  # the oldest line makes room, or the thread would never hear of the end
+            except queue.Full:  # drop the oldest line, or the thread would never get the end marker
                 with contextlib.suppress(queue.Empty):
                     self._lines.get_nowait()
         self._thread.join(END_S)
@@ -92,7 +92,7 @@ class Waiting(logging.Handler):
 
 @contextlib.contextmanager
 def to_stderr() -> Iterator[None]:
-    """Send what is logged to stderr, from INFO on."""
+    """Log to stderr for the duration of a block, at level INFO and above."""
     handler = Waiting()
     handler.setFormatter(Plain(FORMAT))
     root = logging.getLogger()

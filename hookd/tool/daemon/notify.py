@@ -1,6 +1,6 @@
-"""Tell the service manager that started us how we are: systemd's sd_notify(3), without a library.
+"""State notifications to the service manager: systemd's sd_notify(3), without a library.
 
-systemd names a datagram socket in NOTIFY_SOCKET; where nobody did, nothing is told. Source: sd_notify(3) and
+systemd names a datagram socket in NOTIFY_SOCKET; without it nothing is sent. Source: sd_notify(3) and
 sd_watchdog_enabled(3) of systemd 252.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tell(state: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send one state, such as "READY=1"; say whether somebody listens."""
+    """Send one state, such as "READY=1"; return whether it was sent."""
     address = environ.get("NOTIFY_SOCKET", "")
     if address[:1] not in ("/", "@"):
         return False
@@ -29,7 +29,7 @@ def tell(state: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
-    """Give how often, in seconds, the manager wants to hear of us at the latest; None if it does not ask."""
+    """Return the manager's watchdog timeout in seconds; None if it has none."""
     text, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not text.isdecimal() or int(text) == 0 or pid not in ("", str(os.getpid())):
         return None
@@ -38,7 +38,7 @@ def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
 
 @contextlib.asynccontextmanager
 async def serving(environ: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
-    """Be ready from the beginning to the end of a block, and show all the while that the event loop turns."""
+    """Report readiness for the duration of a block, with watchdog messages from the event loop."""
     limit_s = watchdog_s(environ)
     beat = asyncio.create_task(_beat(limit_s / 2, environ)) if limit_s is not None else None
     tell("READY=1", environ)

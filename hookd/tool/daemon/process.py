@@ -1,4 +1,4 @@
-"""The daemon's process: its log, its signals, from its start to its exit."""
+"""The daemon's process: logging, signals, start and exit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP, and give the exit status 0. Agents stay for their lease. Logs go to stderr.
+    """Serve until SIGTERM, SIGINT or SIGHUP and return exit status 0. Agents stay for their lease. Logs go to stderr.
 
     Raises:
-        HookdError: it could not start.
+        HookdError: the daemon could not start.
     """
     fd_budget.widen()
-    # Whoever started the daemon may have ignored it, which exec passes on: the kernel then reaps children by itself, and hookd
-    # could neither wait for one nor know how many of those that it left behind have not returned.
+    # An ignored SIGCHLD survives exec: the kernel would reap children itself, and hookd could neither wait for one nor
+    # count abandoned children that have not exited.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     async def run() -> None:
@@ -47,7 +47,7 @@ def serve(config: ServeConfig, *, only: Collection[int] | None = None) -> int:
 
 @contextlib.contextmanager
 def signals() -> Iterator[asyncio.Future[signal.Signals]]:
-    """Catch SIGTERM, SIGINT and, unless it is ignored (nohup), SIGHUP: the future holds the first. Main thread only."""
+    """Catch SIGTERM, SIGINT and, unless ignored (nohup), SIGHUP; the future gets the first. Main thread only."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()
 

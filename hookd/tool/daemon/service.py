@@ -1,4 +1,4 @@
-"""The daemon itself: what runs when, from the first bind to the last close. asyncio, one process."""
+"""The daemon service: its tasks and their lifetimes, from the first bind to the last close. asyncio, one process."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.turns import Want
 
 EMBEDDED_LEASE_S = 60.0
-"""How long an agent outlives a foreground attach that was killed."""
+"""Lease of a foreground attach: how long its agents stay after it was killed."""
 EMBEDDED_RETENTION_DAYS, EMBEDDED_RETENTION_MB = 365.0, 1000.0
-"""It does not read the configuration of `hookd serve`, whose incidents are in the same file: it forgets none of less."""
+"""Minimum retention of a foreground attach: it shares the incident file with `hookd serve`, whose settings it does not know."""
 ATTACH_THREADS = 16
 LOOK_THREADS = 4
 DEATH_THREADS = 2
@@ -58,17 +58,19 @@ _log = logging.getLogger(__name__)
 
 
 class Service:
-    """A daemon: binds, finds, looks, serves. Use as an async context manager; everything else from its event loop.
+    """A daemon: binds its sockets, finds targets, polls and serves them. An async context manager.
+
+    Call everything else from its event loop.
 
     Args:
-        config: how to serve.
-        only: the pids that this daemon serves (embedded in a foreground attach); None for every process.
-        environ: decides the default places.
+        config: the configuration to serve with.
+        only: pids to serve, for a foreground attach; None for every process.
+        environ: determines the default paths.
 
     Attributes:
-        url: where it listens on TCP, with the port that the kernel chose.
-        control: its control socket.
-        is_ready: whether it has looked for targets once.
+        url: TCP address it listens on, with the port that the kernel chose.
+        control: path of its control socket.
+        is_ready: whether it has scanned for targets once.
         history: the last minutes of its targets.
     """
 
@@ -107,11 +109,13 @@ class Service:
         )  # fmt: skip
         self._started = time.time()
         self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
-        # Threads of their own: a person does not wait for rules.
+        # A separate pool, so that attaches by rule do not delay those that a user asks for.
         self._by_rule = ThreadPoolExecutor(turns.MOST, "hookd-rule")
-        # Waited for at the end: who still looks when targets and store are closed would take all targets for gone.
+        # Shut down with waiting: a poll that runs after targets and store are closed would take all targets for ended.
         self._lookers = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
-        self._mourners = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")  # many deaths at once keep no look waiting
+        self._mourners = ThreadPoolExecutor(
+            DEATH_THREADS, "hookd-death"
+        )  # separate, so that many deaths at once do not delay polls
         self._tries: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Event()
         self._watched: dict[int, Target] = {}
@@ -119,9 +123,9 @@ class Service:
         self._stack = contextlib.AsyncExitStack()
 
     def _default_control(self, environ: Mapping[str, str]) -> Path:
-        """An embedded daemon has a socket of its own: the default one belongs to `hookd serve`.
+        """Return the default socket path; an embedded daemon gets its own, as the default belongs to `hookd serve`.
 
-        Containers that share the directory may have daemons of the same pid: the pid alone is no name.
+        The pid alone is not a unique name: containers that share the directory may have daemons with the same pid.
         """
         path = default_control_path(environ, os.geteuid())
         name = EMBEDDED_SOCKET.format(f"{os.getpid()}-{secrets.token_hex(4)}")
@@ -131,7 +135,7 @@ class Service:
         return max(setting, embedded) if self.is_embedded else setting
 
     async def __aenter__(self) -> Self:
-        """Bind both sockets, look for targets once, and go on looking.
+        """Bind both sockets, scan for targets once, and start the periodic tasks.
 
         Raises:
             HookdError: reason "already-running", "address-in-use" or "control-socket".
@@ -151,7 +155,7 @@ class Service:
             stack.push_async_callback(asyncio.to_thread, self._let_go)
             listener = self._bind_control(stack)
             await self._bind_tcp(stack)
-            await self._serve_control(listener, stack)  # last: who gets an answer here may ask for everything
+            await self._serve_control(listener, stack)  # last: a client that gets an answer may use everything
             await self._scan()
             self.is_ready = True
             self._looked.set()
@@ -193,7 +197,7 @@ class Service:
             self.url = await stack.enter_async_context(serving)
         except OSError as exc:
             kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
-            # asyncio's own text holds the address once more; a name that is not found has no number of the kernel's.
+            # asyncio's message repeats the address; a failed name lookup has no errno of the kernel's.
             why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
             raise kind(
                 f"cannot listen on {listen} ({why})",
@@ -202,7 +206,7 @@ class Service:
             ) from exc
 
     def _let_go(self) -> None:
-        """Give up every lease; the agents stay for their lease time, or as long as another daemon holds them."""
+        """Release all leases; the agents stay for their lease time, or as long as another daemon holds them."""
         for target in self.fleet.targets():
             target.release()
 
@@ -211,7 +215,7 @@ class Service:
             asyncio.get_running_loop().remove_reader(pidfd)
         self.fleet.close()
 
-    # ---- what is repeated
+    # ---- periodic tasks
 
     async def _scan(self) -> None:
         new, found = await asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.scan)
@@ -222,7 +226,7 @@ class Service:
             self._turn.set()
 
     async def _attach_wanted(self) -> None:
-        """Begin the next attempts by rule whenever the time or the end of another has made room for them."""
+        """Start the next attaches by rule after each scan and each finished attempt."""
         await self._turn.wait()
         self._turn.clear()
         for want in await asyncio.to_thread(self._wanted.due):
@@ -231,7 +235,7 @@ class Service:
             task.add_done_callback(self._tries.discard)
 
     async def _try(self, want: Want) -> None:
-        """Attach by rule; a failure is counted, logged, and tried again later."""
+        """Attach by rule; count and log a failure, and retry it later."""
         order = Order(plugins=want.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
@@ -239,7 +243,7 @@ class Service:
             )
         except HookdError as error:
             await asyncio.to_thread(self._wanted.failed, want, error)
-        except Exception as exc:  # noqa: BLE001  ours: told like any other, and tried again like any other
+        except Exception as exc:  # noqa: BLE001  a bug: reported and retried like any other failure
             _log.exception("process %d", want.pid)
             await asyncio.to_thread(self._wanted.failed, want, HookdError(worded(exc), reason="internal"))
         else:
@@ -272,9 +276,9 @@ class Service:
         await asyncio.to_thread(self.fleet.forget, days * DAY_S)
 
     def _watch(self) -> None:
-        """Have the event loop tell of each target's death at once; what has ended and only lingers needs no descriptor."""
+        """Watch the pidfd of each live target, to notice its death at once; stop watching ended ones."""
         loop = asyncio.get_running_loop()
-        alive = [one for one in self.fleet.targets() if one.ended is None or one.state == "corrupt"]
+        alive = [target for target in self.fleet.targets() if target.ended is None or target.state == "corrupt"]
         served = {target.pidfd: target for target in alive if target.pidfd >= 0}
         for pidfd, target in list(self._watched.items()):
             if served.get(pidfd) is not target:
@@ -293,29 +297,29 @@ class Service:
         asyncio.get_running_loop().remove_reader(pidfd)
         asyncio.get_running_loop().run_in_executor(self._mourners, self.fleet.lose, target)
 
-    # ---- what is asked for
+    # ---- requests
 
     async def looked(self, timeout_s: float) -> None:
-        """Wait until it has looked for targets once: a restart must not look like the end of those found last."""
+        """Wait for the first scan, so that a restart does not look like the end of the known targets."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._looked.wait(), timeout_s)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Describe all targets in short."""
+        """Return the summary rows of all targets."""
         return [describe.target_row(target) for target in self.fleet.targets()]
 
     def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
-        """Give the report of a target, with the times of its last steps if asked for; blocks on its page.
+        """Return the report of a target, with `has_curve` including the times of its last steps. Blocks on its page.
 
         Raises:
-            NoSuchTarget: it is none.
+            NoSuchTarget: the process is not a target.
         """
         target = self.fleet.get(pid)
         report = describe.target_report(target, self._limits)
         return {**report, "curve": target.curve()} if has_curve else report
 
     def status(self) -> dict[str, Any]:
-        """Describe the daemon and its targets in short."""
+        """Return the state of the daemon and the rows of its targets."""
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -329,7 +333,7 @@ class Service:
         }
 
     async def attach(self, pid: int, order: Order, by: Mapping[str, int]) -> dict[str, Any]:
-        """Attach to a process because a person asks for it; see `Actions.attach`."""
+        """Attach to a process at a user's request; see `Actions.attach`."""
         self._wanted.reset(pid)
         answer: dict[str, Any] = await self._run(self._actions.attach, pid, order, by)
         await asyncio.to_thread(audit.attached, answer, "as asked", by)
@@ -337,9 +341,9 @@ class Service:
         return answer
 
     async def attach_all(self, pids: Sequence[int], order: Order) -> list[dict[str, Any]]:
-        """Attach to several processes at once; give the result or the error of each.
+        """Attach to several processes concurrently; return the result or the error of each.
 
-        What changes the training comes when all are attached, since all ranks of a job must agree on the step.
+        Plugins that change the training are loaded after all attaches, because all ranks of a job must agree on the step.
         """
         at_once, later = self._actions.apart(order) if len(pids) > 1 else (order, ())
         results = list(await asyncio.gather(*(self._tried(self._actions.attach, pid, at_once) for pid in pids)))
@@ -348,17 +352,17 @@ class Service:
         return results
 
     async def detach(self, pid: int, timeout_s: float, by: Mapping[str, int]) -> dict[str, Any]:
-        """Detach from a process because a person asks for it; see `Actions.detach`."""
+        """Detach from a process at a user's request; see `Actions.detach`."""
         answer: dict[str, Any] = await self._run(self._actions.detach, pid, timeout_s, by)
         return answer
 
     async def detach_all(self, timeout_s: float, by: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Detach from all targets at once; give the result or the error of each."""
+        """Detach from all targets concurrently; return the result or the error of each."""
         pids = [target.pid for target in self.fleet.targets() if target.ended is None]
         return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s, by) for pid in pids)))
 
     async def detach_own(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-        """Detach what this daemon holds and nobody else does: the end of a foreground attach."""
+        """Detach the targets that only this daemon holds, at the end of a foreground attach."""
         held = [target for target in self.fleet.targets() if target.ended is None and target.lease is not None]
         return list(await asyncio.gather(*(self._tried(self._leave, target, timeout_s) for target in held)))
 
@@ -395,11 +399,11 @@ class Service:
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """Do the work for ever; a round that fails is logged, and the next one comes."""
+    """Run the work forever; log a round that fails and continue."""
     while True:
         try:
             await work()
-        except Exception:  # noqa: BLE001  whatever it is, the daemon goes on serving
+        except Exception:  # noqa: BLE001  the daemon must keep serving
             _log.exception("%s", getattr(work, "__name__", work))
         await asyncio.sleep(interval_s)
 

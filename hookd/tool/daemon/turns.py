@@ -1,8 +1,8 @@
-"""Which process to attach to by rule next: a few at a time, users in turn, those of failing programs seldom. No I/O.
+"""Scheduling of attaches by rule: a few at a time, round-robin over users, failing programs less often. No I/O.
 
-A user's attempts delay that user alone. Of one user's processes those that nothing is known of come first, the newest and
-the one that has waited longest in turn: neither many processes that never answer nor ever new ones keep the rest waiting
-for ever.
+A user's attempts delay only that user. Within a user, untried programs come first; within a program, the newest process
+alternates with the one that has waited longest. So neither processes that never answer nor a stream of new ones starve
+the rest.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from hookd.tool.config.rules import Rule
 
 MOST = helper.MOST - 2
-"""Attempts at a time: an attach that somebody asks for finds an injector that no rule has taken."""
+"""Maximum concurrent attempts; leaves injectors free for attaches that a user asks for."""
 WIDTH = helper.WIDTH - 1
-"""Of these for one user; for one whose last attempt has failed, a single one."""
+"""Maximum per user; one for a user whose last attempt failed."""
 USER_PAUSE_S = 1.0
-"""Between a failure and the user's next attempt, whichever program it is about: programs are cheap to copy."""
+"""Pause after a failure before the user's next attempt on any program, because programs are cheap to copy."""
 LONGEST_PROGRAM_PAUSE_S = 10.0
-"""The pause of a program begins with a second and doubles with each failure in a row. It is short of the back-off of a
-process, because a job that works may run the same program: `python3` is one."""
+"""Upper limit of the pause per program, which starts at 1 s and doubles with each consecutive failure. It is shorter than
+the back-off of a process, because a working job may run the same program, such as `python3`."""
 FORGET_S = 600.0
 
 
 @dataclass
 class Want:
-    """One process that a rule wants.
+    """A process that a rule selects.
 
     Attributes:
-        start: in clock ticks after boot; with the pid it names the process.
-        uid: the user who answers for it.
+        start: start time in clock ticks since boot; identifies the process together with the pid.
+        uid: the user to whom its attempts are accounted.
         program: device and inode of its executable.
-        at: when to try next, by the monotonic clock.
-        is_tried: while an attempt is under way.
-        failures: of attempts in this process.
+        at: monotonic time of the next attempt, in seconds.
+        is_tried: whether an attempt is in progress.
+        failures: number of failed attempts in this process.
         why: reason and message of the last failure.
     """
 
@@ -56,13 +56,13 @@ class Want:
 
 @dataclass
 class _Pace:
-    """How often one user, or one program of a user, is attempted.
+    """Rate of attempts for one user, or one program of a user.
 
     Attributes:
-        attempts: begun so far.
-        failures: in a row.
-        at: no attempt before this time.
-        turn: number of the last attempt among all.
+        attempts: attempts started so far.
+        failures: consecutive failures.
+        at: earliest time of the next attempt.
+        turn: global sequence number of the last attempt.
     """
 
     running: int = 0
@@ -89,7 +89,7 @@ class _Pace:
 
 @dataclass
 class Turns:
-    """Attempts under way and what came of the last ones. The caller sees to it that one thread at a time is here."""
+    """Attempts in progress and outcomes of recent ones. Not thread-safe: the caller must lock."""
 
     _users: dict[int, _Pace] = field(default_factory=dict)
     _programs: dict[tuple[int, tuple[str, int]], _Pace] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Turns:
     _number: int = 0
 
     def take(self, wants: Iterable[Want], now: float) -> Want | None:
-        """Return the process whose turn it is and count its attempt as begun, None if none may begin now."""
+        """Return the next process and count its attempt as started; None if none may start now."""
         if self._running >= MOST:
             return None
         due = [want for want in wants if want.at <= now and not want.is_tried and self._may_begin(want, now)]
@@ -118,7 +118,7 @@ class Turns:
         return want
 
     def end(self, want: Want, now: float, *, is_attached: bool | None) -> None:
-        """Count an attempt as ended; None: it says nothing of the next one."""
+        """Count an attempt as ended; `is_attached=None` leaves the failure counts unchanged."""
         user, pace = self._user(want.uid), self._program(want.uid, want.program)
         want.is_tried = False
         self._running -= 1

@@ -1,1 +1,1 @@
-"""What is served over TCP: the port, who may read, the pages."""
+"""The HTTP service over TCP: connections, access control and pages."""

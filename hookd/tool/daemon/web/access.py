@@ -1,9 +1,11 @@
-"""The web configuration in use: its TLS context and its users, read again whenever one of its files changes.
+"""The active web configuration: TLS context and users, reloaded whenever one of its files changes.
 
-So a certificate is renewed, or a user is locked out, without a restart. Three things differ from exporter-toolkit, which
-reads everything for each request and refuses all while a file is wrong: files are read only when they have changed; one
-that is wrong leaves the former state in use, because certificate and key are never replaced at one moment; and neither
-encryption nor passwords are given up without a restart, because a file that is being written is empty for a moment.
+So certificates can be renewed and users locked out without a restart. This differs in three ways from exporter-toolkit,
+which reads everything for each request and refuses all requests while a file is invalid:
+
+- Files are read only when they have changed.
+- An invalid file leaves the previous state in use, because certificate and key are never replaced at the same moment.
+- TLS and passwords are never dropped without a restart, because a file that is being written is empty for a moment.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _OTHERS = 0o007
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _VERIFIES = {
     "NoClientCert": ssl.CERT_NONE,
-    "RequestClientCert": ssl.CERT_NONE,  # nothing is done with what it would bring
-    "RequireAnyClientCert": ssl.CERT_REQUIRED,  # Python checks what it asks for: stricter than Go
+    "RequestClientCert": ssl.CERT_NONE,  # the certificate would not be used
+    "RequireAnyClientCert": ssl.CERT_REQUIRED,  # Python also verifies it: stricter than Go
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
@@ -36,21 +38,21 @@ _log = logging.getLogger(__name__)
 
 
 class Access:
-    """A web configuration, always as its files are now. For the event loop: a look at the files takes microseconds.
+    """A web configuration that follows its files. For the event loop: checking the files takes microseconds.
 
     Args:
-        path: of the file; None: everybody may read, unencrypted.
+        path: path of the file; None for unencrypted access without passwords.
 
     Attributes:
-        config: as it was last read without a mistake.
-        context: for the next connection; None: no TLS.
+        config: the last valid configuration.
+        context: the TLS context for the next connection; None without TLS.
     """
 
     def __init__(self, path: Path | None) -> None:
         """Read the files.
 
         Raises:
-            ConfigError: what is wrong with them.
+            ConfigError: a file is invalid.
         """
         self._path = path
         self.config: WebConfig | None = None
@@ -62,22 +64,22 @@ class Access:
 
     @property
     def users(self) -> Mapping[str, str]:
-        """Give the bcrypt hashes by name; empty: everybody may read."""
+        """The bcrypt hashes by user name; empty if no password is required."""
         return self.config.users if self.config is not None else {}
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Give the headers of every answer."""
+        """Additional headers of every response."""
         return self.config.headers if self.config is not None else {}
 
     @property
     def sans(self) -> frozenset[str]:
-        """Give the names of which a client's certificate must hold one; empty: any will do."""
+        """Names of which a client certificate must contain one; empty if any certificate is accepted."""
         tls = self.config.tls if self.config is not None else None
         return tls.client_allowed_sans if tls is not None else frozenset()
 
     def refresh(self) -> None:
-        """Read the files again if one has changed since; a mistake is logged once, and what was read before holds."""
+        """Reload the files if one has changed; log an error once and keep the previous configuration."""
         if self._path is None or self.config is None or _signatures(self.config) == self._seen:
             return
         try:
@@ -85,10 +87,10 @@ class Access:
             self._require_no_less(config)
         except ConfigError as error:
             self._seen = _signatures(self.config)
-            _log.error("the web configuration is wrong, what it said before holds: %s", error.message)  # noqa: TRY400
+            _log.error("the web configuration is invalid, the previous one stays in use: %s", error.message)  # noqa: TRY400
             return
         self.config, self.context, self._seen = config, context, seen
-        _log.info("read the web configuration %s again", self._path)
+        _log.info("reloaded the web configuration %s", self._path)
         self._warn()
 
     def _require_no_less(self, config: WebConfig) -> None:
@@ -117,17 +119,17 @@ class Access:
 
 
 def _asks(tls: ServerTLS, key: str) -> int:
-    """Say how much of clients is asked by one of the two keys that do."""
+    """Return how strictly a client setting restricts clients; larger is stricter."""
     if key == "client_auth_type":
         return int(_VERIFIES[tls.client_auth_type])
     return int(bool(tls.client_allowed_sans))
 
 
 def check(path: Path) -> list[str]:
-    """Read a web configuration and the certificates that it names; return what the operator is warned of.
+    """Read a web configuration and its certificates, and return warnings for the operator.
 
     Raises:
-        ConfigError: what is wrong with them.
+        ConfigError: a file is invalid.
     """
     config, _, _ = _loaded(path)
     return list(_warnings(config))
@@ -144,13 +146,13 @@ def _warnings(config: WebConfig) -> Iterator[str]:
 
 
 def _others_read(path: Path) -> bool:
-    """Whether users can read a file who are not in a group of root's or of our own."""
+    """Whether users outside root's group and our own can read a file."""
     status = path.stat()
     return bool(status.st_mode & (stat.S_IROTH | (stat.S_IRGRP if status.st_gid not in (0, os.getegid()) else 0)))
 
 
 def _loaded(path: Path) -> tuple[WebConfig, ssl.SSLContext | None, tuple[object, ...]]:
-    first = _signature(path)  # before it is read: what changes meanwhile is read next time
+    first = _signature(path)  # taken before reading: a concurrent change is then noticed next time
     config = webconfig.read(path)
     seen = (first, *_signatures(config)[1:])
     return config, None if config.tls is None else _context(config.tls), seen
@@ -174,7 +176,7 @@ def _context(tls: ServerTLS) -> ssl.SSLContext:
     for path in filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file)):
         _require_file(path)
     both = f"cert_file {tls.cert_file} and key_file {tls.key_file}"
-    # Without this word OpenSSL asks for the passphrase of a key on the terminal, and waits.
+    # Without a password callback OpenSSL prompts for the passphrase on the terminal, and waits.
     _attempt(both, lambda: context.load_cert_chain(tls.cert_file, tls.key_file, password=_no_passphrase))
     if tls.client_ca_file is not None:
         _attempt(f"client_ca_file {tls.client_ca_file}", lambda: context.load_verify_locations(tls.client_ca_file))
@@ -183,7 +185,7 @@ def _context(tls: ServerTLS) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    raise ConfigError("the key has a passphrase: give one without (`openssl pkey`)")
+    raise ConfigError("the key has a passphrase: use a key without one (`openssl pkey`)")
 
 
 def _attempt(what: str, use: Callable[[], None]) -> None:
@@ -196,7 +198,7 @@ def _attempt(what: str, use: Callable[[], None]) -> None:
 
 
 def _require_file(path: Path) -> None:
-    """Refuse what is no file: to open a pipe would wait for ever."""
+    """Raise for anything but a regular file, because opening a pipe would block forever."""
     try:
         mode = path.stat().st_mode
     except OSError as exc:
@@ -214,7 +216,7 @@ def _mode(path: Path) -> int:
 
 def _signature(path: Path) -> object:
     try:
-        status = os.stat(path)  # noqa: PTH116  follows links: Kubernetes renews a secret by turning one
+        status = os.stat(path)  # noqa: PTH116  follows symlinks: Kubernetes renews a secret by switching one
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,4 +1,4 @@
-"""What every request over TCP passes before it is answered: its method, its body, its name for us, who asks; and headers."""
+"""Checks of every request over TCP: method, body, Host, credentials. Also adds the configured headers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Stands before an application.
+    """Middleware that checks all requests of an application.
 
     Args:
-        app: it is changed.
-        access: who may ask.
-        names: of the daemon.
+        app: the application; its middlewares are changed.
+        access: the web configuration.
+        names: the names to which the daemon answers.
     """
 
     def __init__(self, app: web.Application, access: Access, names: Names) -> None:
@@ -36,7 +36,7 @@ class Guard:
         self._names = names
         self._passwords = Passwords(Guesses())
         app.middlewares.insert(0, self._middleware())
-        app.on_response_prepare.insert(0, self._add_headers)  # first: the application's own are defaults
+        app.on_response_prepare.insert(0, self._add_headers)  # first: the application only sets defaults
         app.on_cleanup.append(self._close)
 
     def _middleware(self) -> Middleware:
@@ -44,59 +44,59 @@ class Guard:
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             refusal = await self._refusal(request)
             if refusal is not None:
-                refusal.force_close()  # nothing that came with it is taken for another request
+                refusal.force_close()  # so that the rest of the input is not parsed as another request
                 return refusal
             try:
                 return await handler(request)
-            except (web.HTTPException, ConnectionError):  # the latter: who asked has gone
+            except (web.HTTPException, ConnectionError):  # ConnectionError: the client has disconnected
                 raise
-            except Exception:  # noqa: BLE001  ours: who asks is told no more than that
+            except Exception:  # noqa: BLE001  a bug: the client gets no details
                 _log.exception("%s %s", request.method, request.path)
-                return web.Response(status=500, text="the daemon failed, its log says why\n")
+                return web.Response(status=500, text="internal error, see the log of the daemon\n")
 
         return guard
 
     async def _refusal(self, request: web.Request) -> web.Response | None:
         if request.method not in METHODS:
-            return web.Response(status=405, text="only read\n", headers={"Allow": ", ".join(METHODS)})
+            return web.Response(
+                status=405, text="only GET and HEAD are allowed\n", headers={"Allow": ", ".join(METHODS)}
+            )
         if request.body_exists:
-            return web.Response(status=413, text="no body\n")
+            return web.Response(status=413, text="a request body is not allowed\n")
         if _is_of_another_site(request):
-            return web.Response(status=403, text="a page of another site may link to hookd, but not read it\n")
+            return web.Response(status=403, text="pages of other sites may link to hookd, but not read it\n")
         self._access.refresh()
         if self._access.users:
             return await self._unknown(request, request.remote or "")
         return None if self._access.context is not None else self._misdirected(request)
 
     def _misdirected(self, request: web.Request) -> web.Response | None:
-        """Refuse a request under a name that is not ours.
-
-        With TLS or passwords every name will do: a browser has neither a certificate of ours for the name of another
-        site, nor does it send there the password that it was told for ours.
-        """
+        """Return a refusal if the Host is not one of the daemon's names. Only needed without TLS and passwords."""
+        # With TLS a rebound name fails the browser's certificate check; with passwords the browser does not send those of
+        # our site to another one.
         hosts = request.headers.getall("Host", [])
-        if hosts:  # no browser leaves it out; and without it `request.host` asks the name service who we are
-            hosts.append(request.host)  # that of an absolute URI, where the request has one
+        if hosts:  # every browser sends it; without it `request.host` would query the name service
+            hosts.append(request.host)  # the host of an absolute URI, if the request has one
         refusal = next(filter(None, map(self._names.refusal, hosts)), None)
         return None if refusal is None else web.Response(status=421, text=refusal)
 
     async def _unknown(self, request: web.Request, address: str) -> web.Response | None:
-        """Refuse who is no user. Who is known already is let in, however much others guess from the same address."""
+        """Return a refusal unless the credentials are valid. Known users pass even while their address is rate-limited."""
         given = passwords.credentials(request.headers.get("Authorization", ""))
         users = self._access.users
         if given is None:
-            return web.Response(status=401, text="a name and a password are needed\n", headers=CHALLENGE)
+            return web.Response(status=401, text="a user name and a password are required\n", headers=CHALLENGE)
         try:
             if await self._passwords.check(users, *given, address):
                 return None
         except passwords.GuessingError:
             return web.Response(status=429, text="too many wrong passwords\n", headers={"Retry-After": "10"})
         except passwords.BusyError:
-            return web.Response(status=503, text="too many passwords at once\n", headers={"Retry-After": "1"})
-        return web.Response(status=401, text="no such name with such a password\n", headers=CHALLENGE)
+            return web.Response(status=503, text="too many password checks at once\n", headers={"Retry-After": "1"})
+        return web.Response(status=401, text="wrong user name or password\n", headers=CHALLENGE)
 
     async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "hookd"  # and not the versions of what it runs on
+        response.headers["Server"] = "hookd"  # instead of the versions of aiohttp and Python
         for name, value in self._access.headers.items():
             response.headers[name] = value
 
@@ -105,6 +105,6 @@ class Guard:
 
 
 def _is_of_another_site(request: web.Request) -> bool:
-    """Whether a browser asks on behalf of a page of another site, and not because a person follows a link there."""
+    """Whether a browser requests this for a page of another site, other than by following a link."""
     headers = request.headers
     return headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate"

@@ -1,7 +1,7 @@
-"""The names under which a daemon may be asked: a web page whose own name is made to lead here (DNS rebinding) has none of them.
+"""The host names to which a daemon answers, as a protection against DNS rebinding.
 
-A browser sends the name of the page's site as `Host`, so an address there is the one that the browser went to, and leads
-nowhere else: addresses need no list.
+A browser sends the name of the page's site as `Host`. An IP address there is the one it connected to, which cannot be
+rebound, so addresses need no list.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Names:
     """Decides whether a daemon answers to the name in a request.
 
     Args:
-        allowed: patterns of names beside its own, such as `*.example.org`.
-        is_local: whether it listens on loopback alone; then it has no names but those of loopback.
+        allowed: patterns of additional names, such as `*.example.org`.
+        is_local: whether the daemon listens on loopback only; then only the loopback names are its own.
     """
 
     def __init__(self, allowed: Collection[str] = (), *, is_local: bool) -> None:
@@ -41,13 +41,13 @@ class Names:
         self._reported: set[str] = set()
 
     def refusal(self, host: str) -> str | None:
-        """Return why a daemon does not answer to a `Host` header, and what to do; None: it answers."""
+        """Return the reason for refusing a `Host` header, and what to do; None if it is accepted."""
         match = _HOST.match(host.lower())
         name = (match["v6"] or match["name"]).rstrip(".") if match is not None else host
         if self._is_known(name):
             return None
         if match is None:
-            return "the header Host holds neither a name nor an address\n"
+            return "the Host header contains neither a name nor an address\n"
         said = self._told(name)
         if name not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(name)
@@ -55,7 +55,7 @@ class Names:
         return f"{said}\n"
 
     def _told(self, name: str) -> str:
-        """Say which names are known, and which option adds this one."""
+        """Return the message: which names are accepted, and which option adds this one."""
         allow = f'start hookd with --allow-host {name}, or write allow_hosts = ["{name}"] under [serve] of its configuration'
         if self._is_local:
             known = "it listens on loopback alone, so ask for localhost or 127.0.0.1"
@@ -72,7 +72,7 @@ class Names:
 
 
 def _own_names() -> set[str]:
-    """Return the host name of this machine, alone and in the domains that its resolver searches; asks no name service."""
+    """Return this machine's host name, alone and in the resolver's search domains, without a name service query."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     with contextlib.suppress(OSError, UnicodeDecodeError):

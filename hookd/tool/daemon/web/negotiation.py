@@ -1,4 +1,4 @@
-"""What a reader of `/metrics` wants most of what there is: weights of Accept headers (RFC 9110, 12.4.2), which prometheus_client ignores."""
+"""Content negotiation for `/metrics`: weights of Accept headers (RFC 9110, 12.4.2), which prometheus_client ignores."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _FORMATS = ("application/openmetrics-text", "text/plain", "text/*", "*/*")
 
 
 def preferred(accept: str) -> str:
-    """Return the parts of an Accept header that name one of our formats and have the highest weight; "" where none does."""
+    """Return the parts of an Accept header with the highest weight among our formats; "" if there are none."""
     parts = [(weight, part) for name, weight, part in _parts(accept) if name in _FORMATS and weight > 0]
     best = max((weight for weight, _ in parts), default=0.0)
     return ",".join(part for weight, part in parts if weight == best)
 
 
 def takes_gzip(accept_encoding: str) -> bool:
-    """Return whether an Accept-Encoding header names gzip, and not to forbid it."""
+    """Whether an Accept-Encoding header names gzip with a weight above 0."""
     return any(name == "gzip" and weight > 0 for name, weight, _ in _parts(accept_encoding))
 
 
 def _parts(header: str) -> Iterator[tuple[str, float, str]]:
-    """Yield name, weight and whole text of each alternative."""
+    """Yield name, weight and text of each alternative."""
     for part in header.split(","):
         name, *parameters = (word.strip() for word in part.split(";"))
         weight = 1.0
-        for one in parameters:
-            if one[:2].lower() == "q=":
+        for parameter in parameters:
+            if parameter[:2].lower() == "q=":
                 try:
-                    weight = float(one[2:])
+                    weight = float(parameter[2:])
                 except ValueError:
                     weight = 0.0
         yield name.lower(), weight, part.strip()

@@ -1,4 +1,4 @@
-"""Basic authentication: bcrypt beside the event loop, one at a time, and a bound on guessing."""
+"""Basic authentication: bcrypt checks in a separate thread, one at a time, with a limit on guessing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_KNOWN = 100
-"""Passwords that have been found right, and are not hashed again: as many as exporter-toolkit keeps."""
+"""Size of the cache of verified passwords; the same as exporter-toolkit's."""
 MAX_WAITING = 64
-"""Checks that wait for the one in progress; with more, who asks is told to come again."""
+"""Maximum number of queued checks; further requests are refused with 503."""
 GUESSES, GUESSES_PER_S = 10, 1.0
-"""Wrong passwords that one address has free, and how fast it gets them back."""
+"""Wrong passwords allowed per address in a burst, and the refill rate per second."""
 MAX_ADDRESSES = 1000
-_LONGEST = 72  # bytes that bcrypt reads; bcrypt 5 refuses more, Go and older ones pass over them
+_LONGEST = 72  # bytes that bcrypt reads; bcrypt 5 refuses more, Go and older versions ignore the rest
 _COST = 10
 _SALT = "hookdhookdhookdhookdhu"
 
@@ -39,10 +39,10 @@ class GuessingError(Exception):
 
 
 class Passwords:
-    """Checks passwords. For the event loop; the work is done in a thread of its own.
+    """Checks passwords. For the event loop; hashing runs in its own thread.
 
     Args:
-        guesses: counts the wrong ones.
+        guesses: counts wrong passwords.
     """
 
     def __init__(self, guesses: Guesses) -> None:
@@ -54,19 +54,19 @@ class Passwords:
         self._waiting = 0
 
     async def check(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
-        """Tell whether a password is right. One that was found right before takes microseconds.
+        """Whether a password is correct. A cached password takes microseconds.
 
-        Any other takes as long as one hash of each cost that a user's has, whoever it is said to be of.
+        Any other takes as long as one hash of each cost among the users, whatever name is given.
 
         Args:
-            users: bcrypt hashes by name.
-            name: as it was given.
-            password: the same.
-            address: from which they come.
+            users: bcrypt hashes by user name.
+            name: the user name given.
+            password: the password given.
+            address: the client's address.
 
         Raises:
-            BusyError: too many are waiting.
-            GuessingError: this address has guessed too often.
+            BusyError: too many checks are queued.
+            GuessingError: there were too many wrong passwords from this address.
         """
         if self._knows(users, name, password):
             return True
@@ -97,16 +97,16 @@ class Passwords:
         return name in users and self._token(name, users[name], password) in self._known
 
     def _token(self, name: str, hashed: str, password: str) -> bytes:
-        """Name a password without keeping it: a dump of our memory must not hold it."""
+        """Return a keyed digest of a password, so that a memory dump does not contain it."""
         return hmac.digest(self._secret, repr((name, hashed, password)).encode("utf-8", "replace"), "sha256")
 
     def close(self) -> None:
-        """End the thread."""
+        """Shut down the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class Guesses:
-    """Counts wrong passwords by address: a bucket of GUESSES that fills again.
+    """Counts wrong passwords by address: a token bucket of GUESSES.
 
     Args:
         clock: monotonic seconds.
@@ -117,11 +117,11 @@ class Guesses:
         self._left: dict[str, tuple[float, float]] = {}
 
     def may(self, address: str) -> bool:
-        """Tell whether an address may guess once more."""
+        """Whether an address may try another password."""
         return self._of(_network(address)) >= 1
 
     def count(self, address: str) -> None:
-        """Count a wrong one."""
+        """Count a wrong password."""
         network = _network(address)
         left = self._of(network) - 1
         self._left.pop(network, None)
@@ -135,7 +135,7 @@ class Guesses:
 
 
 def credentials(header: str) -> tuple[str, str] | None:
-    """Read the header `Authorization`: name and password, None where it holds none of the kind Basic."""
+    """Return name and password of an `Authorization` header; None if it is not valid Basic authentication."""
     scheme, _, rest = header.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -146,10 +146,8 @@ def credentials(header: str) -> tuple[str, str] | None:
 
 
 def _is_right(password: str, hashed: str, costs: Sequence[int]) -> bool:
-    """Whether a password has a hash, "" for none; does the same for each, so that time does not tell users from others.
-
-    That is one check of each cost: more work, or more calls, for one name than for another can be measured from outside.
-    """
+    """Whether a password matches a hash; "" stands for an unknown user, and matches none."""
+    # One check of each cost, for every name: a difference in work or calls would reveal which names are users.
     word, is_right = password.encode("utf-8", "replace")[:_LONGEST], False
     for cost in costs:
         is_users = bool(hashed) and _cost(hashed) == cost
@@ -165,12 +163,12 @@ def _cost(hashed: str) -> int:
 
 
 def _nobodys(cost: int) -> str:
-    """Return a hash that no password has."""
+    """Return a hash that no password matches."""
     return f"$2b${cost:02}${_SALT}{'.' * 31}"
 
 
 def _network(address: str) -> str:
-    """Give what one guesser has at least: an IPv6 host may take any address of its /64."""
+    """Return the unit of rate limiting: an IPv4 address, or the /64 of an IPv6 address, as a host may use all of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

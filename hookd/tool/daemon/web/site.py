@@ -1,4 +1,4 @@
-"""What everybody who can connect may read over TCP: metrics, health, the pages. Nothing here changes anything."""
+"""The read-only HTTP routes over TCP: metrics, health, pages and JSON."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.service import Service
 
 MAX_SENDING = 8
-"""Texts on their way to readers that are slow, each some MB: with one more, the readers of the oldest are cut off."""
+"""Maximum number of distinct bodies in transfer, each of some MB; beyond it the readers of the oldest are cut off."""
 SENDING_S = 10.0
-"""How long a reader may take; Prometheus itself gives up after its scrape_timeout, 10 s by default."""
+"""Timeout of a transfer; Prometheus gives up after its scrape_timeout, 10 s by default."""
 FIRST_LOOK_S = 5.0
-"""A scrape that comes while a daemon starts waits so long for its first look: half of what Prometheus waits for it."""
+"""Time that a scrape waits for a starting daemon's first scan: half of Prometheus' default timeout."""
 _PORTION = 1 << 18
 _LARGE_BLOCK = 1 << 20
 _M_MMAP_THRESHOLD = -3  # malloc.h
@@ -52,12 +52,12 @@ class Web:
         self._service = service
         self._collector = collector
         self._scrapes = Scrapes(collector)
-        # A thread of its own: a crowd that asks must not hold up the search for targets.
+        # A separate thread: many requests must not delay the scan for targets.
         self._reader = ThreadPoolExecutor(1, "incidents")
-        self._sending: dict[asyncio.Transport, bytes] = {}  # in the order of their beginnings
+        self._sending: dict[asyncio.Transport, bytes] = {}  # in order of their start
 
     def app(self) -> web.Application:
-        """Make the application."""
+        """Return the application with all routes."""
         _return_large_blocks()
         app = web.Application(middlewares=[_answer_errors], client_max_size=0)
         app.on_response_prepare.append(_add_headers)
@@ -85,7 +85,7 @@ class Web:
         return await self._send(request, body, {**headers, **({"Content-Encoding": "gzip"} if is_gzip else {})})
 
     async def _send(self, request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
-        """Send a body within a time, because aiohttp would keep it for as long as the reader leaves it lying."""
+        """Send a body within SENDING_S, because aiohttp would keep it for as long as the reader does not read."""
         transport = request.transport
         if request.method == "HEAD" or transport is None:
             return web.Response(body=body, headers=headers)
@@ -98,17 +98,17 @@ class Web:
         try:
             await _write(response, body)
         except ConnectionError as error:
-            traceback.clear_frames(error.__traceback__)  # one of them holds the error: a circle, and the body in it
+            traceback.clear_frames(error.__traceback__)  # a frame refers to the error: a cycle that would keep the body
         finally:
             timer.cancel()
             self._sending.pop(transport, None)
         return response
 
     def _make_room(self, body: bytes) -> None:
-        """Cut off who still reads the oldest text, where there would be one too many; one text may have many readers."""
-        while len({id(one) for one in (*self._sending.values(), body)}) > MAX_SENDING:
+        """Cut off all readers of the oldest body if there would be one too many; a body may have several readers."""
+        while len({id(text) for text in (*self._sending.values(), body)}) > MAX_SENDING:
             oldest = next(iter(self._sending.values()))
-            for transport in [one for one, text in self._sending.items() if text is oldest]:
+            for transport in [reader for reader, text in self._sending.items() if text is oldest]:
                 del self._sending[transport]
                 transport.abort()
 
@@ -121,12 +121,12 @@ class Web:
 
     async def _ready(self, _: web.Request) -> web.Response:
         if not self._service.is_ready:
-            return web.Response(status=503, text="hookd looks for its targets for the first time\n")
+            return web.Response(status=503, text="hookd is starting: the first scan for targets is not finished\n")
         return web.Response(text="hookd is ready\n")
 
     async def _sd(self, request: web.Request) -> web.Response:
-        """Give this daemon for Prometheus' http_sd_configs, under the address that the asker used."""
-        # Not `request.host`: without the header it asks the name service who we are, and everything else waits.
+        """Return this daemon as a target for Prometheus' http_sd_configs, under the address that the client used."""
+        # Not `request.host`: without the header it would query the name service and block the event loop.
         host = request.headers.get("Host") or self._service.url.partition("://")[2]
         labels = {"__metrics_path__": "/metrics", **({"__scheme__": "https"} if request.secure else {})}
         return web.json_response([{"targets": [host], "labels": labels}])
@@ -144,14 +144,14 @@ class Web:
 
 
 async def _write(response: web.StreamResponse, body: bytes) -> None:
-    """Write in portions: of one that is not taken at once asyncio makes a copy, in Python 3.11 and before."""
+    """Write in chunks, because asyncio copies what is not sent at once (Python 3.11 and earlier)."""
     view = memoryview(body)
     for start in range(0, len(view), _PORTION):
         await response.write(view[start : start + _PORTION])
 
 
 def _return_large_blocks() -> None:
-    """Have malloc return what a page took as soon as it is freed; else glibc keeps blocks of up to 32 MiB for later.
+    """Make malloc return large blocks when they are freed; by default glibc keeps blocks of up to 32 MiB.
 
     Source: glibc's mallopt(3), "dynamic mmap threshold". Other libraries have no `mallopt`, or one that does nothing.
     """

@@ -1,7 +1,7 @@
-"""The TCP port: connections are counted and timed before aiohttp sees them, and each gets the certificate of its moment.
+"""The TCP port: counts and times connections before aiohttp sees them, each with the current certificate.
 
-aiohttp has no limit on connections, none on the time that headers take, and none on a reader that takes nothing. It
-sees a connection only after the TLS handshake, so we accept them ourselves.
+aiohttp limits neither the number of connections, nor the time for headers, nor readers that do not read. It sees a
+connection only after the TLS handshake, so connections are accepted here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.api import Handler
 
 MAX_LINE, MAX_FIELD = 4096, 8190
-"""Bytes of a request's first line and of a header; of headers aiohttp takes 128."""
+"""Maximum bytes of the request line and of a header; aiohttp accepts up to 128 headers."""
 GRACE_S = 0.2
-"""How long each connection may shake hands, wait or not read, however many want its place."""
+"""Minimum time for a connection to shake hands, be idle or not read, before it is closed to make room."""
 _BACKLOG = 512
 _PAUSE_S = 0.2
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 21\r\nConnection: close\r\n\r\ntoo many connections\n"
@@ -43,14 +43,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one peer, and all of them, may take.
+    """Limits for connections; times in seconds.
 
     Attributes:
-        connections: open at a time; fewer than the descriptors that `room.RESERVE` keeps from the targets.
-        handshake_s: for TLS.
-        header_s: from a request's first byte, or the connection's beginning, to the end of its headers.
+        connections: maximum open at a time; fewer than the descriptors that `fd_budget.RESERVE` keeps from the targets.
+        handshake_s: timeout of the TLS handshake.
+        header_s: from a request's first byte, or the start of the connection, to the end of its headers.
         idle_s: between two requests; longer than the usual scrape intervals.
-        sending_s: how long a reader may take nothing.
+        sending_s: how long a client may read nothing.
     """
 
     connections: int = 96
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A connection that may have to go: since when it waits, and how it is ended."""
+    """A connection that may be closed to make room: its waiting start (loop time), and the function that ends it."""
 
     since: float
     end: Callable[[], object]
@@ -77,17 +77,17 @@ async def serving(
     *,
     allow_hosts: Collection[str] = (),
 ) -> AsyncIterator[str]:
-    """Serve an application behind a guard for the duration of a block, and give its URL.
+    """Serve an application behind a guard for the duration of a block, and yield its URL.
 
     Args:
-        app: it is changed.
-        listen: where; port 0 for any.
-        web_config: TLS and passwords.
-        limits: what peers may take.
-        allow_hosts: names to answer to beside the machine's own; see `names`.
+        app: the application; its middlewares are changed.
+        listen: the address; port 0 for any.
+        web_config: the file with TLS and passwords.
+        limits: limits for connections.
+        allow_hosts: host names in addition to the machine's own; see `host_names`.
 
     Raises:
-        ConfigError: the web configuration is wrong.
+        ConfigError: the web configuration is invalid.
         OSError: the address cannot be bound.
     """
     limits = limits or Limits()
@@ -115,9 +115,9 @@ async def serving(
 
 
 def refusing(runner: web.AppRunner) -> web.Server:
-    """Have a server refuse whoever expects something other than aiohttp knows, before aiohttp does.
+    """Make a server refuse unknown `Expect` headers before aiohttp does.
 
-    Its own refusal quotes the words, and fails where they are no UTF-8 (web_urldispatcher.py, 3.14).
+    aiohttp's own refusal quotes the header, and fails if it is not UTF-8 (web_urldispatcher.py, 3.14).
     """
     server = runner.server
     assert server is not None
@@ -125,7 +125,7 @@ def refusing(runner: web.AppRunner) -> web.Server:
 
     async def check(request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
-            return web.Response(status=417, text="nothing is known of that\n")
+            return web.Response(status=417, text="this expectation is not supported\n")
         return await handle(request)
 
     server.request_handler = check
@@ -136,34 +136,34 @@ class Port:
     """Accepts connections and hands them to a server, within limits.
 
     Args:
-        access: has the TLS context for each.
-        limits: what they may take.
+        access: provides the TLS context.
+        limits: limits for connections.
     """
 
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access, self.limits = access, limits
-        # In the order of their waits: those without a request, those that do not take their answer.
+        # Both in order of waiting time: connections without a request, and those that do not read their response.
         self._idle: dict[asyncio.BaseTransport, Waiting] = {}
         self._stalled: dict[asyncio.BaseTransport, Waiting] = {}
         self._open: dict[asyncio.BaseTransport, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hands: dict[asyncio.Task[None], Waiting] = {}  # handshakes, in the order of their beginnings
+        self._hands: dict[asyncio.Task[None], Waiting] = {}  # handshakes, in order of their start
 
     def open(self, make: Callable[[], asyncio.Protocol], listeners: Iterable[socket.socket]) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         for listener in listeners:
             task = asyncio.create_task(self._accept(make, listener))
             self._tasks.add(task)
 
     async def close(self) -> None:
-        """Accept no more; who is connected is the server's."""
+        """Stop accepting; open connections belong to the server."""
         tasks = [*self._tasks, *self._hands]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def middleware(self) -> Middleware:
-        """Tell when a request's headers are complete, and when it is answered."""
+        """Return a middleware that notifies connections of the start and end of each request."""
 
         @web.middleware
         async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -183,7 +183,7 @@ class Port:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listener)
-            except OSError as exc:  # no descriptor is free, or the peer has gone
+            except OSError as exc:  # no free descriptor, or the peer has disconnected
                 _log.log(logging.DEBUG if exc.errno == errno.ECONNABORTED else logging.WARNING, "accept: %s", exc)
                 await asyncio.sleep(_PAUSE_S)
                 continue
@@ -198,27 +198,27 @@ class Port:
                 task = asyncio.create_task(self._connect(make, accepted))
                 self._hands[task] = Waiting(loop.time(), functools.partial(self._let_go, task))
                 task.add_done_callback(lambda done: self._hands.pop(done, None))
-            await asyncio.sleep(0)  # the others' turn: an accept that succeeds at once gives them none
+            await asyncio.sleep(0)  # let other tasks run: an accept that succeeds at once does not yield
 
     async def _make_room(self) -> bool:
-        """Make room where there is none: one without a request, in a handshake, or that does not read has to go, oldest first.
+        """Close a connection if the limit is reached: one that is idle, in a handshake or does not read, oldest first.
 
-        Each has GRACE_S. Until then those who come wait in the kernel's queue: a crowd that comes and goes quickly would
-        else push out a scraper in the midst of its handshake.
+        Each gets GRACE_S; until then new connections wait in the kernel's queue. Otherwise many short connections would
+        push out a scraper in the middle of its handshake.
 
         Returns:
-            False: all are busy.
+            False if all connections are busy.
         """
         loop = asyncio.get_running_loop()
         while len(self._open) + len(self._hands) >= self.limits.connections:
-            oldest = [next(iter(some.values())) for some in (self._idle, self._hands, self._stalled) if some]
+            oldest = [next(iter(group.values())) for group in (self._idle, self._hands, self._stalled) if group]
             if not oldest:
                 return False
-            ripe = next((one for one in oldest if loop.time() >= one.since + GRACE_S), None)
-            if ripe is None:
-                await asyncio.sleep(min(one.since for one in oldest) + GRACE_S - loop.time())
+            expired = next((waiting for waiting in oldest if loop.time() >= waiting.since + GRACE_S), None)
+            if expired is None:
+                await asyncio.sleep(min(waiting.since for waiting in oldest) + GRACE_S - loop.time())
             else:
-                ripe.end()
+                expired.end()
         return True
 
     def _let_go(self, hand: asyncio.Task[None]) -> None:
@@ -231,7 +231,7 @@ class Port:
                 accepted.send(_FULL)
 
     async def _connect(self, make: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
-        """Shake hands; whatever comes of it, asyncio closes the socket in the end."""
+        """Perform the handshake; asyncio closes the socket in any case."""
         accepted.setblocking(False)
         self._access.refresh()
         context = self._access.context
@@ -241,22 +241,22 @@ class Port:
             await loop.connect_accepted_socket(
                 lambda: Connection(make(), self), accepted, ssl=context, ssl_handshake_timeout=handshake_s
             )
-        except (OSError, asyncio.TimeoutError) as exc:  # it is no TLS, has no certificate, or takes too long
+        except (OSError, asyncio.TimeoutError) as exc:  # not TLS, no client certificate, or too slow
             _log.debug("no connection: %s", exc)
 
     def take(self, transport: asyncio.BaseTransport, connection: Connection) -> bool:
-        """Count a connection; False for one whose certificate holds none of the names that may ask."""
+        """Register a connection; return False if its certificate has none of the allowed names."""
         self._open[transport] = connection
         return not self._access.sans or not self._access.sans.isdisjoint(_names(transport))
 
     def note(self, transport: asyncio.BaseTransport, connection: Connection | None) -> None:
-        """Note since when a connection has no request; None: it has one."""
+        """Record that a connection has no request as of now; None if it has one."""
         self._idle.pop(transport, None)
         if connection is not None:
             self._idle[transport] = Waiting(asyncio.get_running_loop().time(), connection.abort)
 
     def stall(self, transport: asyncio.BaseTransport, connection: Connection | None) -> None:
-        """Note since when a connection does not take its answer; None: it does."""
+        """Record that a connection does not read its response as of now; None if it does."""
         self._stalled.pop(transport, None)
         if connection is not None:
             self._stalled[transport] = Waiting(asyncio.get_running_loop().time(), connection.abort)
@@ -268,7 +268,7 @@ class Port:
 
 
 class Connection(asyncio.Protocol):
-    """Stands between a transport and aiohttp's own protocol, and cuts off who takes too long."""
+    """Protocol between a transport and aiohttp's own protocol; aborts connections that exceed a limit."""
 
     def __init__(self, inner: asyncio.Protocol, port: Port) -> None:
         self._inner, self._port = inner, port
@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def began(self) -> None:
-        """Its request is complete: from now on the daemon takes the time."""
+        """Stop the header timer: the request is complete, and the time is the daemon's."""
         self._requests += 1
         self._is_reading = False
         if self._timer is not None:
@@ -332,13 +332,13 @@ class Connection(asyncio.Protocol):
         self._port.note(self._transport, None)
 
     def ended(self) -> None:
-        """Its request is answered, as far as it is ours."""
+        """Start the idle timer: the handler of the request has finished."""
         self._requests -= 1
         if not self._transport.is_closing():
             self._wait(self._port.limits.idle_s)
 
     def abort(self) -> None:
-        """Cut it off; its place is free at once."""
+        """Abort the connection; its place is free at once."""
         self._port.drop(self._transport)
         self._transport.abort()
 
@@ -350,13 +350,13 @@ class Connection(asyncio.Protocol):
 
 
 def _names(transport: asyncio.BaseTransport) -> set[str]:
-    """Give the names in the certificate of a client: of hosts, addresses, mailboxes, URIs."""
+    """Return the subject alternative names of a client certificate: hosts, addresses, mailboxes, URIs."""
     certificate = transport.get_extra_info("peercert") or {}
     return {str(value) for _, value in certificate.get("subjectAltName", ())}
 
 
 class _Quiet(logging.Filter):
-    """Keeps from the log that a request was no HTTP: who asks could fill it, with a traceback each time."""
+    """Drops log records of invalid HTTP: clients could fill the log, with a traceback each time."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -373,18 +373,18 @@ _QUIET = _Quiet()
 HTTP: dict[str, Any] = {
     "access_log": None,
     "logger": _logger(),
-    "lingering_time": 1.0,  # for a body that nobody reads
+    "lingering_time": 1.0,  # for request bodies, which nobody reads
     "max_field_size": MAX_FIELD,
-    "auto_decompress": False,  # no body is read here, so none is unpacked
+    "auto_decompress": False,  # request bodies are not read
 }
-"""How aiohttp is told to serve, on TCP and on the control socket."""
+"""Arguments of aiohttp's runners, on TCP and on the control socket."""
 
 
 async def _bound(listen: Address) -> list[socket.socket]:
-    """Bind every address that a name has.
+    """Bind every address of a name, except those of address families that this machine lacks.
 
     Raises:
-        OSError: of the first that cannot be bound, unless it is one of a family that this machine has not.
+        OSError: an address could not be bound, or there was none to bind.
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -408,7 +408,7 @@ async def _bound(listen: Address) -> list[socket.socket]:
 
 
 def _with_port(address: Any, before: list[socket.socket]) -> Any:
-    """Where the kernel chooses the port, it is one for all addresses."""
+    """Return an address with the port of the first listener, if the kernel chooses the port."""
     return (address[0], before[0].getsockname()[1], *address[2:]) if before and not address[1] else address
 
 
@@ -428,13 +428,13 @@ def _listening(family: int, kind: int, protocol: int, address: Any) -> socket.so
 
 
 def _reachable_at(listeners: Iterable[socket.socket]) -> str | None:
-    """Return an address where other machines can connect; None: there is none."""
-    hosts = [str(one.getsockname()[0]) for one in listeners]
+    """Return an address that other machines can connect to; None if there is none."""
+    hosts = [str(listener.getsockname()[0]) for listener in listeners]
     return next((host for host in hosts if not ipaddress.ip_address(host.partition("%")[0]).is_loopback), None)
 
 
 def _warn(where: str, access: Access) -> None:
-    """Say what others may read, where others can connect."""
+    """Log a warning about what others can read on a reachable address."""
     if access.config is None:
         _log.warning(
             "everybody who reaches %s may read names, command lines and incidents of all trainings, and nothing is "

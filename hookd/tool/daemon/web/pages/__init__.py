@@ -1,5 +1,5 @@
-"""The web pages of the daemon: made by the server, read-only, one file each. What they share, the HTML report has too.
+"""The daemon's web pages: rendered on the server, read-only, one module per page. The HTML report shares their parts.
 
-A page is made by functions that take what the daemon knows and give `html.Markup`; `routes` serves them. Everything that
-a target says (names of runs and modules, command lines, messages) goes through `text.text`, by way of `html.tag`.
+Functions render a page from the daemon's data and return `html.Markup`; `routes` serves them. All strings that come from
+a target (names of runs and modules, command lines, messages) are escaped by `text.text`, by way of `html.tag`.
 """

@@ -1,4 +1,4 @@
-"""The stylesheet and the script: files of this package, served under names that change with their content."""
+"""The stylesheet and the script: package files, served under names that contain a hash of their content."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ KINDS = {STYLE: "text/css", SCRIPT: "text/javascript"}
 
 @functools.cache
 def content(name: str) -> str:
-    """Give the text of STYLE or SCRIPT."""
+    """Return the text of STYLE or SCRIPT."""
     return resources.files("hookd.tool.daemon.web.pages").joinpath("static", name).read_text("utf-8")
 
 
 @functools.cache
 def path(name: str) -> str:
-    """Give the path under which a browser finds it; it may keep what it gets there for ever."""
+    """Return the URL path of STYLE or SCRIPT; a browser may cache it forever."""
     stem, _, kind = name.partition(".")
     return f"/static/{stem}.{hashlib.sha256(content(name).encode()).hexdigest()[:16]}.{kind}"

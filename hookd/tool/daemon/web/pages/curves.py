@@ -1,4 +1,4 @@
-"""Lines over the last minutes, and bars over the order of a model, as SVG."""
+"""Line charts of the last minutes, and bar charts over the modules of a model, as SVG."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 560, 200
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 12, 26
 BARS = 240
-"""Bars of a profile at most; of a larger model each stands for several modules, and has the largest of them."""
+"""Maximum bars of a profile; in a larger model each bar shows the largest value of several modules."""
 BARS_HEIGHT = 64
 ORDERS = 2.0
-"""Of a profile of sizes: so many orders of magnitude are drawn at least, or a factor of 1.1 would look like a cliff."""
+"""Minimum range of a profile of sizes, in orders of magnitude, so that a factor of 1.1 does not look like a cliff."""
 FAR = 4.0
-"""What is so many times above nearly all others is cut off, or these would lie on the floor."""
+"""Values above this multiple of the 95th percentile are cut off, so that the others stay readable."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a picture.
+    """A line of a chart.
 
     Attributes:
-        label: what it is called.
-        colour: a number of the stylesheet's.
-        points: unix seconds and value; a value that is no number makes a mark at the top, and a gap.
+        label: its name.
+        colour: number of a colour of the stylesheet.
+        points: Unix time in seconds and value; NaN leaves a gap, an infinity also a mark at the top.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Line:
 
 
 LARGEST = 1e300
-"""What is larger is drawn as that: the distance of two such numbers is no number any more."""
+"""Limit for drawn values: the difference of two larger ones could overflow."""
 
 
 def _drawn(value: float) -> float:
@@ -52,7 +52,7 @@ def _drawn(value: float) -> float:
 
 
 class _Frame:
-    """From times and values to places in a picture."""
+    """Maps times and values to coordinates in a chart."""
 
     def __init__(self, lines: Sequence[Line], *, is_from_zero: bool) -> None:
         times = [when for line in lines for when, _ in line.points]
@@ -73,9 +73,9 @@ class _Frame:
 
 
 def _range(values: Sequence[float], *, is_from_zero: bool) -> tuple[float, float]:
-    """Give what an axis must have room for: from 0 or near it, but for small changes of a large number.
+    """Return the range of an axis: from 0, except for small changes of a large value.
 
-    A change of a hundredth must not look like a cliff, and a few values far above all others are cut off.
+    A change of 1 % must not look like a cliff, and a few values far above all others are cut off.
     """
     low, top = values[0], values[-1]
     if low >= 0:
@@ -88,13 +88,13 @@ def _range(values: Sequence[float], *, is_from_zero: bool) -> tuple[float, float
 
 
 def chart(title: str, lines: Sequence[Line], write: Callable[[float], str], *, is_from_zero: bool = False) -> Markup:
-    """Draw lines over time, with a legend where there are several.
+    """Draw lines over time, with a legend if there are several.
 
     Args:
-        title: of the picture.
-        lines: with their points.
-        write: makes the text of a number at the axis.
-        is_from_zero: whether the axis begins at 0 if nothing is below.
+        title: title of the chart.
+        lines: the lines to draw.
+        write: formats a number of the axis.
+        is_from_zero: whether the axis begins at 0 if no value is below.
     """
     drawn = [line for line in lines if sum(math.isfinite(value) for _, value in line.points) > 1]
     if not drawn:
@@ -118,7 +118,7 @@ def _now(lines: Sequence[Line], write: Callable[[float], str]) -> Iterator[Marku
 
 
 def legend(lines: Sequence[Line]) -> Markup:
-    """Say which colour is what."""
+    """Return the legend of colours."""
     return tag("ul", *(tag("li", tag("i", class_=f"c{line.colour}"), line.label) for line in lines), class_="legend")
 
 
@@ -127,25 +127,25 @@ def _axes(frame: _Frame, write: Callable[[float], str]) -> Iterator[Markup]:
         value = frame.low + n * frame.each
         y = f"{frame.y(value):.1f}"
         yield tag("line", class_="grid" if n else "axis", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
-        told = "0" if abs(value) < frame.each / 2 else write(value)
-        yield tag("text", told, x=LEFT - 6, y=f"{frame.y(value) + 4:.1f}", text_anchor="end")
+        label = "0" if abs(value) < frame.each / 2 else write(value)
+        yield tag("text", label, x=LEFT - 6, y=f"{frame.y(value) + 4:.1f}", text_anchor="end")
     yield from _minutes(frame)
 
 
 def _minutes(frame: _Frame) -> Iterator[Markup]:
-    """Write how long ago it is, at round distances."""
+    """Label the time axis with ages at round intervals."""
     span = frame.last - frame.first
     each = next(one for one in (5, 10, 15, 30, 60, 120, 300, 600, 10**9) if span / one <= 5)
     for n in range(int(span // each) + 1):
         x, ago = frame.x(frame.last - n * each), n * each
         if x >= LEFT - 1:
-            told = "now" if not n else f"{ago} s ago" if each < 60 else f"{ago // 60} min ago"
+            label = "now" if not n else f"{ago} s ago" if each < 60 else f"{ago // 60} min ago"
             at = {"x": f"{x:.1f}", "text_anchor": "middle" if n else "end"}
-            yield tag("text", told, y=HEIGHT - 8, **at)
+            yield tag("text", label, y=HEIGHT - 8, **at)
 
 
 def _line(frame: _Frame, line: Line) -> Iterator[Markup]:
-    """Draw a line in as many pieces as its gaps make."""
+    """Draw a line as one piece between each two gaps."""
     piece: list[str] = []
     for when, value in line.points:
         if math.isfinite(value):
@@ -154,7 +154,7 @@ def _line(frame: _Frame, line: Line) -> Iterator[Markup]:
         yield from _piece(piece, line)
         piece = []
         x = frame.x(when)
-        if not math.isnan(value):  # nan: nothing was told; else it was told, and is no number
+        if not math.isnan(value):  # NaN: no value was reported; otherwise one was, and is not finite
             yield tag(
                 "path", tag("title", "not finite"), d=f"M{x - 4:.1f} {TOP - 8} l8 8 m0 -8 l-8 8", class_="notfinite"
             )
@@ -169,7 +169,7 @@ def _piece(points: Sequence[str], line: Line) -> Iterator[Markup]:
 
 
 def profile(column: Column, tree: Tree) -> Markup:
-    """Draw one column over the order of the model, a bar for each module that has a number: by depth, so to speak."""
+    """Draw one column as bars, one for each module with a value, in the order of the model."""
     named = [(name, column.values[name]) for name in tree.nodes if name in column.values]
     told = [(name, value) for name, value in named if value or column.scale == "size"]
     if len(told) < 2:
@@ -198,7 +198,7 @@ def _size(one: tuple[str, float]) -> float:
 
 
 def _height(value: float, top: float, warmth: Warmth) -> float:
-    """Give the height of a bar from 0 to 1; of sizes in orders of magnitude, from the smallest to the largest."""
+    """Return the height of a bar, from 0 to 1; sizes are on a logarithmic scale."""
     if not math.isfinite(value):
         return 1.0
     if warmth.scale != "size":

@@ -1,4 +1,4 @@
-"""What is around every page: head, navigation, and how it is renewed."""
+"""The frame of every page: head, navigation and refresh."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REFRESH_S = 10
-"""How often a browser without script loads a page anew; the script fetches what has changed, see page.js."""
+"""Reload interval of browsers without JavaScript, in seconds; the script fetches changed sections, see page.js."""
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self';"
     " base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""Content-Security-Policy: our own files alone. A form may be sent to us: the search, which works without script."""
+"""Content-Security-Policy: our own files only. Forms may be sent to us: the search works without JavaScript."""
 
 
 def page(title: str, parts: Sequence[Markup], *, is_live: bool = True) -> str:
-    """Make a whole page.
+    """Return a whole HTML page.
 
     Args:
-        title: of the page, for a browser's tab.
-        parts: what stands in it; the sections among them are renewed while somebody looks.
-        is_live: whether there is anything to renew.
+        title: title for the browser's tab.
+        parts: content; its sections are refreshed while the page is visible.
+        is_live: whether the page is refreshed at all.
     """
     reload = tag("noscript", tag("meta", http_equiv="refresh", content=REFRESH_S)) if is_live else None
     head = tag(
@@ -61,5 +61,5 @@ def _header() -> Markup:
 
 
 def _footer() -> Markup:
-    said = f"hookd {__version__} · made {moment(time.time())} · the documentation is docs/ of hookd's sources"
+    said = f"hookd {__version__} · rendered {moment(time.time())} · documentation: docs/ in hookd's sources"
     return tag("footer", said)

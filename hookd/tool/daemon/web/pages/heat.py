@@ -1,4 +1,4 @@
-"""What the heat map shows: three views of a model, each of a few columns, and how warm a number is in its column."""
+"""Views of the heat map: three sets of columns, and the colour scale of each column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.web.pages.tree import Tree
 
 LEVELS = 9
-"""How many warm colours there are above that of nothing."""
+"""Number of colour levels above that of zero."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Column:
     """A column of the map.
 
     Attributes:
-        name: its head.
-        values: by module.
-        write: makes a cell's text of a number.
-        scale: "share" (of 1), "size" (of orders of magnitude), or "sign" (of distance from 0, below and above).
+        name: its heading.
+        values: values by module name.
+        write: formats a value.
+        scale: "share" (of 1), "size" (logarithmic), or "sign" (distance from 0, below and above).
     """
 
     name: str
@@ -35,7 +35,7 @@ class Column:
     scale: str
 
     def warmth(self) -> Warmth:
-        """Give the scale that its numbers make."""
+        """Return the colour scale of its values."""
         sizes = [abs(value) for value in self.values.values() if math.isfinite(value) and value]
         if self.scale == "share" or not sizes:
             return Warmth(self.scale, 0.0, 1.0)
@@ -50,7 +50,7 @@ class Warmth(NamedTuple):
     top: float
 
     def of(self, value: float) -> str:
-        """Give the class of a cell: `h0` to `h9`, with `below` for a negative number; `bad` for what is no number."""
+        """Return the CSS class of a cell: `h0` to `h9`, with `below` for a negative value; `bad` if it is not finite."""
         if not math.isfinite(value):
             return "bad"
         size = abs(value)
@@ -72,7 +72,7 @@ def _time(tree: Tree) -> Sequence[Column]:
     whole = added(both, {})
     calls, back = tree.values("hookd_timing_forward_calls"), tree.values("hookd_timing_backward_calls")
     own_share = share({**own, **{root.name: whole.get(root.name, 0.0) for root in tree.roots}}, tree.roots)
-    for root in tree.roots:  # the whole was only there to be divided by
+    for root in tree.roots:  # the total was only needed as the divisor
         own_share[root.name] = own.get(root.name, 0.0) / whole[root.name] if whole.get(root.name) else 0.0
     return (
         Column("share", share(both, tree.roots), wording.percent, "share"),
@@ -93,7 +93,7 @@ def _of_activations(*columns: tuple[str, str, Callable[[float], str], str]) -> C
 
 
 class View(NamedTuple):
-    """A choice of columns: what it is called, what is said of it, how they are made of a tree."""
+    """A set of columns: title, explanation, and the function that builds the columns of a tree."""
 
     title: str
     about: str
@@ -103,13 +103,13 @@ class View(NamedTuple):
 VIEWS = {
     "time": View(
         "Time",
-        "Share of the time of all calls, what is inside included; own: without what is inside. Forward and backward: of one"
-        " call. The chart has each module's own share.",
+        "Share: part of the time of all calls, including nested modules. Own: excluding nested modules. Forward and backward:"
+        " time per call. The chart shows each module's own share.",
         _time,
     ),
     "activations": View(
         "Activations",
-        "Of the module's output at the last sampled step. Blue is below 0. The chart has the standard deviation.",
+        "Statistics of the module's output at the last sampled step. Blue is below 0. The chart shows the standard deviation.",
         _of_activations(
             ("std", "std", wording.number, "size"), ("mean", "mean", wording.number, "sign"),
             ("zeros", "zero_ratio", wording.percent, "share"), ("largest", "absmax", wording.number, "size"),
@@ -117,15 +117,15 @@ VIEWS = {
     ),
     "gradients": View(
         "Gradients",
-        "Of the module's own parameters at the last sampled step: norms of gradients and of weights; update: how far the step"
-        " moves them, over their norm. The chart has the norm of the gradients from the first module to the last, in orders of"
-        " magnitude.",
+        "The module's own parameters at the last sampled step: norms of gradients and weights. Update: norm of the step's change"
+        " over the norm of the weights. The chart shows the gradient norm from the first module to the last, on a logarithmic"
+        " scale.",
         _of_activations(
             ("grad norm", "grad_norm", wording.number, "size"), ("weights", "weight_norm", wording.number, "size"),
             ("update", "update_ratio", wording.number, "size"), ("noise", "grad_noise_ratio", wording.percent, "share"),
         ),
     ),
 }  # fmt: skip
-"""By the word that stands in an address."""
+"""Views by their name in the URL."""
 CHARTED = {"time": 1, "activations": 0, "gradients": 0}
-"""Which column of a view is drawn over the order of the model."""
+"""Index of the column of each view that the chart shows."""

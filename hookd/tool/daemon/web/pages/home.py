@@ -1,4 +1,4 @@
-"""`/`: the targets by run, what happened last, and how the daemon itself is."""
+"""`/`: the targets by run, the last incidents, and the state of the daemon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
 
 MOST = 500
-"""Targets that are shown; the API has all."""
+"""Maximum number of targets shown; the API returns all."""
 INCIDENTS = 15
 MILD = ("training_changed", "eval")
 
@@ -30,14 +30,14 @@ def parts(
     health: Mapping[str, Any],
     panels: Sequence[Mapping[str, Any]] = (),
 ) -> list[Markup]:
-    """Make the page.
+    """Return the parts of the page.
 
     Args:
-        targets: all that are served.
-        history: of them.
-        incidents: the last ones, as the store has them.
-        health: what the daemon says of itself, by name; None is left out.
-        panels: tables of the daemon's plugins, as `Plugins.panels` has them.
+        targets: all targets.
+        history: their history.
+        incidents: rows of the last incidents, from the store.
+        health: facts about the daemon by name, see `told_health`; None is left out.
+        panels: tables of the daemon plugins, see `plugins.host.Host.panels`.
     """
     shown = sorted((Rank.of(one, history) for one in targets[:MOST]), key=ranks.order)
     return [
@@ -60,13 +60,13 @@ def _cell(value: str | float | None) -> str:
 
 def _targets(shown: Sequence[Rank], total: int) -> list[object]:
     if not shown:
-        return [tag("p", "None yet. ", tag("code", "hookd ps"), " lists what can be one, ",
-                    tag("code", "hookd attach PID"), " makes it one.", class_="soft")]  # fmt: skip
+        return [tag("p", "None yet. ", tag("code", "hookd ps"), " lists processes that can be attached to, ",
+                    tag("code", "hookd attach PID"), " attaches to one.", class_="soft")]  # fmt: skip
     head = ("run", "user", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
     said = [] if len(shown) == total else [tag("p", f"The first {len(shown)} of {total}.", class_="soft")]
     changing = dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
     links = [part for one in changing for part in (", ", link(address("run", one), one))][1:]
-    banner = tag("p", tag("b", "A plugin changes the training"), " of ", *links, class_="banner", role="alert")
+    banner = tag("p", tag("b", "A plugin changes the training"), " in run ", *links, class_="banner", role="alert")
     summary = f"{count(total, 'target')} of {count(len({one.row['run'] for one in shown}), 'run')}"
     return [
         banner if changing else None,
@@ -92,7 +92,7 @@ def _row(rank: Rank) -> list[object]:
 
 
 def incident_table(rows: Sequence[Mapping[str, Any]], caption: str, *, has_run: bool = True) -> Markup:
-    """Tabulate incidents, each with its owner and a link to all that is kept of it."""
+    """Return a table of incidents, each with the owner of the process and a link to its page."""
     if not rows:
         return tag("p", "None.", class_="soft")
     head = ("incident", "when", *(["run"] if has_run else []), "user", ">rank", "kind", "module", "what")
@@ -114,7 +114,7 @@ def _incident(row: Mapping[str, Any], *, has_run: bool) -> list[object]:
 
 
 def is_mild(kind: str) -> bool:
-    """Whether an incident of this kind tells of no fault: what a person has done, and what is over."""
+    """Whether incidents of this kind are not faults: actions of users, and the ends of other incidents."""
     return kind in MILD or kind.endswith("_over")
 
 
@@ -126,10 +126,10 @@ def _facts(health: Mapping[str, Any]) -> Markup:
 
 
 def told_health(status: Mapping[str, Any], own: Mapping[str, float | None]) -> dict[str, object]:
-    """Say how the daemon is.
+    """Return facts about the state of the daemon.
 
     Args:
-        status: as `Service.status` gives it.
+        status: the result of `Service.status`.
         own: `resident_bytes`, `cpu_s`, `scrape_s`, `attached`, `refused`.
     """
     up_s = max(1.0, time.time() - float(status["started"]))
@@ -139,7 +139,7 @@ def told_health(status: Mapping[str, Any], own: Mapping[str, float | None]) -> d
         "process": f"{status['pid']}{kind}, up for {wording.span(up_s)}, since {moment(status['started'])}",
         "control socket": join(tag("code", status["control"])),
         "attaches": f"{own['attached'] or 0:.0f} done, {own['refused'] or 0:.0f} refused",
-        "attach by rule": f"{count(status['rules'], 'rule')}, {len(status['backing_off'])} tried again later",
+        "attach by rule": f"{count(status['rules'], 'rule')}, {len(status['backing_off'])} waiting for a retry",
         "last scrape": wording.seconds(own["scrape_s"]) + " to collect" if own["scrape_s"] else "none yet",
         "memory": None if resident is None else f"{resident / 1e6:,.0f} MB",
         "CPU": None

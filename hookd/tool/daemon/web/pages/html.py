@@ -1,4 +1,4 @@
-"""Elements of a page. What is put into one is escaped, unless it is an element itself."""
+"""HTML elements. Children are escaped unless they are elements themselves."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     Child = object
-    """Markup as it is, None for nothing; all else is text."""
+    """Markup is inserted as it is, None is left out, everything else is escaped as text."""
 
 _EMPTY = ("br", "input", "link", "meta")
 
 
 class Markup(str):
-    """HTML: made of `tag`, or of what is known to be escaped."""
+    """Escaped HTML, made by `tag` or from strings that are known to be escaped."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
-    """Make an element.
+    """Return an element.
 
     Args:
-        name: of the element.
-        children: what is in it.
-        attributes: by name, `class_` for `class` and `aria_label` for `aria-label`; None and False leave one out, True
-            gives one without a value.
+        name: tag name.
+        children: content.
+        attributes: attributes by name, `class_` for `class` and `aria_label` for `aria-label`; None and False omit one,
+            True sets one without a value.
     """
-    told = "".join(
+    written = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{text(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    return Markup(f"<{name}{told}>" + ("" if name in _EMPTY else f"{join(*children)}</{name}>"))
+    return Markup(f"<{name}{written}>" + ("" if name in _EMPTY else f"{join(*children)}</{name}>"))
 
 
 def join(*children: Child) -> Markup:
-    """Put several things one after the other."""
+    """Concatenate children."""
     return Markup("".join(_part(child) for child in children))
 
 
@@ -49,21 +49,21 @@ def _part(child: Child) -> str:
 
 
 def address(*parts: str, at: str = "", **query: object) -> str:
-    """Make the address of a page: each part of its path quoted, those of the query that are there, a place in it."""
+    """Return the URL of a page: quoted path parts, query parameters that are not None or empty, and fragment `at`."""
     asked = urlencode({key: str(value) for key, value in query.items() if value not in (None, "")})
     path = "/".join(quote(part, safe="") for part in parts)
     return f"/{path}" + (f"?{asked}" if asked else "") + (f"#{at}" if at else "")
 
 
 def link(where: str, *children: Child, **attributes: object) -> Markup:
-    """Make a link to another page of ours."""
+    """Return a link to another page of hookd."""
     return tag("a", *children, href=where, **attributes)
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]]) -> Markup:
-    """Make a table of which the first cell of a row names it. A column whose name starts with `>` holds numbers.
+    """Return a table whose first column holds the row headers. A column whose name starts with `>` holds numbers.
 
-    It can be scrolled where it is too wide, by keyboard, too.
+    A table that is too wide can be scrolled, also by keyboard.
     """
     kinds = ["n" if name.startswith(">") else None for name in head]
     names = [tag("th", name.lstrip(">"), scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True)]
@@ -78,5 +78,5 @@ def _cells(row: Sequence[Child], kinds: Sequence[str | None]) -> list[Markup]:
 
 
 def section(name: str, title: str, *children: Child) -> Markup:
-    """Make a part of a page that is renewed by itself while somebody looks at it."""
+    """Return a section, which is refreshed separately while the page is visible."""
     return tag("section", tag("h2", title, id=f"{name}-title"), *children, id=name, aria_labelledby=f"{name}-title")

@@ -1,4 +1,4 @@
-"""`/incident/ID`: all that is kept of one incident, and a page for what is not there."""
+"""`/incident/ID`: the recorded details of one incident. Also the "Not found" page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def parts(row: Mapping[str, Any], *, is_watched: bool) -> list[Markup]:
-    """Make the page of an incident.
+    """Return the parts of the page of an incident.
 
     Args:
-        row: as the store has it.
+        row: its row in the store.
         is_watched: whether its process is still a target.
     """
     told = {
@@ -29,7 +29,7 @@ def parts(row: Mapping[str, Any], *, is_watched: bool) -> list[Markup]:
     now = (
         tag("p", link(where, "Its process as it is now"))
         if is_watched
-        else tag("p", "Its process is gone.", class_="soft")
+        else tag("p", "Its process has ended.", class_="soft")
     )
     return [
         tag("h1", f"incident #{row['id']}: {row['kind']}"),
@@ -41,7 +41,7 @@ def parts(row: Mapping[str, Any], *, is_watched: bool) -> list[Markup]:
 
 
 def missing(what: str, runs: Sequence[str]) -> list[Markup]:
-    """Make the page that says that something is not there, with what is."""
+    """Return the parts of the "Not found" page, with links to the existing runs."""
     links = [tag("li", link(address("run", one), one)) for one in runs]
-    there = join(tag("p", "What is there:"), tag("ul", *links)) if links else tag("p", "No target is there now.")
+    there = join(tag("p", "Existing runs:"), tag("ul", *links)) if links else tag("p", "There are no targets now.")
     return [tag("h1", "Not found"), tag("p", what), there, tag("p", link("/", "All targets"))]

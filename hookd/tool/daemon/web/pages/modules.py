@@ -1,4 +1,4 @@
-"""The module tree as a heat map: a part of it at a time, however large the model is."""
+"""The module tree as a heat map, a part of it at a time for large models."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.web.pages.tree import Node, Tree
 
 PAGE = 100
-"""Modules of one parent, or found by name, that are shown at a time."""
+"""Maximum children of one module, or search results, shown at a time."""
 MOST = 300
-"""Modules that are shown at a time in all."""
+"""Maximum modules shown at a time in total."""
 OPEN = 2
-"""So many levels are open at first."""
+"""Number of levels that are open initially."""
 
 
 class Asked(NamedTuple):
-    """What the reader has chosen.
+    """The reader's choices, from the URL.
 
     Attributes:
         view: a key of VIEWS.
-        module: the one that the tree begins at; empty for the roots.
-        search: a part of names or types; empty for the tree.
-        page: of the children of that module, or of what was found; from 1.
+        module: the module at which the tree begins; empty for the roots.
+        search: substring of names or types to search; empty for the tree.
+        page: page of that module's children, or of the search results; from 1.
     """
 
     view: str = "time"
@@ -45,9 +45,9 @@ class Map:
     """A heat map of one target.
 
     Args:
-        tree: its modules.
-        asked: what to show of it.
-        where: gives the address of this page with other choices.
+        tree: the modules of the target.
+        asked: the reader's choices.
+        where: returns the URL of this page with other choices.
     """
 
     def __init__(self, tree: Tree, asked: Asked, where: Callable[..., str]) -> None:
@@ -56,7 +56,7 @@ class Map:
         self._warmth: list[Warmth] = [column.warmth() for column in self._columns]
 
     def markup(self) -> Markup:
-        """Make the part of the page."""
+        """Return the section of the page."""
         view = VIEWS[self._asked.view]
         return section(
             "modules",
@@ -68,7 +68,7 @@ class Map:
         )
 
     def search(self) -> Markup:
-        """Make the form that looks for modules by name; it stands outside of what is renewed while somebody types."""
+        """Return the search form; it is outside the refreshed sections, so that typing is not interrupted."""
         box = tag(
             "input", type="search", name="q", value=self._asked.search, id="q", autocomplete="off", spellcheck="false"
         )
@@ -79,7 +79,7 @@ class Map:
         )  # fmt: skip
 
     def _kept(self) -> list[tuple[str, str]]:
-        """Give what a search keeps of the address."""
+        """Return the query parameters that a search preserves."""
         query = self._where(view=self._asked.view, m=None, q=None, p=None, at="").partition("?")[2]
         return [(key, value) for key, value in parse_qsl(query) if key != "q"]
 
@@ -92,18 +92,18 @@ class Map:
             )
             for key, view in VIEWS.items()
         ]
-        return tag("nav", *links, class_="tabs", aria_label="What the map shows")
+        return tag("nav", *links, class_="tabs", aria_label="Columns of the map")
 
     def _below(self) -> Markup:
-        """Show the tree below the chosen module."""
+        """Return the tree below the chosen module."""
         node = self._tree.nodes.get(self._asked.module)
         if node is None and self._asked.module:
             again = link(self._where(m=None, p=None, at="modules"), "Show all modules")
-            return tag("p", "This target has no such module now. ", again, class_="bad")
+            return tag("p", "This target has no such module any more. ", again, class_="bad")
         tops = self._tree.roots if node is None else node.children
         if not tops:
             return tag(
-                "p", "No module has been seen yet." if node is None else "Nothing is inside of it.", class_="soft"
+                "p", "No module has been observed yet." if node is None else "It contains no modules.", class_="soft"
             )
         shown = self._of_page(tops)
         expanded = self._expanded(shown)
@@ -111,7 +111,7 @@ class Map:
         return join(self._crumbs(node), self._head(), tag("div", *rows, class_="tree"), self._pages(len(tops)))
 
     def _found(self) -> Markup:
-        """Show what was looked for, without the tree around it."""
+        """Return the search results, without the tree around them."""
         word = self._asked.search.casefold()
         nodes = [one for one in self._tree.nodes.values() if word in one.name.casefold() or word in one.type.casefold()]
         again = link(self._where(q=None, p=None, at="modules"), "Show the tree")
@@ -124,7 +124,7 @@ class Map:
         return nodes[first : first + PAGE]
 
     def _expanded(self, shown: Sequence[Node]) -> set[str]:
-        """Choose whose children are shown, level by level, until there are enough."""
+        """Choose the modules to expand, level by level, until MOST modules are shown."""
         chosen, level, room = set(), list(shown), MOST - len(shown)
         while level:
             below: list[Node] = []
@@ -175,10 +175,10 @@ class Map:
         above = [link(self._where(m=one.name, p=None, at="modules"), one.label) for one in self._tree.path(node)]
         every = link(self._where(m=None, p=None, at="modules"), "all")
         parts = [part for one in (every, *above) for part in (one, " / ")]
-        return tag("nav", *parts, tag("b", node.label), class_="crumbs", aria_label="Where this is in the model")
+        return tag("nav", *parts, tag("b", node.label), class_="crumbs", aria_label="Position in the model")
 
     def _pages(self, total: int) -> Markup | None:
-        """Link to the page before and the one after, where there is more than one."""
+        """Return links to the previous and the next page, if there is more than one."""
         last = _last_page(total)
         if last == 1:
             return None

@@ -1,4 +1,4 @@
-"""The parts of the report: incidents, phases, modules, plugins. All that a target says goes through `text`."""
+"""Parts of the report: incidents, phases, modules, plugins. Strings from a target are escaped by `text`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 MAX_MODULES = 200
 OPEN = 3
-"""Incidents whose details are shown at once, the first ones: the others follow from them as a rule."""
+"""Number of incidents, the first ones, whose details are open; later ones are usually consequences."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 BORN = ("nan", "inf")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Make a table of cells that are HTML. A column whose name starts with `>` holds numbers, with `:` names."""
+    """Return a table of HTML cells. A column whose name starts with `>` holds numbers, with `:` names."""
     classes = [{">": ' class="n"', ":": ' class="name"'}.get(name[:1], "") for name in head]
     names = "".join(
         f"<th{kind if name[:1] == '>' else ''}>{name.lstrip('>:')}</th>"
@@ -38,13 +38,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """Make a list of facts; those that are not known are left out."""
+    """Return a table of facts; empty values are left out."""
     rows = "".join(f"<tr><th>{text(name)}</th><td>{text(value)}</td></tr>" for name, value in pairs if value)
     return f'<table class="facts"><tbody>{rows}</tbody></table>' if rows else ""
 
 
 def tiles(pairs: Iterable[tuple[str, object]]) -> str:
-    """Show the numbers that matter first."""
+    """Return tiles for the most important numbers."""
     return (
         '<ul class="tiles">' + "".join(f"<li><b>{text(v)}</b><span>{text(k)}</span></li>" for k, v in pairs) + "</ul>"
     )
@@ -54,7 +54,7 @@ def tiles(pairs: Iterable[tuple[str, object]]) -> str:
 
 
 def incidents(told: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Make a card of each incident: what, when, where, and all that is kept of it."""
+    """Yield a card for each incident, with all recorded details."""
     if not told:
         yield '<p class="good">None.</p>'
     for n, one in enumerate(told):
@@ -62,7 +62,7 @@ def incidents(told: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def incident(one: dict[str, Any], *, is_first: bool) -> str:
-    """Make the card of one incident, as it is in a page or in `detail` of the store."""
+    """Return the card of one incident, from a target's page or from `detail` in the store."""
     number = f"#{one['id']} " if one.get("id") is not None else ""
     when = moment(one["time"]) if isinstance(one.get("time"), (int, float)) else ""
     where = ", ".join(f"{name} {one[name]}" for name in ("module", "step") if one.get(name) not in (None, ""))
@@ -96,7 +96,7 @@ def _details(one: dict[str, Any]) -> Iterator[str]:
 
 
 def _records(rows: Sequence[dict[str, Any]]) -> str:
-    """Tabulate what a recorder has kept: calls, steps."""
+    """Return a table of a recorder's entries, such as calls or steps."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = [f":{text(name)}" if name == "module" else f">{text(_words(name))}" for name in names]
     return table(head, [[_cell(row.get(name)) for name in names] for row in rows])
@@ -111,7 +111,7 @@ def _words(name: str) -> str:
 
 
 def marks(report: dict[str, Any]) -> list[plots.Mark]:
-    """Give the places of incidents on the curve, whose steps are counted from the attach."""
+    """Return the marks of incidents on the curve, whose steps are counted from the attach."""
     offset = report["step"]["offset"] or 0
     found = []
     for one in report["incidents"]:
@@ -126,13 +126,13 @@ def marks(report: dict[str, Any]) -> list[plots.Mark]:
 
 
 def curve(report: dict[str, Any]) -> Iterator[str]:
-    """Draw the times of the last steps."""
+    """Yield the chart of the last step times, and its notes."""
     points = report.get("curve") or []
     yield plots.step_times([plots.Curve("median", 0, points)], marks(report))
     beyond, longest = plots.cut_off(points)
-    told = ["the line is the median of the steps that a point stands for, a bar above it their longest"]
+    told = ["the line shows the median of the steps per point, a bar above it the longest of them"]
     if beyond:
-        told.append(f"at {beyond} points that is beyond the picture, {wording.seconds(longest)} at most")
+        told.append(f"at {beyond} points the longest is cut off, {wording.seconds(longest)} at most")
     if points:
         last, offset = points[-1], report["step"]["offset"]
         told.append("steps are counted from the attach" + (f", at step {offset} of the run" if offset else ""))
@@ -141,10 +141,10 @@ def curve(report: dict[str, Any]) -> Iterator[str]:
 
 
 def phase_shares(report: dict[str, Any], step_s: float | None) -> Iterator[str]:
-    """Draw where the time of a step goes."""
+    """Yield a bar of the phases of a step, and its legend."""
     found = sorted(phases(report), key=lambda one: PHASES.index(one[0]) if one[0] in PHASES else len(PHASES))
     if not found:
-        yield '<p class="soft">The plugin timing is not loaded, or has not looked yet.</p>'
+        yield '<p class="soft">The plugin timing is not loaded, or has not sampled a step yet.</p>'
         return
     parts = [
         (name, share, COLOURS if name == "other" else n % COLOURS) for n, (name, share) in enumerate(found) if share
@@ -160,7 +160,7 @@ def phase_shares(report: dict[str, Any], step_s: float | None) -> Iterator[str]:
 
 
 def modules(report: dict[str, Any], limit: int = MAX_MODULES) -> Iterator[str]:
-    """Tabulate the costliest modules, in the order of the model, and those with a finding."""
+    """Yield a table of the costliest modules and those with a finding, in the order of the model."""
     rows = report["modules"]
     costliest = {id(row) for row in sorted(rows, key=module_seconds, reverse=True)[:limit]}
     shown = [row for row in rows if id(row) in costliest or finding(row)][: 2 * limit]
@@ -194,7 +194,7 @@ def _module(row: dict[str, Any], whole: float) -> list[str]:
 
 
 def plugins(report: dict[str, Any]) -> str:
-    """Tabulate the plugins: how often each looks, what it costs, with which settings."""
+    """Return a table of the plugins: sampling, cost and settings."""
     rows = [
         [
             text(one["name"]),
@@ -210,7 +210,7 @@ def plugins(report: dict[str, Any]) -> str:
 
 
 def threads(report: dict[str, Any]) -> str:
-    """Say where each thread is, or was at the end."""
+    """Return a table of the threads' positions, now or at the end."""
     rows = [
         [text(one["name"]), text(one["tid"]), text(one["phase"]), text(one["module"] or "-"), text(one["step"])]
         for one in report["threads"]
@@ -219,7 +219,7 @@ def threads(report: dict[str, Any]) -> str:
 
 
 def logs(report: dict[str, Any]) -> str:
-    """Give the last lines of the agent's log."""
+    """Return the last lines of the agent's log."""
     lines = []
     for one in report["logs"]:
         at = one.get("time")

@@ -1,4 +1,4 @@
-"""Plots as SVG, with texts that a pointer finds (`<title>`). They draw numbers; every word goes through `text`."""
+"""Plots as SVG, with tooltips (`<title>`). All words are escaped by `text`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 34
 TICKS = 5
 COLOURS = 7
-"""How many colours there are to tell things apart; the one after them is grey, for what is left."""
+"""Number of distinct colours; the one after them is grey, for the rest."""
 FAR = 4.0
-"""What is so many times longer than the long steps is cut off, or all others would lie on the floor."""
+"""Steps longer than this multiple of the 95th percentile are cut off, so that the others stay readable."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Curve:
     """One line.
 
     Attributes:
-        label: what it is called.
-        colour: a number of the style's.
+        label: its name.
+        colour: number of a colour of the stylesheet.
         points: `{"step", "seconds", "longest"}` each, by step.
     """
 
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From steps and seconds to places in the picture."""
+    """Maps steps and seconds to coordinates in the plot."""
 
     first: float
     last: float
@@ -61,7 +61,7 @@ class _Scale:
 
 
 def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> str:
-    """Draw the time of a step over steps; with one curve also the longest step of each point."""
+    """Plot step time over steps; with a single curve also the longest step of each point."""
     points = [point for curve in curves for point in curve.points]
     if len(points) < 2:
         return '<p class="soft">Too few steps to draw.</p>'
@@ -75,7 +75,7 @@ def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> str:
 
 
 def cut_off(points: Sequence[dict[str, Any]]) -> tuple[int, float]:
-    """Give how many points a picture of one curve cuts off, and the longest step of all."""
+    """Return how many points a plot of one curve cuts off, and the longest step in seconds."""
     if len(points) < 2:
         return 0, 0.0
     top = _scale(points, has_longest=True).top
@@ -92,12 +92,12 @@ def _scale(points: Sequence[dict[str, Any]], *, has_longest: bool) -> _Scale:
 
 
 def ceiling(value: float) -> float:
-    """Round up so that ticks are whole."""
+    """Round up to a multiple of the tick distance."""
     return math.ceil(value / tick(value) - 1e-9) * tick(value)
 
 
 def tick(value: float, ticks: int = TICKS) -> float:
-    """Give a round distance between at most so many ticks."""
+    """Return a round distance for at most `ticks` ticks."""
     rough = value / ticks
     power = float(10 ** math.floor(math.log10(rough)))
     return next(power * n for n in (1, 2, 5, 10) if rough <= power * n * (1 + 1e-9))
@@ -126,7 +126,7 @@ def _line(scale: _Scale, curve: Curve) -> str:
 
 
 def _longest(scale: _Scale, points: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Draw from each point a thin line to the longest of its steps, with a mark where that is beyond the picture."""
+    """Draw a thin line from each point to its longest step, with a mark if that is cut off."""
     for one in points:
         if one["longest"] > 1.05 * one["seconds"]:
             x, top = scale.x(one["step"]), scale.y(one["longest"])

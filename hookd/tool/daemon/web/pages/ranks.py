@@ -1,4 +1,4 @@
-"""Ranks beside each other: the table of the first page, and that of a run."""
+"""Rows of ranks, for the table of the first page and that of a run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from hookd.wire.page import Snapshot
 
 SLOW = 1.1
-"""So many times the median of a run is slow."""
+"""A rank is slow above this multiple of the run's median step time."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A target as the pages tell of it.
+    """A target as the pages show it.
 
     Attributes:
-        target: itself.
-        row: in short, see `describe.target_row`.
-        samples: its last minutes.
-        cost: hookd's share of its time, None where it is not known.
-        changed_by: plugins that change its training now.
+        target: the target.
+        row: its summary row, see `describe.target_row`.
+        samples: its samples of the last minutes.
+        cost: hookd's share of its time; None if unknown.
+        changed_by: plugins that currently change its training.
     """
 
     target: Target
@@ -44,7 +44,7 @@ class Rank:
 
     @classmethod
     def of(cls, target: Target, history: History) -> Rank:
-        """Gather what there is, without waiting for the page of the target."""
+        """Gather the known data of a target, without reading its page."""
         snapshot = target.last()
         is_alive = target.ended is None
         return cls(
@@ -57,17 +57,17 @@ class Rank:
 
     @property
     def step_s(self) -> float | None:
-        """Give the time of its last steps."""
+        """The mean time of its last steps, in seconds."""
         return step_now(self.samples) if self.target.ended is None else None
 
     @property
     def rate(self) -> float | None:
-        """Give its steps per second."""
+        """Its steps per second."""
         return steps_per_second(self.samples) if self.target.ended is None else None
 
     @property
     def where(self) -> str:
-        """Give the address of its part of the run's page."""
+        """The URL of the run's page with this rank selected."""
         return address("run", str(self.row["run"]), pid=self.row["pid"])
 
 
@@ -78,7 +78,7 @@ def _cost(snapshot: Snapshot) -> float | None:
 
 
 def _changing(snapshot: Snapshot) -> Sequence[str]:
-    """Name the plugins that are loaded and change the training, which is more than to be able to."""
+    """Return the active plugins that do change the training, not those that only could."""
     found = family(snapshot, "hookd_plugin_changes_training", ("plugin",))
     changing = (
         {} if found is None else {name: found.cells[at] for (name,), at in zip(found.values, found.first, strict=True)}
@@ -90,14 +90,14 @@ def _changing(snapshot: Snapshot) -> Sequence[str]:
 
 
 def order(rank: Rank) -> tuple[str, int, str, int]:
-    """Sort by run, then by rank as a number."""
+    """Return the sort key: run, then rank as a number."""
     name = str(rank.row["rank"])
     is_number = name.isascii() and name.isdecimal() and len(name) < 10
     return (str(rank.row["run"]), int(name) if is_number else 1 << 30, name, rank.row["pid"])
 
 
 def state(rank: Rank) -> Markup:
-    """Say in which state a target is; what is wrong with it stands first."""
+    """Return the state of a target, problems first."""
     row = rank.row
     told = row["state"] if row["reason"] in (None, row["state"]) else f"{row['state']}: {row['reason']}"
     if row["hang"]:
@@ -111,7 +111,7 @@ def state(rank: Rank) -> Markup:
 
 
 def numbers(rank: Rank) -> list[object]:
-    """Give the cells that both tables end with: step, steps a second, time of a step, cost."""
+    """Return the cells of NUMBERS: step, steps per second, step time, cost."""
     step = rank.row["step"]
     is_whole = step is None or step["is_absolute"] or is_called_only(step)
     counted = None if step is None else tag(
@@ -127,21 +127,21 @@ def numbers(rank: Rank) -> list[object]:
 
 
 NUMBERS = (">step", ">steps/s", ">a step", ">hookd's cost")
-"""The heads of `numbers`."""
+"""Headings of the cells of `numbers`."""
 
 
 def told(rank: Rank) -> Markup | str:
-    """Give how many incidents there were, with the way to them."""
+    """Return the number of incidents, linked to their list."""
     found = rank.row["incidents"]
     return link(f"{rank.where}#incidents", found) if found else "0"
 
 
 def changed(ranks: Sequence[Rank], settings: Mapping[str, str]) -> Markup | None:
-    """Warn where a plugin changes the training: what is seen then is not what would be without hookd.
+    """Return a warning if a plugin changes the training, because its results then differ from those without hookd.
 
     Args:
-        ranks: of one run.
-        settings: of each plugin, in words.
+        ranks: the ranks of one run.
+        settings: settings by plugin, as text.
     """
     names = sorted({name for rank in ranks for name in rank.changed_by})
     if not names:

@@ -1,4 +1,4 @@
-"""The pages' routes: who asks gets a page that was made in a thread of its own, one at a time."""
+"""Routes of the pages, which are rendered in a separate thread, one at a time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.web.pages.html import Markup
 
 MAX_WAITING = 20
-"""Readers that wait for a page; more are sent away."""
+"""Maximum concurrent page requests; further ones are refused with 503."""
 INCIDENTS = 50
-"""Incidents of a run that are shown, the newest."""
+"""Maximum incidents shown of a run, the newest ones."""
 FOREVER = "public, max-age=31536000, immutable"
 
 
 class Pages:
-    """Serves the pages and their two files."""
+    """Serves the pages, the stylesheet and the script."""
 
     def __init__(self, service: Service, collector: FleetCollector) -> None:
         self._service, self._collector = service, collector
@@ -35,7 +35,7 @@ class Pages:
         self._waiting = 0
 
     def add_to(self, app: web.Application) -> None:
-        """Add the routes; `GET` alone."""
+        """Add the routes, for GET (and HEAD) only."""
         app.router.add_get("/", self._home)
         app.router.add_get("/run/{name:.+}", self._run)
         app.router.add_get(r"/incident/{number:\d{1,18}}", self._incident)
@@ -57,7 +57,7 @@ class Pages:
         return await self._answer(request, functools.partial(self._make_incident, int(request.match_info["number"])))
 
     async def _answer(self, request: web.Request, make: Callable[[], Made]) -> web.Response:
-        """Make a page, or with `fragment` in the query the sections alone: what the script renews."""
+        """Return a page, or with `fragment` in the query only its parts, for the script to refresh."""
         if self._waiting >= MAX_WAITING:
             return web.Response(status=503, text="too many readers at once\n")
         whole = "fragment" not in request.query
@@ -84,7 +84,9 @@ class Pages:
         user = targets[0].claim.uid if targets else None
         incidents = self._service.fleet.incidents(run=name, user=user, limit=INCIDENTS)
         if not targets and not incidents:
-            return self._missing(f"No run {name!r} is watched, and no incident of one is kept.")
+            return self._missing(
+                f"There is no run {name!r} among the targets, and there are no stored incidents of one."
+            )
         if targets and choice.pid is not None and all(one.pid != choice.pid for one in targets):
             return self._missing(f"Process {choice.pid} is not in run {name!r} any more.")
         parts = run.parts(name, targets, self._service.history, incidents, choice)
@@ -93,7 +95,7 @@ class Pages:
     def _make_incident(self, number: int) -> Made:
         rows = self._service.fleet.incidents(id=number)
         if not rows:
-            return self._missing(f"There is no incident #{number}; the oldest ones are forgotten.")
+            return self._missing(f"There is no incident #{number}; the oldest incidents are deleted after a while.")
         row = rows[0]
         is_watched = any(
             (one.pid, one.start_ticks) == (row["pid"], row["start"]) for one in self._service.fleet.targets()
@@ -106,7 +108,7 @@ class Pages:
 
 
 class Made:
-    """What a page is made of."""
+    """The content of a page, with its title and status."""
 
     def __init__(self, title: str, parts: Sequence[Markup], *, is_live: bool = True, status: int = 200) -> None:
         self.title, self.parts, self.is_live, self.status = title, parts, is_live, status
@@ -127,7 +129,7 @@ async def _file(name: str, _: web.Request) -> web.Response:
 
 
 def _own() -> dict[str, float | None]:
-    """Give what the operating system counts for this process."""
+    """Return memory and CPU time of this process, as counted by the operating system."""
     process = psutil.Process()
     times = process.cpu_times()
     return {"resident_bytes": float(process.memory_info().rss), "cpu_s": float(times.user + times.system)}

@@ -1,4 +1,4 @@
-"""`/run/NAME`: the ranks of a run beside each other, and of one of them its modules, plugins and state."""
+"""`/run/NAME`: the ranks of a run compared, and the modules, plugins and state of one of them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
 
 MOST_CURVES = plots.COLOURS
-"""Ranks whose curves are drawn."""
+"""Maximum number of ranks whose curves are drawn."""
 MOST_RANKS = 256
-"""Ranks that a table has; of a larger run on one node the first."""
+"""Maximum number of ranks in the table, the first ones."""
 
 NOTHING = Asked()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What an address asks for.
+    """The reader's choices, from the URL.
 
     Attributes:
-        pid: of the rank to show; None for the first that lives.
-        modules: of its model.
+        pid: pid of the rank to show; None for the first live one.
+        modules: choices for the heat map.
     """
 
     pid: int | None = None
@@ -49,7 +49,7 @@ class Choice:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Choice:
-        """Read a query; what makes no sense is as if it were not there."""
+        """Return the choices of a query; invalid parameters are ignored."""
         view = query.get("view", "")
         asked = Asked(
             view if view in VIEWS else "time",
@@ -60,7 +60,7 @@ class Choice:
         return cls(_whole(query.get("pid", ""), None), asked)
 
     def address(self, run: str, at: str = "", **other: Any) -> str:
-        """Give the address that asks for this, but for `other`."""
+        """Return the URL for these choices, with `other` replaced."""
         now: dict[str, Any] = {
             "pid": self.pid,
             "view": self.modules.view if self.modules.view != "time" else None,
@@ -78,20 +78,20 @@ def _whole(text: str, default: int | None) -> int | None:
 def parts(
     name: str, targets: Sequence[Target], history: History, incidents: Sequence[Mapping[str, Any]], choice: Choice
 ) -> list[Markup]:
-    """Make the page.
+    """Return the parts of the page.
 
     Args:
-        name: of the run.
-        targets: its ranks, those that have ended and linger among them; may be empty.
-        history: of them.
-        incidents: of the run, the newest first.
-        choice: what to show.
+        name: name of the run.
+        targets: its ranks, including ended ones that linger; may be empty.
+        history: their history.
+        incidents: incidents of the run, newest first.
+        choice: the reader's choices.
     """
     every = sorted((Rank.of(one, history) for one in targets), key=ranks.order)
     title = tag("h1", "run ", tag("b", name))
     told = section("incidents", "Incidents", incident_table(incidents, "Incidents of this run", has_run=False))
     if not every:
-        said = "None of its ranks is watched any more: this is what is kept of it."
+        said = "None of its ranks is watched any more; only the stored incidents are left."
         return [title, section("gone", "Ranks", tag("p", said, class_="soft")), told]
     chosen = _chosen(every, choice.pid)
     return [
@@ -103,7 +103,7 @@ def parts(
 
 
 def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:
-    """Give the rank to show: the one asked for, else the first that lives."""
+    """Return the rank to show: the requested one, else the first live one."""
     alive = [one for one in every if one.target.ended is None]
     return next((one for one in every if one.row["pid"] == pid), (alive or list(every))[0])
 
@@ -116,7 +116,7 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
     shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']} of user {chosen.row['user']}"
     yield tag("section", tag("h2", shown, class_="of"), id="shown", aria_label=shown)
     if snapshot is None or report is None or chosen.target.state == "corrupt":
-        said = "The page of this target cannot be trusted: what it says is shown no more. The process itself goes on."
+        said = "The page of this target cannot be trusted, so its content is not shown. The process itself continues."
         yield section("state", "State", tag("p", said, class_="bad"))
         return
     report["pid"] = chosen.row["pid"]
@@ -124,7 +124,7 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
     heat = Map(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
     yield heat.markup()
     yield heat.search()
-    yield section("plugins", "Plugins and what they cost", _plugins(report))
+    yield section("plugins", "Plugins and their cost", _plugins(report))
 
 
 def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[object]:
@@ -151,7 +151,7 @@ def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> It
 def _compared(
     name: str, every: Sequence[Rank], chosen: Rank, choice: Choice
 ) -> tuple[Sequence[str], list[list[object]]]:
-    """Give head and rows of the table of ranks; of several with how each compares with the median."""
+    """Return headings and rows of the table of ranks; several ranks are compared with their median."""
     times = [seconds for one in every if (seconds := one.step_s)]
     median, slowest = statistics.median(times) if times else 0.0, max(times, default=0.0)
     head = ["rank", ">pid", "state", *ranks.NUMBERS, ">of median", "", ">incidents"]
@@ -168,7 +168,7 @@ def _compared(
 
 
 def _of_median(seconds: float | None, median: float, slowest: float) -> list[object]:
-    """Say how the time of a step compares with that of the other ranks, as a number and as a bar."""
+    """Return the cells that compare a step time with the other ranks: the ratio to the median, and a bar."""
     if not seconds or not median:
         return ["-", None]
     is_slow = seconds > ranks.SLOW * median
@@ -177,7 +177,7 @@ def _of_median(seconds: float | None, median: float, slowest: float) -> list[obj
 
 
 def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
-    """Draw what ranks can be compared in, those that are slowest first; of one alone its losses."""
+    """Draw step times and losses of the slowest ranks; for a single rank the losses of each backward."""
     drawn = sorted(every, key=lambda one: one.step_s or 0.0, reverse=True)[:MOST_CURVES]
     drawn = sorted({id(one): one for one in (*drawn[: MOST_CURVES - 1], chosen)}.values(), key=ranks.order)
     times = [Line(f"rank {one.row['rank']}", n, step_times(one.samples)) for n, one in enumerate(drawn)]
@@ -186,8 +186,8 @@ def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
         losses = [Line(f"backward {n}", n, _loss(chosen, n)) for n in range(LOSSES)]
     left_out = f"The {len(drawn)} slowest of {len(every)} ranks are drawn. " if len(drawn) < len(every) else ""
     said = tag(
-        "p", f"{left_out}The loss is what the first torch.autograd.backward of a step was called on; a time is the mean of"
-        " the steps since the point before.", class_="soft",
+        "p", f"{left_out}The loss is the tensor on which the first torch.autograd.backward of a step was called. A step time is the"
+        " mean of the steps since the previous point.", class_="soft",
     )  # fmt: skip
     pictures = (
         chart("Time of a step", times, wording.seconds, is_from_zero=True),
@@ -213,7 +213,7 @@ def _state(rank: Rank, report: dict[str, Any]) -> Iterator[object]:
                 (what, f"{number:,}"),
                 ("a step", wording.seconds(rank.step_s)),
                 ("steps a second", wording.number(rank.rate)),
-                ("of it hookd's cost", wording.percent(rank.cost)),
+                ("hookd's cost", wording.percent(rank.cost)),
                 ("modules observed", f"{seen.get('observed', 0):,.0f}"),
             )
         )
@@ -227,20 +227,20 @@ def _state(rank: Rank, report: dict[str, Any]) -> Iterator[object]:
                 ("watched since", f"{moment(row['attached'])} ({row['method']})"),
                 ("Python, torch", f"{row['python']}, {row['torch']}"),
                 ("last event", None if age is None else f"{wording.span(age)} ago"),
-                ("not seen inside", blind),
+                ("modules not observed", blind),
             )
         )
     )
 
 
 def _plugins(report: dict[str, Any]) -> Markup:
-    """Tabulate the plugins: state, errors, what they cost."""
+    """Return the table of plugins: state, errors and cost."""
     if not report["plugins"]:
         return tag("p", "None is loaded.", class_="soft")
     head = ("plugin", "state", "training", "looks at", ">errors", ">time spent", "settings")
     whole, own = (wording.seconds(report["overhead"][key]) for key in ("seconds", "own_seconds"))
     made = table("Plugins", head, [_plugin(one) for one in report["plugins"]])
-    told = f"hookd and its plugins have taken {whole} together, hookd itself {own} of it."
+    told = f"hookd and its plugins have taken {whole} in total, including {own} for hookd itself."
     return join(made, tag("p", told, class_="soft"))
 
 
@@ -260,5 +260,5 @@ def _plugin(one: dict[str, Any]) -> list[object]:
 
 
 def title(name: str, targets: Sequence[Target]) -> str:
-    """Give the title of the page."""
+    """Return the title of the page."""
     return f"run {name} ({count(len(targets), 'rank')})"

@@ -1,4 +1,4 @@
-"""What a target says, as text of a page."""
+"""Escaping of strings that come from a target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_TEXT = 4000
 
 
 def text(value: object, limit: int = MAX_TEXT) -> str:
-    """Make text of anything, for a browser: escaped, bounded, without characters that turn or hide others."""
+    """Return any value as HTML text: escaped, truncated, without characters that reorder or hide others."""
     told = str(value)
     clean = "".join(char if char.isprintable() or char == "\n" else " " for char in told[:limit])
     return escape(clean + ("…" if len(told) > limit else ""))

@@ -1,4 +1,4 @@
-"""The modules of a target as a tree, with the numbers that a heat map shows: out of its last copy, without building all."""
+"""The modules of a target as a tree, with the values of the heat map, from the last copy of its page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookd.wire.page import Snapshot
 
 MOST_LEVELS = 64
-"""Of a deeper name the rest is one label: no model is built so, and a target may say what it likes."""
+"""Maximum depth; the rest of a deeper name is one label. Real models are not that deep, but a target may claim anything."""
 MOST_NODES = 200_000
 
 
@@ -24,11 +24,11 @@ class Node:
     """A module.
 
     Attributes:
-        name: as the label `module` has it.
-        label: what is shown of it below its parent.
+        name: value of the label `module`.
+        label: name shown below its parent.
         type: its class; empty for a container that is never called.
-        place: its number in the order of the model.
-        children: what is in it.
+        place: position in the order of the model.
+        children: nested modules.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Tree:
     """All modules of one copy of a page.
 
     Attributes:
-        nodes: by name, in the order of the model, containers where their first child is.
-        roots: the outermost ones.
-        findings: how something is wrong with a module, by name.
+        nodes: modules by name, in the order of the model; a container precedes its first child.
+        roots: the outermost modules.
+        findings: kinds of problems by module name.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -65,7 +65,7 @@ class Tree:
         return len(self.nodes) < MOST_NODES
 
     def _measured(self) -> Iterator[str]:
-        """Name modules that only have series; a loss, which has none, is no module."""
+        """Yield the modules that have series; a loss has an empty name and is not a module."""
         for family in self._snapshot.families:
             if family.labels == ("module",):
                 yield from (name for (name,) in family.values if name)
@@ -80,14 +80,14 @@ class Tree:
         return node
 
     def values(self, family: str) -> dict[str, float]:
-        """Give the values of a family by module; those that are no numbers are there, too."""
+        """Return the values of a family by module, including NaN and infinities."""
         found = next((one for one in self._snapshot.families if one.name == family and one.labels == ("module",)), None)
         if found is None:
             return {}
         return {name: found.cells[at] for (name,), at in zip(found.values, found.first, strict=True)}
 
     def path(self, node: Node) -> list[Node]:
-        """Give what a module is in, the root first."""
+        """Return the modules that contain a module, root first."""
         path: list[Node] = []
         above = parent(node.name)[0]
         while above is not None:
@@ -96,7 +96,7 @@ class Tree:
         return path
 
     def _found(self) -> Mapping[str, str]:
-        """Say in a word what is wrong with modules."""
+        """Return the kinds of problems by module name."""
         found: dict[str, list[str]] = {}
         for family in self._snapshot.families:
             if family.name in FINDINGS and "module" in family.labels and "kind" in family.labels:
@@ -108,7 +108,7 @@ class Tree:
 
 
 def parent(name: str) -> tuple[str | None, str]:
-    """Divide the name of a module into that of the one it is in, None for a root, and what it is called there."""
+    """Split the name of a module into the name of its parent, None for a root, and its name there."""
     prefix, path = split(name)
     if path in ("", ROOT):
         return None, name
@@ -120,22 +120,22 @@ def parent(name: str) -> tuple[str | None, str]:
 
 
 def share(spent: Mapping[str, float], roots: list[Node]) -> dict[str, float]:
-    """Give the share of each module in the seconds of all roots."""
+    """Return the share of each module in the total seconds of all roots."""
     whole = sum(_positive(spent.get(root.name)) for root in roots)
     return {name: _positive(seconds) / whole for name, seconds in spent.items()} if whole else {}
 
 
 def added(*families: Mapping[str, float]) -> dict[str, float]:
-    """Add families up, module by module."""
+    """Return the sum of families for each module."""
     total: dict[str, float] = {}
-    for one in families:
-        for name, value in one.items():
+    for family in families:
+        for name, value in family.items():
             total[name] = total.get(name, 0.0) + value
     return total
 
 
 def over(values: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
-    """Divide, module by module, where there is something to divide by."""
+    """Return values divided by counts for each module with a count above 0."""
     return {name: value / counts[name] for name, value in values.items() if counts.get(name, 0) > 0}
 
 

@@ -1,5 +1,5 @@
-// Renews the sections of a page while somebody looks at it: the same HTML, from the same server. Without this script
-// the browser loads the page anew.
+// Refreshes the sections of a page while it is visible, with HTML from the same server. Without this script the browser
+// reloads the page.
 "use strict";
 
 const EVERY_MS = 3000;
@@ -13,7 +13,7 @@ function say(text, isBad) {
   said.classList.toggle("bad", isBad);
 }
 
-// What a reader has opened or closed, scrolled and focused stays as it is.
+// Preserves what the reader has opened or closed, scrolled and focused.
 function renew(old, fresh) {
   for (const one of fresh.querySelectorAll("details[id]")) {
     const known = document.getElementById(one.id);
@@ -56,7 +56,7 @@ async function look() {
     }
     say(`live, ${new Date().toLocaleTimeString()}`, false);
   } catch (error) {
-    say(`no answer (${error.message}), what you see is old`, true);
+    say(`no answer (${error.message}), this page is out of date`, true);
   } finally {
     isAsking = false;
   }
@@ -64,7 +64,7 @@ async function look() {
 
 function pause() {
   isPaused = !isPaused;
-  button.textContent = isPaused ? "Go on" : "Pause";
+  button.textContent = isPaused ? "Resume" : "Pause";
   if (isPaused) say("paused", false); else look();
 }
 
