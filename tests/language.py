@@ -26,7 +26,9 @@ SUMMARY = re.compile(r"(?:Give|Gives|Tell|Say|Be|Do|Have|Let) ")
 """How no docstring of a function begins: the field's verbs are Return, Raise, Yield, Write, ..."""
 INVERTED = re.compile(r"(?:What|Who|Whose|Whom|That which|Of which) ")
 """How no docstring begins: the subject comes first."""
-NEGATED = re.compile(r"(?<!there )(?<!There )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|other\b|later\b|earlier\b|one\b)")
+NEGATED = re.compile(
+    r"(?<!there )(?<!There )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|other\b|later\b|earlier\b|one\b)"
+)
 """`X is no Y` where English says `X is not a Y`."""
 
 
