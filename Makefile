@@ -33,11 +33,12 @@ check: lint ## what is quick: lint, types, import contracts, the tests of single
 flakes: .venv/.dev ## all tests in random order beside busy processes, five times, and once on a slow machine: none may fail (three hours)
 	$(BIN)/python -m tests.flakes $(ARGS)
 
-lint: .venv/.dev ## ruff, mypy and the import contracts
+lint: .venv/.dev ## ruff, mypy, the import contracts, and the language of prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.language
 
 format: .venv/.dev ## let ruff rewrite the sources
 	$(BIN)/ruff check --fix-only --quiet .

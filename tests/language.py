@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = ("hookd", "plugins", "examples", "docs", "README.md")
+PATHS = (
+    "hookd/tool/attach", "hookd/tool/inject", "hookd/tool/linux", "hookd/tool/daemon/web", "README.md", "docs/architecture.md",
+    "docs/attach.md", "docs/contributing.md", "docs/deaths.md", "docs/glossary.md", "docs/hangs.md", "docs/nan.md", "docs/on-demand.md",
+    "docs/operations.md", "docs/overhead.md", "docs/plugins.md", "docs/ranks.md", "docs/start.md", "docs/top.md", "docs/web.md",
+)  # fmt: skip
+"""What is checked by default: the parts of the tree that have been rewritten. A part that is done is added here."""
 GENERATED = ("docs/reference", "docs/benchmarks.md")
 
 SUMMARY = re.compile(r"(?:Give|Gives|Tell|Say|Be|Do|Have|Let) ")

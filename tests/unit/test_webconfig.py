@@ -119,9 +119,9 @@ def replaced(directory, name, data):
     [
         ("server.crt", b"no PEM", "cannot be used"),
         ("server.key", b"", "No such file"),
-        ("server.key", None, "is no file"),
+        ("server.key", None, "is not a regular file"),
         ("ca.crt", b"", "No such file"),
-        ("web-config.yml", None, "is no file"),
+        ("web-config.yml", None, "is not a regular file"),
         ("web-config.yml", b"", "cannot read"),
         ("web-config.yml", b"x" * (webconfig.MAX_BYTES + 1), "is longer"),
         ("web-config.yml", b"\xff\xfe\x00", "is no YAML"),

@@ -119,7 +119,7 @@ def read(path: Path) -> WebConfig:
 
 def _parsed(path: Path) -> yaml.Node | None:
     if path.exists() and not path.is_file():  # to open a pipe would wait for ever
-        raise ConfigError(f"{path} is no file", hint="Give another with --web-config.")
+        raise ConfigError(f"{path} is not a regular file", hint="Give another with --web-config.")
     try:
         with ownership.open_checked(path) as file:
             data = file.read(MAX_BYTES + 1)

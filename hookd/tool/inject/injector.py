@@ -69,7 +69,7 @@ class Job:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Do the job; return the address of the mailbox and the seconds for which the thread was stopped.
+    """Run the job; return the address of the mailbox and the seconds for which the thread was stopped.
 
     Raises:
         HookdError: the job failed; nothing was changed in the target.

@@ -204,7 +204,7 @@ def _require_file(path: Path) -> None:
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path} is no file")
+        raise ConfigError(f"{path} is not a regular file")
 
 
 def _mode(path: Path) -> int:
