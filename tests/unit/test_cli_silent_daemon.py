@@ -31,7 +31,7 @@ def test_who_only_looks_is_warned_and_does_without_it(path, capsys):
     assert targets.reader(None) is None
     told = capsys.readouterr().err
     assert f"warning: the daemon on {path} (process {os.getpid()}) does not answer within 0.1 s" in told
-    assert "train on" in told
+    assert "continue to train" in told
 
 
 def test_who_changes_something_or_names_it_is_refused(path):
