@@ -99,7 +99,7 @@ def test_a_process_that_has_no_torch_or_is_no_python():
         assert found["torch"]["state"] == "bad"
         assert not [check for check in found.values() if "--force" in check["cure"]]
     with Process(["sleep", "100"], env=tool_environment()) as target:
-        assert "no Python" in doctor(target.pid, status=1)["Python"]["found"]
+        assert "not a Python process" in doctor(target.pid, status=1)["Python"]["found"]
 
 
 def test_stopped_traced_and_ended(tmp_path):
