@@ -294,7 +294,6 @@ COMMANDS: dict[str, Run | By | Cannot] = {
 
 NO_COMMANDS = {
     ("README.md", "TRAINING PROCESS"): "a drawing",
-    ("docs/architecture.md", "TRAINING THREAD"): "a drawing",
     ("docs/deaths.md", "hookd WARNING: lost"): "a line of a log",
     ("docs/deaths.md", "process 4711 ended"): "a message",
     ("docs/hangs.md", "hang in process"): "a message",
