@@ -1,4 +1,4 @@
-"""What a plugin is given: its options, its metrics, and where the training stands. Runs in the target."""
+"""The context of a plugin: its options, its metrics, and the state of the training."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def _author_line() -> str:
-    """Give `file:line` of who has called a method of the context that has called one that calls this."""
+    """Return `file:line` of the plugin code, three frames up: it called a context method, which called the caller of this."""
     frame = sys._getframe(3)  # noqa: SLF001
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Numeric(Protocol):
-    """What a context needs of arithmetic; the methods below say what each does."""
+    """Arithmetic that a context needs; the methods of `Context` describe each."""
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None: ...  # noqa: D102
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
@@ -59,7 +59,7 @@ class Numeric(Protocol):
 
 
 class Host(Protocol):
-    """What a context needs of the agent."""
+    """The agent, as far as a context needs it."""
 
     @property
     def page(self) -> PageWriter: ...  # noqa: D102
@@ -92,14 +92,14 @@ class Host(Protocol):
 
 
 class Context:
-    """The one object through which a plugin speaks with hookd.
+    """The object through which a plugin talks to hookd.
 
     Attributes:
-        options: what the person gave as `-p NAME:key=value,...`, unparsed; use `option` to read them.
-        settings: every option that the plugin has asked for, with the value that is in force.
-        bound: how many series it may have.
-        totals: what `add_up` has asked for, `backward_totals`, and what `show_outputs` has, as `shown`; hookd's own.
-        phases: what `add_up_phases` has, by phase as the page numbers them; hookd's own.
+        options: the user's `-p NAME:key=value,...`, unparsed; use `option` to read them.
+        settings: every option that the plugin has read, with its effective value.
+        bound: limits the number of the plugin's series.
+        totals: requests of `add_up`, like `backward_totals`; `shown` has those of `show_outputs`. Internal.
+        phases: requests of `add_up_phases`, by the page's number of the phase. Internal.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
@@ -151,11 +151,11 @@ class Context:
         raise PluginError(f"{self.plugin}: {name} must be {expected}, not {text!r}")
 
     def globs(self, name: str, default: str = "*") -> Globs:
-        """Read an option that chooses names by patterns: `encoder.*|head`."""
+        """Read an option that selects names by patterns: `encoder.*|head`."""
         return Globs(name, self.option(name, default))
 
     def check_options(self) -> None:
-        """Refuse the options that `configure` never asked for.
+        """Refuse options that `configure` never read.
 
         Raises:
             PluginError: with the nearest known name.
@@ -170,13 +170,13 @@ class Context:
     # -- modules
 
     def per_module(self) -> dict[int, Any]:
-        """Give an empty dict for what belongs to single modules, by their `id`: what is gone is taken out of it."""
+        """Return an empty dict for per-module data, by module `id`; entries of modules that are gone are removed."""
         table: dict[int, Any] = {}
         self._per_module.append(table)
         return table
 
     def forget_modules(self, numbers: Iterable[int]) -> None:
-        """Take modules out of these dicts; hookd calls this a minute after a model has gone."""
+        """Remove modules from these dicts; hookd calls this a minute after a model has gone."""
         for number in numbers:
             for table in self._per_module:
                 table.pop(number, None)
@@ -190,20 +190,20 @@ class Context:
         recompute: bool = False,
         backward: bool = False,
     ) -> None:
-        """Have every call of the modules at which the plugin listens to `forward` added to counters, without a hook.
+        """Add every call of the modules at which the plugin listens to `forward` to counters, without a hook.
 
-        That needs no function of the plugin's own: a few additions, at every call of every step. In `configure` only.
-        Backward passes are added in sampled steps where the plugin has `backward` in `sampled`, for as many steps as such a one
-        stands for: an estimate. `listen("backward_totals", wanted=False)` ends that.
+        It costs a few additions at every call of every step, and no function of the plugin. In `configure` only.
+        If the plugin has `backward` in `sampled`, backward passes are added in sampled steps, weighted by the number of steps that
+        a sampled one represents: an estimate. `listen("backward_totals", wanted=False)` ends that.
 
         Args:
-            seconds: of the calling thread, modules called inside included; of a call inside of another one of the same module
-                none, for they are part of that one's. This counter and the others have the label `module`.
-            self_seconds: without the modules called inside.
-            calls: how many.
-            recompute: add the calls that activation checkpointing makes again, and none of the others.
-            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls. A `select` that names
-                `backward_totals` in its place has them added there, and the hook not called.
+            seconds: time in the calling thread, nested modules included. A call nested in another call of the same module adds
+                nothing, since the outer call includes it. This counter and the others have the label `module`.
+            self_seconds: time without nested modules.
+            calls: number of calls.
+            recompute: add only the calls that activation checkpointing repeats.
+            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls. If `select`
+                returns `backward_totals` instead, they are added there without calling the hook.
         """
         if backward:
             if self.backward_totals is None:
@@ -215,9 +215,9 @@ class Context:
         self.totals.families[recompute].append(Families(seconds, self_seconds, calls))
 
     def show_outputs(self, gauges: Mapping[str, Gauge], *, zeros: float = inf) -> Shown:
-        """Have statistics of what modules return put into gauges: of those at which the plugin listens to `output_summary`. In `configure` only.
+        """Set gauges to output statistics of the modules at which the plugin listens to `output_summary`. In `configure` only.
 
-        It is done in sampled steps if the plugin has `output_summary` in `sampled`, else in all; `listen("output_summary", wanted=False)` ends it.
+        It works in sampled steps if the plugin has `output_summary` in `sampled`, else in all. `listen("output_summary", wanted=False)` ends it.
 
         Args:
             gauges: each with the label `module`, by the statistic: mean, std, min, max, absmax, norm, zero_ratio, nonfinite, which are
@@ -225,10 +225,10 @@ class Context:
             zeros: the hook `output_summary` is called for outputs of which at least this share is 0, and for the first output after them.
 
         Returns:
-            What says by `has_looked()` whether there was any output to look at since that was asked the last time.
+            An object whose `has_looked()` returns whether any output was read since its last call.
 
         Raises:
-            PluginError: there is no such statistic, or it is no such gauge.
+            PluginError: the statistic does not exist, or the metric is not such a gauge.
         """
         for name, gauge in gauges.items():
             if name not in STATISTICS:
@@ -245,15 +245,15 @@ class Context:
 
     @property
     def shows_in_c(self) -> bool:
-        """Whether `show_outputs` works in C here; if not, a hook `forward` costs no more."""
+        """Whether `show_outputs` works in C here; if not, a `forward` hook costs no more."""
         return self._host.shows_in_c()
 
     def add_up_phases(self, seconds: Counter) -> None:
-        """Have the wall time of training threads added to a counter by phase, without the hook `phase`. In `configure` only.
+        """Add the wall time of training threads to a counter by phase, without the hook `phase`. In `configure` only.
 
         Args:
             seconds: has the label `phase`: data (waiting for a DataLoader of torch), forward, backward, optimizer, other.
-                Together they are the time from a thread's first turn on; one that never goes backward or steps is not counted.
+                Together they are the time since a thread's first change of phase; a thread that never runs a backward or a step is not counted.
         """
         names = ("data", "forward", "backward", "optimizer", "other")
         self.phases.append({PHASES.index(name): seconds.labels(name) for name in names})
@@ -286,7 +286,7 @@ class Context:
             )
         return f"hookd_{self.plugin}_{name}"
 
-    # -- what to tell
+    # -- reports
 
     def incident(self, kind: str, message: str, **fields: Any) -> None:
         """Report something worth telling a person; JSON-able `fields` go with it. Never call it at every step."""
@@ -297,19 +297,18 @@ class Context:
         self._host.write_log("info", f"{self.plugin}: {message}")
 
     def pause(self) -> None:
-        """Keep this thread, and so the training, here until somebody changes or takes out this plugin, or hookd leaves.
+        """Block this thread, and so the training, until this plugin is changed or unloaded, or hookd detaches.
 
-        A mutator's right alone: it changes when the training goes on. Other ranks wait for this one at their next
-        collective. Handlers of signals run meanwhile.
+        Only a mutator may do this, since it delays the training. Other ranks wait for this one at their next
+        collective. Signal handlers run meanwhile.
         """
         self._host.pause(self.plugin)
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Do what takes its time, such as writing a file, in a thread of hookd's own, after what was asked for before.
+        """Run slow work, such as writing a file, in hookd's own thread, after earlier work of this kind.
 
-        A detach waits up to 30 s for it, the end of the process 10 s; whoever writes must mind that it can be cut short.
-        What it raises is counted as the plugin's error. At most 100 pieces of a plugin's work wait; one more is an error,
-        and is not done.
+        A detach waits up to 30 s for it, and the end of the process 10 s; a write may be cut short. An exception counts as the
+        plugin's error. At most 100 pieces of a plugin's work wait; another one is an error, and does not run.
 
         Args:
             work: must not draw random numbers, and touch no tensor but those that the plugin has made itself.
@@ -319,15 +318,15 @@ class Context:
     # -- the numbers of a tensor
 
     def summary(self, tensor: Tensor, then: Callable[[Summary], None] | None = None) -> Summary | None:
-        """Give all statistics of a tensor: mean, spread, range, norm, and how much of it is 0, NaN or infinite.
+        """Return all statistics of a tensor: mean, spread, range, norm, and the amounts of 0, NaN and infinity.
 
-        In the host's memory that is one pass over it, without the interpreter's lock. On a device the sums are made
-        there and arrive a step later, and nothing waits for them.
+        In host memory this takes one pass, without the interpreter's lock. On a device, the sums are computed there and
+        arrive a step later; nothing waits for them.
 
         Args:
-            tensor: of any kind and type. Sparse and nested ones give what they store, distributed ones this rank's
-                part; it is not modified, and not kept.
-            then: is called with the summary: at once if it is known, else after a later step, in the training thread.
+            tensor: of any kind and type. For sparse and nested tensors the stored values count, for distributed ones this
+                rank's part. It is not modified, and not kept.
+            then: called with the summary: at once if it is known, else after a later step, in the training thread.
 
         Returns:
             None if the tensor has no numbers (integers, empty, meta, quantized; `then` is not called), or if it is on
@@ -336,61 +335,61 @@ class Context:
         return self._host.numeric.summary(self, tensor, then)
 
     def is_finite(self, tensor: Tensor, *, masks: bool = False) -> bool | Tensor:
-        """Say whether no element is NaN or infinite: much quicker than a summary, and no overflow deceives it.
+        """Return whether no element is NaN or infinite; much faster than a summary, and safe from overflow.
 
         Args:
             tensor: as in `summary`; one without numbers is finite.
-            masks: `-inf` counts as finite: attention masks are made of it.
+            masks: count `-inf` as finite, since attention masks consist of it.
 
         Returns:
-            Of a tensor on a device a boolean one of 0 dimensions that stays there: see `later`.
+            For a tensor on a device, a boolean tensor of 0 dimensions that stays there: see `later`.
         """
         return self._host.numeric.is_finite(tensor, masks=masks)
 
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Give the smallest and the largest element, both NaN if there is one; nothing waits for a device.
+        """Return the smallest and the largest element, both NaN if there is a NaN; nothing waits for a device.
 
         Returns:
-            Two tensors of 0 dimensions where the tensor is; None if it has no numbers.
+            Two tensors of 0 dimensions on the same device; None if the tensor has no numbers.
         """
         return self._host.numeric.extremes(tensor)
 
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
-        """Give the largest magnitude in many tensors, such as all gradients: NaN if there is one; nothing can overflow.
+        """Return the largest magnitude in many tensors, such as all gradients; NaN if there is a NaN. Nothing can overflow.
 
         Returns:
-            One number for each place: a float for all that are in the host's memory, then for each device and type a
+            One number for each location: a float for all tensors in host memory, then for each device and type a
             tensor of 0 dimensions that stays there. Empty if no tensor has numbers.
         """
         return self._host.numeric.largest(tensors)
 
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
-        """Give the same, and of what is on a device the largest of each tensor: which one is bad can be told later.
+        """Return the same, and on a device the largest of each tensor, so that the bad one can be identified later.
 
         Returns:
-            For each place a `Largest`: its `value`, and `at`, the places of those tensors among the ones given. One
+            A `Largest` for each location: its `value`, and `at`, the positions of its tensors among the arguments. A tensor
             without numbers is in none.
         """
         return self._host.numeric.largest_each(tensors)
 
     def largest_gradient(self, optimizer: Optimizer) -> float | None:
-        """Return the largest magnitude in the gradients that an optimizer would use, NaN if there is one; without touching any.
+        """Return the largest magnitude in the gradients that an optimizer would use, NaN if there is a NaN, without touching any.
 
-        To read `parameter.grad` makes a Python object of each, which costs more than to look at a small one.
+        Reading `parameter.grad` creates a Python object for each, which costs more than reading a small gradient.
 
         Returns:
-            0 where there are none; None where they have to be taken one by one, with `largest_each`: not all of one type,
-            not all plain tensors in the host's memory, or calls are not entered in C.
+            0 if there are none. None if they must be read one by one, with `largest_each`: they are not all of one type,
+            not all plain tensors in host memory, or calls are not entered in C.
         """
         groups = [group["params"] for group in groups_of(optimizer)]
         parameters = groups[0] if len(groups) == 1 else [one for group in groups for one in group]
         return self._host.numeric.at_once(parameters, True) if type(parameters) is list else None
 
     def is_readable(self, tensor: Tensor) -> bool:
-        """Whether torch's operations can read the elements of a tensor of the training. Ask before a plugin uses one.
+        """Whether torch's operations can read the elements of a tensor of the training; check before using one.
 
-        They end the process on a tensor whose memory is not there: freed by an offloading engine, or a parameter whose
-        class keeps its numbers elsewhere. The five methods above ask by themselves.
+        They crash the process on a tensor without memory: freed by an offloading engine, or a parameter whose class keeps
+        its numbers elsewhere. The five methods above check this themselves.
 
         Returns:
             False also for an empty tensor, and for sparse, nested and other kinds that are not one block of torch's own.
@@ -404,17 +403,16 @@ class Context:
     def later(self, values: Sequence[Tensor], then: Numbers) -> None:
         """Read small tensors without waiting for their device: `then` is called with all their elements in one list.
 
-        That is after a later step, in the training thread; for tensors in the host's memory after this step. The
-        requests of a step, all plugins' together, cost one copy. Of a plugin that was unloaded or quarantined
-        meanwhile nothing is called.
+        The call comes after a later step, in the training thread; for tensors in host memory, after this step. All requests
+        of a step, of all plugins, cost one copy. If the plugin was unloaded or quarantined meanwhile, `then` is not called.
 
         Args:
             values: of one device and of any real type; their numbers arrive as float64.
-            then: must not keep the training waiting, like a hook; what it raises is counted as the plugin's error.
+            then: must not delay the training, like a hook; an exception counts as the plugin's error.
         """
         self._host.numeric.ask(self, values, then)
 
-    # -- where the training stands
+    # -- state of the training
 
     @property
     def run(self) -> str:
@@ -440,7 +438,7 @@ class Context:
     def mark(self) -> int:
         """How many collectives the job's default process group had begun when the step's optimizer was called.
 
-        All ranks begin the same ones in the same order: the same number means the same step in each, whatever they call it.
+        All ranks begin the same ones in the same order: the same number means the same step on each, whatever its number there.
         0 in a job of one rank, and where torch does not count them.
         """
         return self._host.mark_now()
@@ -456,40 +454,40 @@ class Context:
         return f"step {self.step}" + ("" if self.is_step_absolute else " (counted from the attach)")
 
     def stack(self) -> tuple[Module, ...]:
-        """Give the modules that this thread is inside of, the outermost first."""
+        """Return the modules that this thread is inside of, the outermost first."""
         return self._host.module_stack()
 
     def returned(self) -> Sequence[Returned]:
-        """Give what the module calls inside this thread's outermost call have returned, in the order of returning.
+        """Return the outputs of the module calls in this thread's outermost call, in the order of returning.
 
-        At every step, sampled or not, for a plugin whose `remembers` is true. Inside of the outermost call all of them, as
-        far as their outputs live: small ones are kept for that. Afterwards, until the next one, the last 32.
+        Available at every step, sampled or not, to a plugin whose `remembers` is true. During the outermost call these are
+        all calls whose outputs are alive; small outputs are kept for that. Afterwards, until the next one, the last 32.
         """
         return self._host.returned_now()
 
     def roots(self) -> list[Module]:
-        """Give the roots of all models seen, in the order in which they were first called."""
+        """Return the roots of all models seen, in the order of their first calls."""
         return self._host.model_roots()
 
     def models(self) -> list[tuple[Module, nn.Module]]:
-        """Give each root with the module that the training calls: a DistributedDataParallel around it, which it leaves out.
+        """Return each root with the module that the training calls: a DistributedDataParallel around it, which the root omits.
 
         Never keep them.
         """
         return self._host.outermost_modules()
 
     def module_states(self) -> list[tuple[Module, str]]:
-        """Give every module of all models seen, with what is seen of it, parents first.
+        """Return every module of all models seen, with its coverage, parents first.
 
         `observed`; `compiled` and `scripted` (their calls are not seen); `never_called` since the attach, though its
-        model was trained a step; `bypassed`, when such a module's parameters get gradients all the same: somebody calls
-        `.forward()` or uses the parameters in a function. Empty for what has no `forward` of its own (ModuleList), and
-        where no plugin listens.
+        model was trained a step; `bypassed`, when such a module's parameters get gradients all the same: some code calls
+        `.forward()` or uses the parameters in a function. Empty for a module without a `forward` of its own (ModuleList),
+        and where no plugin listens.
         """
         return self._host.module_states()
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
-        """Give the parameters that `optimizer` holds, in the models' order, with their names.
+        """Return the parameters of `optimizer`, in the models' order, with their names.
 
         The order decides the bits of a norm: `clip_grad_norm_(model.parameters())` sums in the model's order, which
         is not the optimizer's where it has several groups. Parameters of no known model come last.
@@ -509,14 +507,14 @@ class Context:
         return self._host.is_alone(self.plugin)
 
     def hold(self, interval: int | None, *hooks: str) -> None:
-        """Have sampled hooks called once in so many steps from now on, whatever they cost; None: as often as before.
+        """Call sampled hooks once in `interval` steps from now on, whatever they cost; None restores the former interval.
 
-        For what has found something and must look closely until it knows more. At once, from any hook: of a module
-        call that is under way, what has not returned yet is seen.
+        For a plugin that has detected something and must look closely until it knows more. It takes effect at once, from any
+        hook: in a module call that is under way, nested calls that have not returned yet are seen.
 
         Args:
             interval: in steps.
-            hooks: which ones; all where none is named.
+            hooks: names of hooks; empty means all.
         """
         held = {hook: steps for hook, steps in self._held.items() if hook not in hooks} if hooks else {}
         if interval is not None:
@@ -526,29 +524,29 @@ class Context:
             self._host.resample()
 
     def has_seen_all(self) -> bool:
-        """Return whether hookd itself has looked at all that observed modules have returned so far in this thread's outermost call.
+        """Return whether hookd has checked all outputs of observed modules so far in this thread's outermost call.
 
-        For a plugin that listens to `suspect`, in its hooks on calls: what it was not told of was finite, or -inf. Not of what
-        calls have returned that are made again by activation checkpointing.
+        For a plugin that listens to `suspect`, in its hooks on calls: outputs not passed to `suspect` were finite, or -inf.
+        Outputs of calls that activation checkpointing repeats are not included.
         """
         return self._host.has_seen_all(self.plugin)
 
     def listen(self, hook: str, *, wanted: bool) -> None:
-        """Have one of the plugin's hooks called, or not, from its next event on; from any hook, as often as one likes.
+        """Enable or disable one of the plugin's hooks from its next event on; from any hook, any number of times.
 
-        A hook of every step costs up to 0.1 ms also where it does nothing: what it works with has left the processor's
-        cache since the last step. For one that seldom has anything to do, when another one knows that.
+        A hook called at every step costs up to 0.1 ms even if it does nothing, since its data has left the processor's cache
+        since the last step. Disable a hook that seldom has work, if another hook knows when.
         """
         if wanted == (hook in self._unwanted):
             (self._unwanted.discard if wanted else self._unwanted.add)(hook)
             self._host.resample()
 
     def is_wanted(self, hook: str) -> bool:
-        """Whether a hook is to be called as far as the plugin has said."""
+        """Whether the plugin has left a hook enabled."""
         return hook not in self._unwanted
 
     def fix(self, hooks: Sequence[str], interval: int) -> None:
-        """Keep some sampled hooks, or all where none is named, at an interval that the person asked for."""
+        """Keep some sampled hooks, or all if none is named, at an interval that the user set."""
         self._fixed.update(dict.fromkeys(hooks or ("",), interval))
 
     @property
@@ -557,6 +555,6 @@ class Context:
         return bool(self._held or self._fixed)
 
     def fixed(self, hook: str) -> int | None:
-        """Give the interval that does not depend on the budget, by `hold` or by the person; None: the governor's."""
+        """Return the interval set by `hold` or by the user, which ignores the budget; None: the governor sets it."""
         found = (by.get(hook, by.get("")) for by in (self._held, self._fixed))
         return next((interval for interval in found if interval is not None), None)

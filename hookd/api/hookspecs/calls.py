@@ -1,4 +1,4 @@
-"""Hooks around the forward of modules. Runs in the target."""
+"""Hooks around the forward of modules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
     """Run before `forward` of a selected module; at every call, in the calling thread.
 
-    Mutating plugins: as torch's forward pre-hooks. A returned value replaces the positional inputs and is wrapped
-    into a tuple if it is none; a hook that asks for `kwargs` returns `(inputs, kwargs)` instead. The next hook sees
-    it. Source: torch/nn/modules/module.py `_call_impl`, 2.13.
+    In a mutating plugin it works like torch's forward pre-hooks. A returned value replaces the positional inputs; a value
+    that is not a tuple is wrapped into one. A hook that asks for `kwargs` returns `(inputs, kwargs)` instead. The next hook
+    sees the new inputs. Source: torch/nn/modules/module.py `_call_impl`, 2.13.
 
     Called: at every call of a selected module.
     Thread: the caller's.
@@ -45,12 +45,12 @@ def forward(
 ) -> Any:
     """Run after `forward` of a selected module has returned; at every call, in the calling thread.
 
-    `elapsed_ns` is wall time, children included; on a GPU it is the time to launch, not to run. `self_ns` is what of
-    it was not spent in calls inside this one of which somebody asks the time. `inputs` may have been modified in place
-    by the module: then `hookd.versions(inputs, kwargs)` is not what `versions` was at entry (empty where that could not
-    be asked). Of a recompute that torch ends early, before there is an output, those are told that ask for no `output`.
+    `elapsed_ns` is wall time, children included; on a GPU it is the time to launch, not to run. `self_ns` excludes nested
+    calls that are timed too. The module may have modified `inputs` in place: then `hookd.versions(inputs, kwargs)` differs
+    from `versions`, which was read at entry (empty where it could not be read). When torch ends a recompute early, before
+    there is an output, only hooks that do not ask for `output` are called.
 
-    Mutating plugins: a returned value replaces the output, for the next hook as well.
+    In a mutating plugin, a returned value replaces the output, for the next hook as well.
 
     Called: at every call of a selected module.
     Thread: the caller's.
@@ -69,12 +69,14 @@ def forward(
 def forwards(calls: Sequence[Call]) -> None:
     """Run after some calls of selected modules have returned, in the order of returning, in the calling thread.
 
-    What `forward` tells of each, at a fraction of its cost: what a hook costs beside its own work is paid once for up to
-    256 calls. Those that wait are single tensors of up to 1 M elements, 2 M at a time; all others are handed over as they
-    return, and so is a root. None waits beyond the outermost call, or an exception. What waits may be changed in place
-    meanwhile: that is seen (`Call.is_changed`), and from then on hookd looks at the numbers of that module's output before it
-    waits (`Call.was_finite`); if they are not all finite, it is handed over as it was returned. Of a recompute it is not
-    told, and what a mutator returns is not used.
+    Each call carries what `forward` gets, at a fraction of the cost: the overhead of calling a hook is paid once for up to
+    256 calls. Calls that return a single tensor of up to 1 M elements wait, up to 2 M elements at a time. All others are
+    passed on as soon as they return, and so is a root. No call waits beyond the end of the outermost call, or an exception.
+
+    A waiting output may be changed in place. hookd detects that (`Call.is_changed`), and from then on checks that module's
+    output before it waits (`Call.was_finite`). An output that is not all finite is passed on as it was returned.
+
+    The hook is not called for a recompute, and its return value is ignored, even a mutator's.
 
     Called: for up to 256 calls of selected modules at a time.
     Thread: the caller's.
@@ -91,10 +93,10 @@ def forwards(calls: Sequence[Call]) -> None:
 def output_summary(module: Module, output: Any, summary: Summary) -> None:
     """Run after a call of a selected module has returned, with the statistics of the first floating-point tensor in its output.
 
-    No function is needed to show them: `Context.show_outputs` puts them into gauges, in C where calls are entered there and the output is one
-    contiguous tensor in the host's memory. A plugin that uses it is called only for outputs of which at least the
-    share that it has named is 0, for the first output after them, and for those in float16; any other plugin is called for each output.
-    On a device the statistics come a step later, when `output` is gone: it is None then.
+    Gauges of these statistics do not need this hook: `Context.show_outputs` sets them. It works in C where calls are entered in C
+    and the output is one contiguous tensor in host memory. A plugin that uses it gets this hook only for outputs whose share of
+    zeros reaches its `zeros`, for the first output after them, and for outputs in float16. Any other plugin gets it for each output.
+    On a device the statistics arrive a step later. The output is gone by then, and `output` is None.
 
     Called: after a call of a selected module.
     Thread: the caller's.
@@ -112,14 +114,16 @@ def output_summary(module: Module, output: Any, summary: Summary) -> None:
 def suspect(call: Call) -> None:
     """Run after a call of a selected module has returned a NaN or an infinity, at once, in whatever step.
 
-    Where calls are entered in C, what modules return is looked at there, at every call, for less than a microsecond: tensors and
-    tuples of up to 8 of them, in the host's memory, each of up to 65,536 elements; `-inf` alone is taken for a mask.
-    After the first one that is not finite it is told of every call that returns, until the outermost call is over. Where a
-    plugin listens to `forwards` as well, in its sampled steps, larger outputs are looked at in C too, and hookd hands over there only calls that
-    have returned anything else, so a plugin with both misses nothing and reads nothing twice (`Context.has_seen_all`). Of a model's outermost
-    call it is told in that case alone, and of a recompute never; `Call.before` is empty unless the module was given a single tensor.
+    Where calls are entered in C, C checks the output of every call, in less than a microsecond. It checks tensors, and tuples of
+    up to 8 tensors, in host memory, each of up to 65,536 elements. An output whose only such values are `-inf` counts as a mask.
+    After the first output that is not finite, the hook is called for every call that returns, until the outermost call is over.
 
-    Called: after a call of a selected module has returned what is not finite.
+    If the plugin also listens to `forwards`, C checks larger outputs too, in its sampled steps. `forwards` then gets only the calls
+    that C could not check, so a plugin with both hooks misses nothing and reads nothing twice (`Context.has_seen_all`). Only in that
+    case is the hook called for a model's outermost call. It is never called for a recompute. `Call.before` is empty unless the
+    module was given a single tensor.
+
+    Called: after a call of a selected module has returned a NaN or an infinity.
     Thread: the caller's.
     May: nothing but look.
     Cost: class 0 where all is finite.
@@ -134,8 +138,8 @@ def suspect(call: Call) -> None:
 def root_forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
     """Run before `forward` of a root, together with the `forward_pre` hooks; of no other module.
 
-    What `root_forward` is to `forward`. A hook of an observer that asks for no tensor sees the grad mode and the autocast
-    with which the model is called.
+    It relates to `forward_pre` as `root_forward` to `forward`. An observer's hook that asks for no tensor sees the grad mode and
+    the autocast state with which the model is called.
 
     Called: at every call of a root.
     Thread: the caller's.
@@ -160,8 +164,8 @@ def root_forward(
 ) -> Any:
     """Run after `forward` of a root has returned, after all `forward` hooks; of no other module.
 
-    For what must look at a model as a whole at every step while it looks into it on sampled steps only: a plugin has
-    `forward` in `sampled` and this hook not. In all else it is as `forward`.
+    A plugin uses it to observe the whole model at every step but its modules only in sampled steps: it lists `forward` in
+    `sampled`, and not this hook. Otherwise it works like `forward`.
 
     Called: at every call of a root.
     Thread: the caller's.
@@ -176,9 +180,9 @@ def root_forward(
 
 @hookspec
 def forward_error(module: Module, error: BaseException) -> None:
-    """Run when `forward` of a selected module raised; the error goes on to the training code whatever happens here.
+    """Run when `forward` of a selected module raised; the error always propagates to the training code.
 
-    Not called for the early stop of an activation checkpoint, which is no error.
+    Not called for the early stop of an activation checkpoint, which is not an error.
 
     Called: when a selected module raised.
     Thread: the caller's.

@@ -1,4 +1,4 @@
-"""Hooks around the backward: of modules, of parameters, of the loss. Runs in the target."""
+"""Hooks around the backward: of modules, of parameters, of the loss."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 def backward_pre(module: Module, grad_output: tuple[Any, ...]) -> Any:
     """Run when the gradient of the module's output is known, before the module's own backward.
 
-    In the thread that runs the backward: the caller's on a CPU, autograd's device thread on a GPU. `grad_output` has
-    one entry for each tensor found in the output (dicts, tuples and dataclasses are searched), None where there is
-    no gradient. Mutating plugins: a returned value replaces `grad_output`; a single tensor is wrapped into a tuple.
-    They are called once for each autograd node that made outputs, as its gradients come: the others are None then.
-    Observers are called once for each part of the output that shares no node with another part.
+    `grad_output` has one entry for each tensor found in the output (dicts, tuples and dataclasses are searched), None where
+    there is no gradient.
 
-    Called: once for each call of a selected module, in its backward; for observers not of one inside of another call of that module.
+    In a mutating plugin, a returned value replaces `grad_output`; a single tensor is wrapped into a tuple. Mutators are called
+    once for each autograd node that made outputs, as its gradients arrive; the other entries are None then. Observers are called
+    once for each part of the output that shares no node with another part.
+
+    Called: once for each call of a selected module, in its backward; for observers, not for a call nested in another call of the same module.
     Thread: the one that runs the backward: the caller's on a CPU, autograd's device thread on a GPU.
     May: as a mutator: replace `grad_output`.
     Cost: class 3 for each call.
@@ -40,22 +41,23 @@ def backward(
 ) -> Any:
     """Run when the module's backward is done.
 
-    `grad_input` has one entry for each positional input, None where it is no tensor or needs no gradient; it is the
-    gradient that flows out of this module alone, not the sum over all users of the input. `elapsed_ns` is the wall
-    time from the first of the module's nodes to the last, without the recomputes and without hookd's own hooks in
-    between. What the engine does between them is in it: accumulating into `.grad` what the nodes before the last one
-    give, and nodes of others that interleave with them. `self_ns` is what of it was not spent in modules inside. Of a
-    sampled call it is run whenever that call's backward comes, be it in a later step, which is not sampled.
+    `grad_input` has one entry for each positional input, None where the input is not a tensor or needs no gradient. It is
+    the gradient that flows out of this module alone, not the sum over all users of the input.
 
-    Mutating plugins: a returned value replaces `grad_input`, as torch's full backward hook would, without adding
-    nodes to the graph and with in-place operations allowed. They are called once for each group of inputs whose
-    gradients are complete at the same time: the others are None then. Of a tensor that was passed in twice they see
-    the sum, at its first place.
+    `elapsed_ns` is the wall time from the first of the module's nodes to the last, without recomputes and without hookd's
+    own hooks in between. It includes the engine's work between them: accumulating the gradients of the nodes before the
+    last one into `.grad`, and nodes of other modules that interleave. `self_ns` excludes nested modules. For a sampled
+    call, the hook runs whenever that call's backward comes, even in a later step that is not sampled.
 
-    Called: once for each call of a selected module, in its backward; for observers not of one inside of another call of that module.
+    In a mutating plugin, a returned value replaces `grad_input`, as torch's full backward hook would, without adding
+    nodes to the graph and with in-place operations allowed. Mutators are called once for each group of inputs whose
+    gradients are complete at the same time; the other entries are None then. For a tensor that was passed in twice they
+    see the sum, at its first position.
+
+    Called: once for each call of a selected module, in its backward; for observers, not for a call nested in another call of the same module.
     Thread: as `backward_pre`.
     May: as a mutator: replace `grad_input`.
-    Cost: class 3 for each call, dearer the more the module contains.
+    Cost: class 3 for each call; it grows with what the module contains.
 
         @hookimpl
         def backward(self, module, elapsed_ns):
@@ -84,7 +86,7 @@ def param_grad(module: Module, name: str, param: Parameter, grad: Tensor) -> Non
 
 @hookspec
 def loss(tensors: tuple[Any, ...]) -> None:
-    """Run when `torch.autograd.backward` is called, before it does anything; `tensors` is what it was called on.
+    """Run when `torch.autograd.backward` is called, before it does anything; `tensors` are its arguments.
 
     Called: at each outermost `torch.autograd.backward`.
     Thread: the caller's.
@@ -99,11 +101,11 @@ def loss(tensors: tuple[Any, ...]) -> None:
 
 @hookspec
 def loss_done(elapsed_ns: int) -> None:
-    """Run when that backward has returned or raised; `elapsed_ns` is the wall time of all of it.
+    """Run when that backward has returned or raised; `elapsed_ns` is its total wall time.
 
     A backward inside another one (reentrant checkpointing makes some) belongs to the outer one.
 
-    Called: at the end of each of those.
+    Called: at the end of each outermost `torch.autograd.backward`.
     Thread: the caller's.
     May: nothing but look.
     Cost: class 0, once a step.

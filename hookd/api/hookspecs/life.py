@@ -1,4 +1,4 @@
-"""Hooks around a plugin's life and a model's: options, the choice of modules, train and eval, time. Runs in the target."""
+"""Hooks around a plugin's life and a model's: options, the choice of modules, train and eval, time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def configure(context: Context) -> None:
     """Read the options and declare the metrics; once, before anything else, in hookd's own thread.
 
-    Raising here refuses the plugin and tells the person who asked for it why.
+    An exception here refuses the plugin; the user sees its message.
 
     Called: once, before anything else.
     Thread: hookd's own.
@@ -34,13 +34,13 @@ def configure(context: Context) -> None:
 
 @hookspec
 def succeed(predecessor: Plugin) -> None:
-    """Take over what must survive new options: they make a new object, and this is the one that was there before.
+    """Take over state from `predecessor`, the plugin object that this one replaces after a change of options or a reload.
 
-    Once, after `configure`, when this one is about to be switched on: where an optimizer step begins, or for observers in
-    hookd's own thread, while the training goes on. No event comes to either of them meanwhile, but one that the other is
-    just being told of may still be under way: share objects rather than copying what is in them. With new
-    options counters go on. Of other metrics, and after a reload, those series do that this one has made as well:
-    `metric.adopt(predecessor.metric)` makes them all.
+    Called once, after `configure`, when this object is about to be enabled: at the start of an optimizer step, or for observers in
+    hookd's own thread, while the training goes on. Neither object gets a new event meanwhile, but the predecessor may still be
+    handling one: share objects rather than copying their contents. With new options, counters continue. Other metrics, and all
+    metrics after a reload, continue only in the series that this object has created too: `metric.adopt(predecessor.metric)`
+    creates them all.
 
     Called: once, after `configure` of the new object.
     Thread: hookd's own, or the training's where an optimizer step begins.
@@ -56,11 +56,11 @@ def succeed(predecessor: Plugin) -> None:
 
 @hookspec
 def unconfigure() -> None:
-    """Let go of everything; once, at unload and at detach, in hookd's own thread, after the last event.
+    """Release everything; once, at unload and at detach, in hookd's own thread, after the last event.
 
     Called: once, after the last event.
     Thread: hookd's own.
-    May: close and write what it likes.
+    May: close and write anything.
     Cost: none in the training.
 
         @hookimpl
@@ -71,15 +71,15 @@ def unconfigure() -> None:
 
 @hookspec
 def select(module: Module) -> bool | Collection[str] | None:
-    """Say whether this plugin wants the events of `module`; once per module, before its first event.
+    """Return whether this plugin wants the events of `module`; once per module, before its first event.
 
-    In the training thread, when a model is first called (after an attach in portions, over its next calls): be quick.
-    Without this hook a plugin gets every module. Return True to select, or the names of the hooks wanted there: `{"forward", "backward_pre"}`. `backward` is the
-    dearest, and dearer the more the module contains.
+    It runs in the training thread when a model is first called (after an attach in batches, over the next calls): be quick.
+    A plugin without this hook gets every module. Return True to select the module, or the names of the hooks wanted there:
+    `{"forward", "backward_pre"}`. `backward` is the most expensive, the more so the more the module contains.
 
     Called: once for each module, before its first event.
-    Thread: the training's; hookd's own for the modules that are known when a tool loads the plugin, 5 s for each.
-    May: return what it wants.
+    Thread: the training's; hookd's own for modules already known when a tool loads the plugin, with 5 s for each.
+    May: return its selection.
     Cost: nothing at the calls; once for each module.
 
         @hookimpl
@@ -90,7 +90,7 @@ def select(module: Module) -> bool | Collection[str] | None:
 
 @hookspec
 def mode(module: Module, training: bool) -> None:
-    """Run when a model was switched by `train()` or `eval()`; once per outermost call, not for its children.
+    """Run when `train()` or `eval()` has switched a model; once per outermost call, not for its children.
 
     Called: at each outermost `train()` or `eval()`.
     Thread: the caller's.
@@ -105,7 +105,7 @@ def mode(module: Module, training: bool) -> None:
 
 @hookspec
 def tick(now_s: float) -> None:
-    """Run about once a second in hookd's own thread, while training goes on: never touch a tensor here.
+    """Run about once a second in hookd's own thread, while training goes on; never touch a tensor here.
 
     Called: about once a second.
     Thread: hookd's own, while the training goes on.

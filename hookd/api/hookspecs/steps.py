@@ -1,4 +1,4 @@
-"""Hooks around the optimizer step, and the phases of a training loop. Runs in the target."""
+"""Hooks around the optimizer step, and the phases of a training loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def step_pre(optimizer: Optimizer, step: int, has_closure: bool) -> None:
     """Run before `optimizer.step` does anything: gradients are reduced, accumulated and (if not fused) unscaled.
 
-    The place to look at, or with `mutates = True` to change, `.grad`. With a closure the gradients of this step are
-    computed inside of it, perhaps several times (LBFGS): see `closure_done`.
+    Read `.grad` here, or change it with `mutates = True`. With a closure, the gradients of this step are computed inside
+    the closure, perhaps several times (LBFGS): see `closure_done`.
 
     Called: at every `optimizer.step`.
     Thread: the caller's.
@@ -30,9 +30,9 @@ def step_pre(optimizer: Optimizer, step: int, has_closure: bool) -> None:
 
 @hookspec
 def closure_done(optimizer: Optimizer, step: int) -> None:
-    """Run when a closure that was given to `optimizer.step` has returned: its gradients are there, and used next.
+    """Run when a closure given to `optimizer.step` has returned: its gradients exist, and are used next.
 
-    Like `step_pre`, for optimizers that are called with a closure; as often as the closure is.
+    Like `step_pre`, for optimizers that are called with a closure; once per call of the closure.
 
     Called: after every call of a closure given to `optimizer.step`.
     Thread: the caller's.
@@ -62,10 +62,10 @@ def step_post(optimizer: Optimizer, step: int, elapsed_ns: int) -> None:
 
 @hookspec
 def step_done(step: int) -> None:
-    """Run when a step of the training is over, whatever made it: one optimizer or several, or the training's own code.
+    """Run when a training step is over, whether one optimizer, several, or the training's own code made it.
 
-    Where several optimizers step after one backward, all of their `step_pre` and `step_post` have come before it, but for
-    the first time, when nobody knows yet that there are several.
+    If several optimizers step after one backward, it follows the `step_pre` and `step_post` of all of them. The first time is an
+    exception: hookd does not know yet that there are several.
 
     Called: once for each step.
     Thread: the training's.
@@ -80,12 +80,12 @@ def step_done(step: int) -> None:
 
 @hookspec
 def phase(name: str, now_ns: int) -> None:
-    """Run when the calling thread goes over to another phase: other, data, forward, backward or optimizer.
+    """Run when the calling thread enters another phase: other, data, forward, backward or optimizer.
 
     `data` is waiting for a DataLoader of torch, `forward` an outermost module call, `backward` is
-    `torch.autograd.backward`, a recompute in it included. What is inside another phase goes back to that when it ends;
-    a call inside `data` (a transform is a module) or inside another call is no phase of its own. Autograd's own
-    threads have none. `now_ns` is `time.perf_counter_ns()` at the change.
+    `torch.autograd.backward`, a recompute in it included. When a nested phase ends, the enclosing phase resumes. A call
+    inside `data` (a transform is a module) or inside another call is not a phase of its own. Autograd's own threads have
+    no phases. `now_ns` is `time.perf_counter_ns()` at the change.
 
     Called: at every change, some ten times a step.
     Thread: the training's.
