@@ -66,7 +66,7 @@ class Refusals:
                 told = bound.bad_told.get(metric, 0)
                 if not told:
                     self._page.log(
-                        "error", f"plugin {entry.name}: {metric} was given what is no amount: it is not stored"
+                        "error", f"plugin {entry.name}: {metric} was given an invalid amount: it is not stored"
                     )
                 self._values.labels(entry.name, metric).inc(bad - told)
                 bound.bad_told[metric] = bad
