@@ -407,7 +407,7 @@ class Models:
     # -- from time to time
 
     def step_over(self, thread: ThreadState, *, in_call: bool) -> None:
-        """Publish changed coverage at the end of a step."""
+        """Publish changed coverage at a step boundary."""
         # Outside the call that begins a step, an exception of a signal handler may have left a stale stack.
         if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
