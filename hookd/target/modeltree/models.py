@@ -127,7 +127,7 @@ class Models:
     # -- install and restore
 
     def prepare(self) -> None:
-        """Do the slowest part of `install` ahead of it."""
+        """Run the slowest part of `install` in advance."""
         self.counting.prepare()
         self._rest()
 
