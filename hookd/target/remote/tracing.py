@@ -408,7 +408,7 @@ def _roomy(size: int) -> str:
         ):
             return folder
     raise ControlError(
-        f"the target can write {size >> 20} MiB nowhere (looked in {', '.join(_FOLDERS)})", reason="no-room",
+        f"no writable directory with {size >> 20} MiB free in the target (looked in {', '.join(_FOLDERS)})", reason="no-room",
         hint="Free some space there, or ask for less with --max-size.",
     )  # fmt: skip
 
