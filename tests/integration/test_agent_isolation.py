@@ -376,7 +376,7 @@ def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks)
         assert agent.values("hookd_slow_too_calls") == agent.values("hookd_steady_calls") == {(): 41}
         (told,) = agent.read().incidents
         assert (
-            "plugin slow is quarantined: forward has kept the training for 0.5 s of one step: it is at"
+            "plugin slow is quarantined: forward blocked training for 0.5 s within one step: it is at"
             in told["message"]
         )
         assert "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in told["message"]
@@ -426,7 +426,7 @@ def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
     with running(SlowAndChanging) as agent:
         model(torch.ones(1))
         assert agent.state("changing") == "active"
-        assert len([one for one in agent.read().logs if "changing: forward has kept" in one["message"]]) == 1
+        assert len([one for one in agent.read().logs if "changing: forward blocked" in one["message"]]) == 1
 
 
 class Returning(Plugin):

@@ -430,7 +430,7 @@ def test_what_is_no_amount_is_counted_and_not_stored() -> None:
         assert list(cells) == [1, 1, 2, 2.0], "-1; 1; 2 and infinity; the sum is of what is finite"
         told = [one["message"] for one in agent.read().logs if "is not stored" in one["message"]]
         assert told == [
-            f"plugin careless: hookd_careless_{name} was given what is no amount: it is not stored"
+            f"plugin careless: hookd_careless_{name} was given an invalid amount: it is not stored"
             for name in ("amounts", "sizes")
         ]
 

@@ -1,1 +1,1 @@
-"""The models of the process: roots, names, parameters, and what is seen of each module."""
+"""The models of the process: roots, names, parameters, and the coverage of each module."""

@@ -1,4 +1,4 @@
-"""Who is told that a model goes over to training or evaluation. Runs in the target."""
+"""Reports when a model switches to training or evaluation mode."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Mode:
-    """`nn.Module.train` replaced by ours; it calls itself for all modules below, and only the outermost call is told."""
+    """A replacement of `nn.Module.train`, which calls itself for all modules below; only the outermost call is reported."""
 
     def __init__(self, *, names: Names, life: Life, local: Threads, dispatch: Dispatch) -> None:
         self._names, self._life, self._local, self._dispatch = names, life, local, dispatch
         self._train: Replaced | None = None
 
     def install(self) -> None:
-        """Replace it."""
+        """Replace `nn.Module.train`."""
         self._train = Replaced(nn.Module, "train", self._wrap_train)
 
     def restore(self) -> list[str]:
-        """Put it back; give what could not be undone."""
+        """Restore `nn.Module.train`; return descriptions of what could not be undone."""
         if self._train is None or self._train.restore():
             return []
         return ["nn.Module.train: somebody has patched on top of us"]

@@ -1,4 +1,4 @@
-"""Which plan each module has, and how a module that nobody knows yet gets one. Runs in the target."""
+"""The plans of modules, and how an unknown module gets one."""
 
 from __future__ import annotations
 
@@ -40,44 +40,44 @@ if TYPE_CHECKING:
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
 MOST = 2048
-"""A model of more modules than these is too large to observe them all: each costs 7 KB and a millisecond to learn."""
+"""The most modules of a model that is observed whole: learning a module costs 7 KB and a millisecond."""
 OF_LARGER = 512
-"""Of such a one so many are observed, those nearest to its root: still several times what is served of a target."""
+"""Number of modules that are observed in a larger model, those nearest to its root: still several times the number served."""
 _PORTION = 8
-"""So many modules are learnt at one call of a root at least;"""
+"""The fewest modules learnt in one call of a root, while the time allows it."""
 _MODULES_PER_S = 200
-"""and so many for each second since the call before: a share of the time that does not depend on the step's length;"""
+"""Modules learnt per second since the last call: a share of the time that does not depend on the step's length."""
 _LARGEST_PORTION = 24
-"""but no more than these, however long a step is: it would be noticed;"""
+"""The most modules learnt in one call of a root, however long a step is: more would be noticed."""
 _PORTION_NS = 2_000_000
-"""nor any more once they have taken so long."""
+"""A portion ends after this time."""
 _LEFT_AT_ONCE = 1024
-"""So many modules that are not to be observed are noted in one outermost call, at 5 to 25 us each (cold)."""
+"""The most unobserved modules that are recorded in one outermost call, at 5 to 25 us each with cold caches."""
 _FORGET_AFTER_S = 60.0
-"""How long the series of a model that is gone wait for a model of the same shape."""
+"""How long the series of a model that is gone are kept for a new model of the same shape."""
 
 
 class Models:
-    """All that the patched `__call__` needs: plans by id(module), and the way to learn a new model.
+    """The plans for the patched `__call__`, by id(module), and the learning of new models.
 
     Args:
         no_frame: switches dynamo's frame evaluation.
-        count: of steps.
-        audience: knows who listens at which module.
+        count: the count of steps.
+        audience: knows the listeners of each module.
         gauge: `hookd_modules`.
-        host: has the entry count calls; called at each `install`.
-        forget: is told of the modules of a model that is gone.
-        rest: lets the training have the interpreter for a while.
-        gentle: learn a model in portions, call by call of its root. A module costs about half a millisecond until it
-            has been observed for the first time (its name, its plan, its series), and a training that was attached to
-            in its middle should not pay for all of a deep model in one step.
+        host: makes the entry count calls; called at each `install`.
+        forget: called with the modules of a model that is gone.
+        rest: yields the interpreter to the training for a while.
+        gentle: learn a model in portions, one at each call of its root. A module costs about half a millisecond until it
+            has been observed for the first time (its name, its plan, its series), and a running training should not pay
+            for all of a deep model in one step.
 
     Attributes:
-        learning: the models of which a portion is still to be learnt, or left out.
+        learning: the models with a portion that is still to be learnt, or left out.
         closed: their ordinals.
-        counting: says to the entry in C what to do.
-        lock: held while plans are made or taken away.
-        seen: what is seen of each module.
+        counting: controls the entry in C.
+        lock: held while plans are made or removed.
+        seen: the coverage of each module.
     """
 
     def __init__(  # noqa: PLR0913
@@ -121,13 +121,13 @@ class Models:
         self.seen = Seen(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
 
     def plan_with(self, calls: Calls) -> None:
-        """Set what plans do beside telling plugins, which itself asks for models here."""
+        """Set the calls that plans are made for; they are set late, because they use the models themselves."""
         self._calls = calls
 
     # -- install and restore
 
     def prepare(self) -> None:
-        """Do before `install` what takes longest in it."""
+        """Run the slowest part of `install` in advance."""
         self.counting.prepare()
         self._rest()
 
@@ -138,19 +138,19 @@ class Models:
         self.patch.install()
 
     def register(self) -> None:
-        """Tell dynamo of the patch; again from time to time, for it may be imported later."""
+        """Register the patch with dynamo; repeated from time to time, because dynamo may be imported later."""
         self.patch.register()
 
     def restore(self) -> tuple[bool, list[str]]:
         """Undo `install`.
 
         Returns:
-            Whether `__call__` is the original again, and what could not be undone.
+            Whether `__call__` is the original again, and descriptions of the patches that could not be undone.
         """
         self._numeric.ask_again()
         left = self.patch.restore()
         residue = [*([left] if left else []), *self._mode.restore()]
-        with self.lock:  # a training thread that is learning a model right now must not hook what was unhooked
+        with self.lock:  # a training thread that is learning a model now must not install hooks again
             self.plans.clear()
             self._ignored.clear()
             self.learning.clear()
@@ -160,14 +160,14 @@ class Models:
         return not left, residue
 
     def restore_in_child(self) -> None:
-        """Undo `install` in a forked child, where another thread of the parent's may have held the lock."""
+        """Undo `install` in a forked child, where a thread of the parent may have held the lock."""
         self.lock = RLock()
         self.restore()
 
-    # -- what the patched __call__ asks
+    # -- for the patched __call__
 
     def _make_missing(self) -> Callable[..., Any]:
-        """Make what is called for a module without a plan; after a detach it is a bare pass-through."""
+        """Return the function called for a module without a plan; after a detach it just calls the module."""
         bare = bare_of(nn.Module.__dict__["__call__"])
         holder = weakref.ref(self)
 
@@ -187,8 +187,8 @@ class Models:
         return missing
 
     def _plan_for(self, module: nn.Module) -> Any:
-        """Learn a module that has no plan, if this is the moment for it; dynamo must not compile what we do here."""
-        frame = self._no_frame(None)
+        """Learn a module without a plan, if that is possible now, and return its plan."""
+        frame = self._no_frame(None)  # dynamo must not compile this code
         try:
             thread = self._local.thread
             if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
@@ -210,7 +210,7 @@ class Models:
     def _learn_root(self, root: nn.Module) -> None:
         known = self.names.known.get(id(root))
         if known is None:
-            for inside in self.names.below(root, MOST):  # it takes their place, and its modules their names in it
+            for inside in self.names.below(root, MOST):  # the new model replaces them, and names their modules anew
                 self._end(inside)
             model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
             self._tell_if_cut(model)
@@ -227,7 +227,7 @@ class Models:
             self.plans[id(root)] = self._plan(id(root))
 
     def _may_wait(self) -> bool:
-        """Whether a model may be learnt in portions: what changes the training must do so everywhere from one step on."""
+        """Whether a model may be learnt in portions; not with a mutator, which must start everywhere at the same step."""
         return self._gentle and self._may_leave_out()
 
     def _may_leave_out(self) -> bool:
@@ -247,14 +247,14 @@ class Models:
         return any(model.walk is not None for model in list(self.learning))
 
     def learn_on(self) -> None:
-        """Learn the next portions of the models that are being learnt; at the beginning of a root's call."""
+        """Learn the next portion of each model that is being learnt; called at the beginning of a root's call."""
         frame = self._no_frame(None)
         try:
             with self.lock:
                 for model in list(self.learning):
                     if model.walk is not None:
                         self._proceed(model)
-                    else:  # the next of what is left out may come
+                    else:  # allow the next unobserved modules to be recorded
                         self._open(model)
         except Failure as failure:
             self._dispatch.own_failure("learning a model", failure)
@@ -281,8 +281,8 @@ class Models:
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
         """Learn a module that was added to its model after the model was learnt, or that belongs to none.
 
-        Looking through a model is dear, and a module made inside a `forward` is not in it: the less often there was
-        something new, the rarer the look.
+        Scanning a model is expensive, and a module made inside a `forward` is not in it, so each scan that finds nothing new
+        doubles the wait until the next one.
         """
         ordinal = thread.stack()[0].root
         for model, root in self.names.live_roots():
@@ -300,7 +300,7 @@ class Models:
                     self._ignore(module)
 
     def _leave_out(self, model: Model, module: nn.Module) -> None:
-        """Note that a module is not to be observed; after many, the rest are for the next outermost call."""
+        """Record that a module is not observed; after `_LEFT_AT_ONCE`, the rest wait for the next outermost call."""
         self._ignore(module)
         self.seen.note_left_out()
         model.left_now += 1
@@ -308,7 +308,7 @@ class Models:
             self._close(model)
 
     def _close(self, model: Model) -> None:
-        """Let a model's unknown modules be, until its root is called again."""
+        """Ignore a model's unknown modules until its root is called again."""
         self.learning.add(model)
         self.closed.add(model.ordinal)
 
@@ -318,20 +318,20 @@ class Models:
         self.closed.discard(model.ordinal)
 
     def size(self) -> int:
-        """Return how many modules are known."""
+        """Return the number of known modules."""
         return len(self.names.known)
 
     def states(self) -> list[tuple[Module, str]]:
-        """Return each module with what is seen of it."""
+        """Return each module with its state in `hookd_modules`."""
         return self.seen.states()
 
     def left_out(self) -> int:
-        """Give how many modules have been called and are not observed: the rest of a large model, and those of none."""
+        """Return the number of modules called and not observed: the rest of a large model, and modules outside any model."""
         return len(self._ignored)
 
     def _ignore(self, module: nn.Module) -> None:
         ref = Ref(module, self._ignored_died)
-        key = ref.key = id(module)  # one number for all, there may be a hundred thousand
+        key = ref.key = id(module)  # one int object for all uses: there may be a hundred thousand modules
         self._ignored[key] = ref
         self.plans[key] = SKIP
 
@@ -346,11 +346,11 @@ class Models:
     # -- plans
 
     def prepare_plugin(self, entry: PluginEntry) -> None:
-        """Ask a new plugin for the modules that are known; raises as `Audience.prepare` does."""
+        """Ask a new plugin about all known modules; raises what `Audience.prepare` raises."""
         self.audience.prepare(entry, [module for _, _, module in list(self.names.known.values())])
 
     def replan(self) -> None:
-        """Make all plans anew: a plugin came or went."""
+        """Make all plans again after a plugin came or went."""
         with self.lock:
             self.audience.changed()
             self._dispatch.turned()
@@ -366,7 +366,7 @@ class Models:
             self.counting.end(old)
 
     def _take_in(self) -> None:
-        """Name what was left out: what changes the training does so everywhere."""
+        """Name the modules that were left out: a mutator must reach all modules."""
         for model, root in self.names.live_roots():
             if model.is_cut:
                 model.most = None
@@ -407,13 +407,14 @@ class Models:
     # -- from time to time
 
     def step_over(self, thread: ThreadState, *, in_call: bool) -> None:
-        """Look what is seen; outside of the call that begins a step a lost signal may have left a stale stack."""
+        """Publish changed coverage at a step boundary."""
+        # Outside the call that begins a step, an exception of a signal handler may have left a stale stack.
         if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
         self.seen.look(is_training_thread=True)
 
     def tick(self, now_s: float) -> None:
-        """Forget models that have been gone for a while, and publish what has changed."""
+        """Forget models that have been gone for a while, and publish changed coverage."""
         self._tell_if_deep()
         self.seen.look(is_training_thread=False)
         dead = self.names.dead()
@@ -423,7 +424,7 @@ class Models:
                 self._drop(model)
 
     def _tell_if_deep(self) -> None:
-        """Log once that calls were not observed for want of room."""
+        """Log once that calls were too deep to be observed."""
         if self.counting.too_deep() and not self._is_deep_told:
             self._is_deep_told = True
             self._page.log(
@@ -438,7 +439,7 @@ class Models:
                 self._end(model)
 
     def _end(self, model: Model) -> None:
-        """Let go of a model and of all that was counted under its names."""
+        """Forget a model, and remove all series under its names."""
         self.names.drop(model)
         self._open(model)
         self._parameters.forget(model)
@@ -457,7 +458,7 @@ class Models:
 
 
 def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:
-    """Return what sees the calls of modules: the entry, or the patch in Python where that cannot be."""
+    """Return the object that observes module calls: the entry, or the patch in Python if the entry is not possible."""
     try:
         return Entry.load(missing)
     except CannotEnterError as why:

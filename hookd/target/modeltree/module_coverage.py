@@ -1,8 +1,8 @@
-"""What is seen of each module, and what is not: the states of `hookd_modules`. Runs in the target.
+"""The coverage of modules: the states of `hookd_modules`.
 
-A module's first call goes through a `First`, which notes it and then makes way for the module's plan, so that later
-calls pay nothing. What was not called at a step, though its model was, gets hooks on its parameters: a gradient there
-means that somebody goes past `__call__`, with `.forward()` or by using the parameter in a function of their own.
+A module's first call goes through a `First`, which records it and then installs the module's plan in its own place, so that
+later calls pay nothing. If a model is called and a module in it is not, the module's parameters get hooks: a gradient there
+means that the training bypasses `__call__`, with `.forward()` or by using the parameter in a function of its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OBSERVED, COMPILED, SCRIPTED, BYPASSED, NEVER_CALLED = STATES = (
     "observed", "compiled", "scripted", "bypassed", "never_called"
 )  # fmt: skip
 _SETTLED_S = 10.0
-"""After so long without a step a model that was called is taken to have been called as it will be."""
+"""Time after which the calls of a model are taken to be complete, even without a step."""
 
 
 class First:
-    """Stands in a module's plan's place until the module is called."""
+    """Stands in for a module's plan until the module is called."""
 
     __slots__ = ("module", "plan", "seen")
 
@@ -41,7 +41,7 @@ class First:
         self.seen, self.module, self.plan = seen, module, plan
 
     def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the call, make way, and go on as the plan does."""
+        """Record the call, install the plan, and run it."""
         self.seen.note(self, id(called))
         return self.plan(called, args, kwargs)
 
@@ -51,10 +51,10 @@ class Seen:
 
     Args:
         models: has the plans, and their lock.
-        names: of the models.
-        count: of steps.
+        names: the names of the models.
+        count: the count of steps.
         gauge: `hookd_modules`.
-        entrance: makes what the training calls.
+        entrance: wraps a function that the training calls.
     """
 
     def __init__(
@@ -63,36 +63,36 @@ class Seen:
         self._models, self._names, self._count = models, names, count
         self._entrance = entrance
         self._gauge = gauge
-        self._called: set[int] = set()  # by the numbers of the page, which a replica shares with its original
+        self._called: set[int] = set()  # by the page's module number, which a replica shares with its original
         self._bypassed: set[int] = set()
         self._watched: dict[int, list[Any]] = {}
         self._is_changed = self._is_watch_due = False
 
     def plan(self, module: Module, plan: Any) -> Any:
-        """Give what is to be called instead of a plan: the plan itself once the module has been called."""
+        """Return the object to call in place of a plan: a `First`, or the plan itself once the module has been called."""
         return plan if plan is SKIP or module.id in self._called else First(self, module, plan)
 
     def note(self, first: First, key: int) -> None:
-        """Put the plan in its place; under the lock, because a detach may be taking all plans away."""
+        """Record a module's first call, and install its plan."""
         models = self._models
-        with models.lock:
+        with models.lock:  # a detach may be removing all plans
             self._called.add(first.module.id)
             self._is_changed = self._is_watch_due = True
             if models.plans.get(key) is first:
                 models.plans[key] = first.plan
 
     def note_left_out(self) -> None:
-        """Note that there are modules that are not to be observed."""
+        """Record that the number of unobserved modules has changed."""
         self._is_changed = True
 
     def learnt(self, model: Model) -> None:
-        """Take a model that is new, or that has got new modules."""
+        """Record that a model is new or has new modules."""
         model.learnt_at, model.learnt_step = clock.monotonic(), self._count.done
         self.publish()
         self._is_changed = self._is_watch_due = True
 
     def look(self, *, is_training_thread: bool) -> None:
-        """Publish what has changed; at a step boundary, and from time to time."""
+        """Publish changed states; called at step boundaries, and from time to time by hookd's own thread."""
         if is_training_thread and self._is_watch_due:
             self._is_watch_due = False
             self._watch()
@@ -108,16 +108,16 @@ class Seen:
         self._gauge.labels("left_out").set(self._models.left_out())
 
     def states(self) -> list[tuple[Module, str]]:
-        """Give the state of each module, an empty one where there is nothing to see or nobody looks."""
-        found: dict[int, tuple[Module, str]] = {}
+        """Return the state of each module; "" if it is never called itself, or no plugin listens there."""
+        states: dict[int, tuple[Module, str]] = {}
         for key, (ref, model, module) in list(self._names.known.items()):
             held = ref()
-            if held is not None and key not in model.wrapped:  # one module with its wrapper
-                found.setdefault(module.id, (module, self.state(key, held, model, module)))
-        return list(found.values())
+            if held is not None and key not in model.wrapped:  # it counts as one module with its wrapper
+                states.setdefault(module.id, (module, self.state(key, held, model, module)))
+        return list(states.values())
 
     def state(self, key: int, held: nn.Module, model: Model, module: Module) -> str:
-        """Give the state of one module of a model; `key` is the id of `held`."""
+        """Return the state of one module of a model; `key` is the id of `held`."""
         if issubclass(type(held), torch.jit.ScriptModule):
             return SCRIPTED
         if key in model.compiled:
@@ -128,14 +128,14 @@ class Seen:
             return OBSERVED
         if module.id in self._bypassed:
             return BYPASSED
-        # ModuleList and its kind are never called: they have no forward of their own.
+        # Containers such as ModuleList are never called: they have no forward of their own.
         return "" if has_no_forward(held) else NEVER_CALLED
 
     def _is_settled(self, model: Model) -> bool:
         has_stepped = self._count.done > model.learnt_step
         return model.walk is None and (has_stepped or clock.monotonic() - model.learnt_at > _SETTLED_S)
 
-    # -- gradients of what is never called
+    # -- gradients of modules that are never called
 
     def _watch(self) -> None:
         missing = {module.id for module, state in self.states() if state == NEVER_CALLED}
@@ -171,22 +171,22 @@ class Seen:
         return self._entrance(hook)
 
     def _release(self, number: int) -> None:
-        for handle in self._watched.pop(number, ()):  # hookd's own thread may have forgotten it meanwhile
+        for handle in self._watched.pop(number, ()):  # hookd's own thread may have removed it meanwhile
             handle.remove()
 
     def forget(self, modules: Iterable[Module]) -> None:
-        """Forget a model that is gone."""
+        """Forget the modules of a model that is gone."""
         for module in modules:
             self._called.discard(module.id)
             self._bypassed.discard(module.id)
             self._release(module.id)
 
     def restore(self) -> None:
-        """Take back all hooks."""
+        """Remove all hooks."""
         for number in list(self._watched):
             self._release(number)
 
 
 def has_no_forward(module: nn.Module) -> bool:
-    """Whether a module is never called itself: it only holds others, as a ModuleList does."""
+    """Whether a module is never called itself because it only holds others, as a ModuleList does."""
     return class_attribute(type(module), "forward") is nn.Module.__dict__["forward"]

@@ -1,7 +1,8 @@
-"""The models of a process: which roots were called, and what their modules are called. Runs in the target.
+"""The models of a process: their roots, and the names of their modules.
 
-The root of a model is what is called when no observed module is running. Nothing is stored on a module, and a module
-is known by its `id` alone, which a weak reference keeps honest: its callback runs before the address can be reused.
+The root of a model is a module that is called while no observed module is running. Nothing is stored on a module. A module
+is identified by its `id` alone; a weak reference keeps this correct, because its callback runs before the address can be
+reused.
 """
 
 from __future__ import annotations
@@ -33,37 +34,37 @@ WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OffloadWrapper": "_checkpoint_wrapped_module",
 }
-"""Classes that add nothing of their own but a name: class name -> name of the child that is the real module."""
+"""Classes that only wrap a module: class name -> name of the child that is the real module."""
 
 
 class Ref(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference that knows under which id its module was known."""
+    """A weak reference that stores the id of its module."""
 
     __slots__ = ("key",)
     key: int
 
 
 class Model:
-    """One root and all that is known of what is below it."""
+    """One root, and the known modules below it."""
 
     def __init__(self, ordinal: int, signature: tuple[Any, ...]) -> None:
         self.ordinal = ordinal
         self.signature = signature
         self.names: dict[str, Module] = {}
-        self.wrapped: set[int] = set()  # ids of nn.Modules that stand inside a wrapper of the same name
-        self.compiled: set[int] = set()  # ids of those inside a compiled one, whose calls nobody sees
-        self.alive = 0
-        self.rescan_at = 0  # the step from which it may be looked through for new modules again
-        self.rescan_wait = 1  # steps until then; doubled whenever there was nothing new
+        self.wrapped: set[int] = set()  # ids of nn.Modules inside a wrapper of the same name
+        self.compiled: set[int] = set()  # ids of nn.Modules inside a compiled one, whose calls cannot be observed
+        self.alive = 0  # number of its modules that are alive
+        self.rescan_at = 0  # the step from which it may be scanned for new modules again
+        self.rescan_wait = 1  # steps between two scans; doubled whenever nothing new was found
         self.ref: Ref | None = None
-        self.had_portion = False  # whether the root alone took the time of one
-        self.proceeded_ns = 0  # when the last portion was named, ns
-        self.learnt_at = 0.0  # monotonic, when the last of its modules was named,
-        self.learnt_step = 0  # and how many steps were done then
-        self.walk: Walk | None = None  # through what is still to be named, None when all is
-        self.most: int | None = None  # modules that are named at most, None: all
-        self.is_cut = False  # it has more than those
-        self.left_now = 0  # modules of it that were left out since its root was called
+        self.had_portion = False  # whether the root alone took the time of a portion
+        self.proceeded_ns = 0  # time at which the last portion was named, ns
+        self.learnt_at = 0.0  # time at which the last of its modules was named, by the monotonic clock
+        self.learnt_step = 0  # number of completed steps at that time
+        self.walk: Walk | None = None  # over the modules still to be named; None: all are named
+        self.most: int | None = None  # the most modules to name; None: all
+        self.is_cut = False  # whether it has more than `most`
+        self.left_now = 0  # number of its modules left out since its root was called
 
     @property
     def root(self) -> Module:
@@ -76,7 +77,7 @@ class Model:
         return self.ref is not None and self.ref() is None
 
     def has_children_of(self, root: nn.Module) -> bool:
-        """Whether its own root had the children of another one, as far as these were named in this model."""
+        """Whether its own root had the same children as `root`, as far as they were named in this model."""
         named = {name: child for name, child in children_of(root).items() if name in self.names}
         return bool(named) and all(self.names[name].torch() is child for name, child in named.items())
 
@@ -85,7 +86,7 @@ class Names:
     """All models of this process.
 
     Args:
-        new_id: called with (name, type, ordinal of the root); gives the page's number for a new module.
+        new_id: called with (name, type, ordinal of the root); returns the page's number for a new module.
         forget: called with the id() of an nn.Module that has died.
     """
 
@@ -96,10 +97,10 @@ class Names:
         self._forget = forget
 
     def learn(self, root: nn.Module, most: int | None = None) -> Model:
-        """Make a model of a root; `proceed` names the root and everything below it, or the `most` nearest to it.
+        """Return a model for a root; `proceed` then names the root and all modules below it, or the `most` nearest to it.
 
-        A root of the same shape as one that has died takes over its names: a loss module that is made anew for every
-        step is one series, not one per step, and so is a container that is made anew around models that live on.
+        A root of the same shape as one that has died takes over its names. So a loss module that is created again at every
+        step is one series, not one per step, and so is a container created again around models that live on.
         """
         if attributes_of(root).get("_is_replica"):
             return self._learn_replica(root)
@@ -112,7 +113,7 @@ class Names:
         return model
 
     def _learn_replica(self, replica: nn.Module) -> Model:
-        """Give a replica of DataParallel, which is a new object at every call, the names of its original."""
+        """Assign the names of the original to a DataParallel replica, which is a new object at every call."""
         for model, root in self.live_roots():
             if type(_innermost(root)) is type(replica):
                 self.proceed(model)
@@ -123,14 +124,14 @@ class Names:
         return model
 
     def _model_inside(self, root: nn.Module) -> Model | None:
-        """Find the model that `root` only wraps: a model called by itself before it was wrapped is the same model."""
+        """Return the model that `root` only wraps: a model called before it was wrapped stays the same model."""
         known = self.known.get(id(_innermost(root)))
         return known[1] if known is not None and known[2] is known[1].root else None
 
     def below(self, root: nn.Module, most: int) -> list[Model]:
-        """Give the models whose roots are inside of a module that is no model yet; looks at so many modules at most.
+        """Return the models whose roots are inside a new root, among its first `most` modules.
 
-        They were called by themselves before it, to warm up or to find a shape. What it only wraps is not among them.
+        They were called by themselves before, to warm up or to find a shape. A model that `root` only wraps is not included.
         """
         alive = {id(one): model for model, one in self.live_roots()}
         alive.pop(id(_innermost(root)), None)
@@ -139,7 +140,7 @@ class Names:
         return [alive[id(one)] for _, one in itertools.islice(modules_in(root), most) if id(one) in alive]
 
     def proceed(self, model: Model, most: int | None = None) -> list[int]:
-        """Name what is still to be named of a model, or so many modules of it; give their ids, parents first."""
+        """Name the modules of a model that have no name yet, or `most` of them; return their ids, parents first."""
         if model.walk is None:
             return []
         new = self._name_all(model, itertools.islice(model.walk, most))
@@ -148,7 +149,7 @@ class Names:
         return new
 
     def extend(self, model: Model, root: nn.Module) -> list[int]:
-        """Name what is new below a root since the last time; give the ids of that, or of what was compiled since."""
+        """Name the new modules below a root; return their ids, and those of modules that were compiled since."""
         walk = Walk(root, model.most)
         model.is_cut = walk.is_cut
         return self._name_all(model, walk)
@@ -193,7 +194,7 @@ class Names:
         return named
 
     def _reborn(self, root: nn.Module, signature: tuple[Any, ...]) -> Model | None:
-        """Find the model of a root of the same shape that has died, alone or with all below it."""
+        """Return the model of a root of the same shape that has died, alone or with all modules below it."""
         for model in self.models:
             if model.signature != signature:
                 continue
@@ -228,25 +229,25 @@ class Names:
         return known[2].name if known is not None and known[0]() is module else ""
 
     def dead(self) -> list[Model]:
-        """Give the models of which nothing is alive any more."""
+        """Return the models without a living module."""
         return [model for model in self.models if not model.alive]
 
     def drop(self, model: Model) -> None:
-        """Forget a model and its names; what is alive of it is nobody's then."""
+        """Forget a model and its names; its living modules then belong to no model."""
         self.models.remove(model)
         for key in [key for key, (_, owner, _) in list(self.known.items()) if owner is model]:
             if self.known.pop(key, None) is not None:
                 self._forget(key)
 
     def live_roots(self) -> Iterator[tuple[Model, nn.Module]]:
-        """Give the models that are alive, with their roots."""
+        """Yield the models whose roots are alive, with these roots."""
         for model in list(self.models):
             root = model.ref() if model.ref is not None else None
             if root is not None:
                 yield model, root
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
-        """Give what `optimizer` holds in the models' order; parameters of no known model come last."""
+        """Return the parameters of `optimizer` in the models' order; parameters of no known model come last."""
         held = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
         ordered: list[tuple[str, Parameter]] = []
         for model, root in self.live_roots():
@@ -273,17 +274,18 @@ def _nearest(names: dict[str, Module], path: str) -> Module | None:
 
 
 class Walk:
-    """Goes through a root and all below it: path, module, is it inside a wrapper of the same path or a compiled one.
+    """An iterator over a root and all modules below it.
 
-    Parents come first, and each module once. Not `named_modules`: a subclass may override it, and wrappers' own names
-    are left out of the paths. A walk may rest for many steps, so it keeps no module alive.
+    It yields the path, the module, whether it is inside a wrapper of the same path, and whether it is inside a compiled
+    module. Parents come first, and each module comes once. It does not use `named_modules`, because a subclass may override
+    that, and because wrappers' names are omitted from the paths. A walk may pause for many steps, so it keeps no module alive.
 
     Args:
-        root: where to begin.
-        most: so many modules at most, those nearest to the root, in the model's order all the same; None for all.
+        root: the module to begin with.
+        most: the most modules to yield, those nearest to the root, still in the model's order; None: all.
 
     Attributes:
-        is_cut: whether there are more.
+        is_cut: whether there are more modules.
     """
 
     def __init__(self, root: nn.Module, most: int | None = None) -> None:
@@ -324,18 +326,18 @@ class Walk:
 
 
 def has_more(root: nn.Module, most: int) -> bool:
-    """Whether a root and all below it are more modules than `most`; looks at no more than it must."""
+    """Whether a root and its descendants are more than `most` modules; stops as soon as that is known."""
     return _reach(root, most)[0] < sys.maxsize
 
 
 def _reach(root: nn.Module, most: int) -> tuple[int, int]:
-    """Find the depth down to which all modules are among the `most`, and how many those of the next level are."""
+    """Return the depth down to which all modules are among the `most`, and how many of the next level are."""
     level, seen, depth = [root], {id(root)}, 0
     while level:
         below = {id(child): child for module in level for child in children_of(module).values()}
         new = [
             child for key, child in below.items() if key not in seen
-        ]  # it may stand in many places, even below itself
+        ]  # a module may occur in many places, even below itself
         if len(seen) + len(new) > most:
             return depth, most - len(seen)
         seen.update(below)

@@ -1,4 +1,4 @@
-"""Hooks on the gradients of parameters, where a plugin listens to `param_grad`. Runs in the target."""
+"""Hooks on the gradients of parameters, for plugins that listen to `param_grad`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Parameters:
-    """All of these hooks; each parameter has one at most."""
+    """The hooks on parameters, at most one on each."""
 
     def __init__(self, *, names: Names, life: Life, registry: Registry, dispatch: Dispatch) -> None:
         self._names, self._life, self._registry, self._dispatch = names, life, registry, dispatch
         self._hooked: dict[int, Any] = {}
 
     def hook(self, model: Model) -> None:
-        """Hook what is new in a model."""
+        """Hook the new parameters of a model."""
         if not self._registry.ordered("param_grad"):
             return
         root = model.ref() if model.ref is not None else None
@@ -54,7 +54,7 @@ class Parameters:
         self._hooked[id(parameter)] = hook_gradient(parameter, self._dispatch.entrance(accumulated))
 
     def forget(self, model: Model) -> None:
-        """Take back the hooks of a model whose parameters get others, under other names."""
+        """Remove the hooks of a model whose parameters will get new ones, under other names."""
         root = model.ref() if model.ref is not None else None
         for _, parameter in parameters_in(root) if root is not None else ():
             handle = self._hooked.pop(id(parameter), None)
@@ -62,7 +62,7 @@ class Parameters:
                 handle.remove()
 
     def restore(self) -> None:
-        """Take back all hooks."""
+        """Remove all hooks."""
         for handle in self._hooked.values():
             handle.remove()
         self._hooked.clear()

@@ -1,9 +1,9 @@
-"""The models as they are now, for `hookd snapshot`: modules, tensors, hooks, what hookd sees of each. Runs in the target.
+"""Descriptions of the current models for `hookd snapshot`: modules, tensors, hooks, and hookd's coverage of each.
 
-A tour is made in portions, one for each request, in hookd's own thread: the training waits for the interpreter for as long
-as a portion takes, a few milliseconds. Between them it keeps nothing of the training's alive. It reads what the modules
-hold in their own dicts and what tensors know of themselves: no data, no device, and no method that a user may have
-overridden (a tensor's subclass can: hence `torch.Tensor`'s own, without `__torch_function__`).
+A tour runs in portions, one per request, in hookd's own thread: a portion keeps the interpreter from the training for a few
+milliseconds. Between portions the tour keeps no object of the training alive. It reads the modules' own dicts and the
+attributes of tensors: no data, no device, and no method that a user may have overridden. A tensor's subclass can override
+them, so `torch.Tensor`'s own are called, without `__torch_function__`.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Registry
 
 PORTION_S = 0.003
-"""After so long a portion ends;"""
+"""A portion ends after this time,"""
 PORTION_ROWS = 256
-"""or after so many modules."""
+"""or after this number of modules."""
 MOST_TENSORS = 4096
-"""So many parameters or buffers of one module are told one by one."""
+"""The most parameters, or buffers, of one module that are described."""
 MOST_HOOKS = 64
-"""So many hooks of one module or of its parameters are."""
+"""The most hooks on one module and its parameters that are described."""
 MOST_NAME = 256
-"""Characters of a name."""
+"""The longest name in characters."""
 _Lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 class Trees:
-    """Answers the requests of each connection."""
+    """Answers snapshot requests, with one tour per connection."""
 
     def __init__(self, models: Models, registry: Registry) -> None:
         self._models, self._registry = models, registry
         self._tours: weakref.WeakKeyDictionary[Any, Tour] = weakref.WeakKeyDictionary()
 
     def portion(self, request: dict[str, Any], connection: object) -> dict[str, Any]:
-        """Give the next modules, those of a new tour where the request says `begin`.
+        """Return the next modules of the connection's tour, or of a new one if the request contains `begin`.
 
         Returns:
-            `modules`: a dict for each, parents first, see `Tour.row`; `is_over`: there are no more.
+            `modules`: a dict for each, parents first, see `Tour.row`; `is_over`: whether these were the last.
         """
         if request.get("begin") or connection not in self._tours:
             self._tours[connection] = Tour(self._models, self._registry)
@@ -74,31 +74,31 @@ class Trees:
 
 
 class Tour:
-    """Goes through all models that are alive."""
+    """An iteration over all models that are alive."""
 
     def __init__(self, models: Models, registry: Registry) -> None:
         self._models = models
         self._walks: list[tuple[Model, Walk]] = [
             (model, Walk(root)) for model, root in reversed(list(models.names.live_roots()))
         ]
-        # Names alone: a hundred thousand weak references would make the garbage collector look through all that there is.
-        # So a tensor made during the tour at the address of one that has gone meanwhile would be taken for it.
-        self._told: dict[int, str] = {}
+        # Only names: a hundred thousand weak references would cause full garbage collections. The cost is that a tensor
+        # created during the tour at the address of a freed one is taken for it.
+        self._named: dict[int, str] = {}
         self._plugins = {entry.number: entry.name for entry in registry}
 
     def row(self) -> dict[str, Any] | None:
-        """Describe the next module, or give None when there is none.
+        """Describe the next module; return None after the last one.
 
         Returns:
-            `name` as in the page, `root` its model's ordinal, `class`, `home` (the Python module of its class), `training`
-            (None: it does not say), `wrapped` (it stands inside of the wrapper of the same name before it), `seen`,
-            `plugins` that listen there, `parameters`, `buffers`, `hooks`, and how many of these were left out.
+            `name` as in the page, `root` (its model's ordinal), `class`, `home` (the Python module of its class), `training`
+            (None: it has no such flag), `wrapped` (it is inside the wrapper of the same name before it), `seen`, `plugins`
+            that listen there, `parameters`, `buffers`, `hooks`, and `left_out`: how many of the last three were left out.
         """
         while self._walks:
             model, walk = self._walks[-1]
-            found = next(walk, None)
-            if found is not None:
-                path, module, wrapped, _ = found
+            following = next(walk, None)
+            if following is not None:
+                path, module, wrapped, _ = following
                 prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
                 with plainly():
                     return self._row(model, prefix + (path or ROOT), module, wrapped=wrapped)
@@ -126,14 +126,14 @@ class Tour:
 
     def _tensor(self, prefix: str, key: str, tensor: Any) -> dict[str, Any]:
         name = clean(prefix + key, MOST_NAME * 4)
-        before = self._told.get(id(tensor))
+        before = self._named.get(id(tensor))
         if before is not None:
             return {"name": clean(key, MOST_NAME), "same_as": before}
-        self._told[id(tensor)] = name
+        self._named[id(tensor)] = name
         return {"name": clean(key, MOST_NAME), **described(tensor)}
 
     def _seen(self, model: Model, module: nn.Module) -> tuple[str, list[str]]:
-        """Give what hookd sees of a module, and the plugins that listen there."""
+        """Return hookd's coverage of a module, and the names of the plugins that listen there."""
         models = self._models
         known = models.names.known.get(id(module))
         if known is None or known[0]() is not module:
@@ -147,10 +147,10 @@ class Tour:
 
 
 def described(tensor: Any) -> dict[str, Any]:
-    """Say what a tensor is, without its data: `shape`, `dtype`, `device`, `requires_grad`, `elements`, `bytes`.
+    """Describe a tensor without its data: `shape`, `dtype`, `device`, `requires_grad`, `elements`, `bytes`.
 
-    Of a DTensor those of this rank's part count, and `global_shape` says what it is a part of. A part that cannot be had is
-    left out; `class` is there for what is neither a plain tensor nor a parameter.
+    For a DTensor the values are those of this rank's part, and `global_shape` is the shape of the whole. A value that cannot
+    be read is left out. `class` is present for any class other than Tensor and Parameter.
     """
     told: dict[str, Any] = {}
     kind = type(tensor)
@@ -170,19 +170,19 @@ def described(tensor: Any) -> dict[str, Any]:
             told["bytes"] = told["elements"] * int(torch.Tensor.element_size(tensor))
         else:
             told["layout"] = str(of_tensor(tensor, "layout")).rpartition(".")[2]
-    except Failure as failure:  # a subclass that answers for itself
+    except Failure as failure:  # a subclass that raises
         told["unknown"] = clean(worded(failure), MOST_NAME)
     return told
 
 
 def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:
-    """Give the tensors of a module's dict, at most MOST_TENSORS, and how many more there are."""
-    found = [(str(key), value) for key, value in list(entries(held).items()) if issubclass(type(value), torch.Tensor)]
-    return found[:MOST_TENSORS], max(0, len(found) - MOST_TENSORS)
+    """Return the tensors of a module's dict, at most MOST_TENSORS, and the number of further ones."""
+    tensors = [(str(key), value) for key, value in list(entries(held).items()) if issubclass(type(value), torch.Tensor)]
+    return tensors[:MOST_TENSORS], max(0, len(tensors) - MOST_TENSORS)
 
 
 def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """List the hooks of others on a module and on its parameters, the same ones once with their number."""
+    """List the hooks other than hookd's on a module and its parameters; equal ones on a module once, with their count."""
     found = [
         {"kind": kind, "function": clean(where, MOST_NAME), "count": count}
         for (kind, where), count in hooks_on(module).items()

@@ -1,1 +1,1 @@
-"""The plugins: who listens, what each costs, and what keeps it from harming the training."""
+"""The plugins: loading, routing and calling them, their cost, and their isolation from the training."""

@@ -1,4 +1,4 @@
-"""What plugins and hookd itself take of metered steps. Runs in the target."""
+"""Time spent in plugins and in hookd itself during metered steps."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OWN = -1
-"""Stands for hookd itself where plugins have their numbers."""
+"""Stands for hookd itself in place of a plugin's number."""
 
 
 class Accounts:
-    """Adds up what is spent in the step in progress; the governor reads it, and empties it.
+    """Sums up the time spent in the step in progress; the governor reads and clears it.
 
     Args:
-        clock: ns.
+        clock: returns the time in ns.
 
     Attributes:
         clock: the same.
-        is_metered: whether the step in progress is one of those in which the time is taken of each plugin, and of all that is not the
-            training's own code.
+        is_metered: whether the step in progress is metered: each plugin is timed, and so is hookd itself.
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
-        charged: ns of all that so far.
-        calls: of each plugin's hooks during a metered step, by the plugin's number.
+        charged: ns of all plugins and hookd so far.
+        calls: number of calls of each plugin's hooks during a metered step, by the plugin's number.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -34,10 +33,10 @@ class Accounts:
         self.calls: dict[int, int] = {}
 
     def charge(self, number: int, mark: int) -> int:
-        """Add the time since `mark` to what a plugin has spent.
+        """Charge a plugin with the time since `mark`.
 
         Returns:
-            The time now, ns.
+            The current time in ns.
         """
         now = self.clock()
         self.spent[number] = self.spent.get(number, 0) + now - mark
@@ -46,11 +45,11 @@ class Accounts:
         return now
 
     def settle(self, begun: int, before: int) -> None:
-        """Add to what hookd itself has spent the time since `begun`, without what was charged or settled since.
+        """Charge hookd itself with the time since `begun`, without the time charged or settled since then.
 
         Args:
-            begun: when the training's own code was left, ns.
-            before: what `charged` was then.
+            begun: the time at which the training's own code was left, in ns.
+            before: the value of `charged` at that time.
         """
         spent = max(0, self.clock() - begun - (self.charged - before))  # another thread may charge meanwhile
         self.spent[OWN] = self.spent.get(OWN, 0) + spent

@@ -1,4 +1,4 @@
-"""What plugins have to do beside the training: a thread for each that is there only while there is work. Runs in the target."""
+"""Background work of plugins: a thread for each plugin, alive only while there is work."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Registry
 
 DETACH_S, EXIT_S = 30.0, 10.0
-"""For how long a detach waits for work under way, and for how long the end of the process does."""
+"""How long a detach waits for work in progress, and how long the end of the process does."""
 STUCK_S = 5.0
-"""What has been under way for so long when hookd detaches is told of as residue."""
+"""Work in progress for longer than this at a detach is reported as residue."""
 MOST = 100
-"""So much of one plugin's may wait: work that does not end must not fill the memory."""
+"""The most pieces of work that one plugin may have waiting, so that work that does not end cannot fill the memory."""
 
 
 class _Queue:
-    """What one plugin has asked for.
+    """The waiting work of one plugin.
 
     Attributes:
-        thread: does it; None while there is nothing to do.
-        begun: when the piece that is under way has begun, by the monotonic clock.
+        begun: the time at which the piece in progress began, by the monotonic clock.
+        due: the pieces that wait.
+        thread: the thread that does the work; None while there is none.
     """
 
     def __init__(self) -> None:
@@ -40,11 +41,11 @@ class _Queue:
 
 
 class Aside:
-    """Does one piece of a plugin's work after the other.
+    """Runs each plugin's pieces of work one after the other.
 
     Args:
-        failed: is told of what a piece of work raised, with the plugin that asked for it.
-        work: of all threads of the agent.
+        failed: called with a plugin's name and the exception that its work raised.
+        work: the work of all threads of the agent.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None], work: Work) -> None:
@@ -54,10 +55,10 @@ class Aside:
         self._is_halted = False
 
     def add(self, plugin: str, work: Callable[[], None]) -> None:
-        """Have something done soon; any thread may ask, and waits for nothing. What is too much is not done.
+        """Queue a piece of work, without waiting; any thread may call this. More than `MOST` pieces are refused.
 
         Raises:
-            ControlError: reason "no-threads", none can be started.
+            ControlError: reason "no-threads": no thread can be started.
         """
         with self._lock:
             queue = self._queues.setdefault(plugin, _Queue())
@@ -76,11 +77,11 @@ class Aside:
         queue.thread = thread
 
     def halt(self) -> None:
-        """Have each thread end when the piece that it does is done; what waits goes on waiting, until `resume`."""
+        """End each thread after its piece in progress; the pieces that wait are kept until `resume`."""
         self._is_halted = True
 
     def resume(self) -> bool:
-        """Go on after a `halt`; return whether that could be done."""
+        """Continue after a `halt`; return whether that was possible."""
         self._is_halted = False
         if not self._lock.acquire(False):  # noqa: FBT003  the thread that holds it may be below us
             return False
@@ -95,36 +96,37 @@ class Aside:
         return True
 
     def finish(self, timeout_s: float, plugin: str | None = None) -> None:
-        """Wait until all is done, or what one plugin has asked for, or for so long."""
+        """Wait up to `timeout_s` until all work, or that of one plugin, is done."""
         end = clock.monotonic() + timeout_s
         for name, queue in list(self._queues.items()):
             while plugin in (None, name) and (thread := queue.thread) is not None and clock.monotonic() < end:
                 thread.join(max(0.0, end - clock.monotonic()))
 
     def close(self, timeout_s: float) -> None:
-        """Wait so; what has not begun by then is not done any more."""
+        """Wait up to `timeout_s` for all work, and discard the pieces that have not begun by then."""
         self.finish(timeout_s)
         with self._lock:
             for queue in self._queues.values():
                 queue.due.clear()
 
     def residue(self, registry: Registry) -> list[str]:
-        """Say what does not end when the agent leaves."""
-        found = []
+        """Return descriptions of the threads that still run when the agent leaves."""
+        residue = []
         for name, queue in list(self._queues.items()):
             thread, since_s = queue.thread, clock.monotonic() - queue.begun
             if thread is not None and since_s > STUCK_S:
                 plugin = registry.named(name).plugin if registry.has(name) else None
                 at = line_of(thread.ident, plugin)
-                found.append(f"a thread in the work aside of the plugin {name}, at {at}")
-        return found
+                residue.append(f"a thread in the work aside of the plugin {name}, at {at}")
+        return residue
 
     def _run(self, plugin: str, queue: _Queue) -> None:
         while self._goes_on(plugin, queue):
             pass
 
     def _goes_on(self, plugin: str, queue: _Queue) -> bool:
-        """Do the next piece; in a frame of its own, which keeps nothing of it while the next one is awaited."""
+        """Run the next piece; return whether to go on."""
+        # In a frame of its own, so that the thread keeps no reference to a finished piece.
         with self._lock:
             if not queue.due or self._is_halted:
                 queue.thread = None
@@ -133,6 +135,6 @@ class Aside:
         try:
             with self._work.piece():
                 work()
-        except BaseException as failure:  # noqa: BLE001  it is nobody's thread but ours: what comes next must be done
+        except BaseException as failure:  # noqa: BLE001  the thread is ours alone, and the next pieces must run
             self._failed(plugin, failure)
         return True

@@ -1,4 +1,4 @@
-"""The agent's own metrics. Runs in the target."""
+"""The agent's own metrics."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PLUGIN_STATES = ("active", "quarantined", "disabled", "waiting")
 
 
 class CoreMetrics:
-    """The families that every target has; their names and labels are a contract (docs/metrics)."""
+    """The metric families of every target; their names and labels are a contract (docs/metrics)."""
 
     def __init__(self, page: PageWriter, *, budget: float) -> None:
         self._has_budget = budget > 0
         self.steps = Counter(page, "hookd_steps", "Steps of the training since the attach.").labels()
         self.step_calls = Counter(
-            page, "hookd_step_calls", "Calls of the model that stand for steps, while nothing has been trained."
+            page, "hookd_step_calls", "Calls of the model counted as steps, as long as nothing has been trained."
         ).labels()
         self.step_seconds = Histogram(
             page, "hookd_step_seconds", "Wall time of a training step.", (), STEP_BUCKETS
         ).labels()
-        self.modules = Gauge(page, "hookd_modules", "Modules of the models seen, by what is seen of them.", ("state",))
-        self.incidents = Counter(page, "hookd_incidents", "Things worth telling a person.", ("kind",))
+        self.modules = Gauge(page, "hookd_modules", "Modules of the models seen, by state of observation.", ("state",))
+        self.incidents = Counter(page, "hookd_incidents", "Incidents, by kind.", ("kind",))
         self.overhead = Counter(
             page, "hookd_overhead_seconds", "Estimated time spent in each plugin, and in hookd itself.", ("plugin",)
         )
@@ -35,10 +35,12 @@ class CoreMetrics:
             page, "hookd_overhead_ratio", "Share of step time spent in hookd and its plugins, last window."
         )
         Gauge(
-            page, "hookd_overhead_budget_ratio", "Share of step time that sampled hooks may take; 0: none are."
+            page,
+            "hookd_overhead_budget_ratio",
+            "Share of step time that sampled hooks may take; 0: nothing is sampled.",
         ).labels().set(budget)
         self.sampling_interval = Gauge(
-            page, "hookd_sampling_interval_steps", "Steps of which one is sampled; 0: none.", ("plugin",)
+            page, "hookd_sampling_interval_steps", "Steps of which one is sampled; 0: none is.", ("plugin",)
         )
         self.plugin_errors = Counter(page, "hookd_plugin_errors", "Errors raised by each plugin.", ("plugin",))
         self.call_seconds = Gauge(
@@ -47,7 +49,7 @@ class CoreMetrics:
         self.plugin_held = Gauge(
             page,
             "hookd_plugin_held_bytes",
-            "Memory behind the tensors that a plugin's attributes lead to.",
+            "Memory of the tensors that a plugin's attributes lead to.",
             ("plugin",),
         )
         self.plugin_series_refused = Counter(
@@ -56,7 +58,7 @@ class CoreMetrics:
         self.plugin_bad_values = Counter(
             page,
             "hookd_plugin_bad_values",
-            "Values that a plugin's counter or histogram was given and that are no amounts, such as NaN.",
+            "Invalid values, such as NaN, given to a plugin's counter or histogram.",
             ("plugin", "metric"),
         )
         self.plugin_state = Gauge(
@@ -65,7 +67,9 @@ class CoreMetrics:
         self.changes_training = Gauge(
             page, "hookd_plugin_changes_training", "1 while a plugin that may change the training does.", ("plugin",)
         )
-        self.series_dropped = Counter(page, "hookd_series_dropped", "Series that found no room in the page.").labels()
+        self.series_dropped = Counter(
+            page, "hookd_series_dropped", "Series dropped because the page was full."
+        ).labels()
 
     def show(self, entry: Entry) -> None:
         """Publish the state of a plugin."""
@@ -76,11 +80,11 @@ class CoreMetrics:
         self.show_interval(entry)
         if type(entry.plugin).mutates or entry.plugin.mutates:
             self.changes_training.labels(entry.name).set(float(entry.changes_training))
-        else:  # its options may have been others before
+        else:  # with earlier options it may have been a mutator
             self.changes_training.remove(entry.name)
 
     def show_interval(self, entry: Entry) -> None:
-        """Publish how often a plugin looks: what the person has fixed, or else what the budget allows; 0 for never."""
+        """Publish a plugin's sampling interval: the fixed one, or else the one that the budget allows; 0 for never."""
         seldom = {*entry.plugin.rare, *entry.plugin.sampled_last}
         fixed = [entry.context.fixed(hook) for hook in entry.plugin.sampled if hook not in seldom]
         asked = min((interval for interval in fixed if interval is not None), default=0)
@@ -88,7 +92,7 @@ class CoreMetrics:
         self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))
 
     def show_cost(self, entry: Entry) -> None:
-        """Publish what one call of a plugin costs, once some were measured."""
+        """Publish the mean cost of a plugin's call, once some were measured."""
         if entry.calls:
             self.call_seconds.labels(entry.name).set(entry.call_ns / entry.calls / 1e9)
 

@@ -1,13 +1,13 @@
-"""Whose exception is it: the plugin's, or the training code's? Runs in the target.
+"""Attribution of exceptions: to the plugin, or to the training code.
 
-An exception that leaves a plugin is the plugin's, with one exception: Python runs the user's signal handlers between
-any two instructions of the main thread, also of a plugin's. What such a handler raises (a preemption, a timeout)
-belongs to the training code; a guard that swallowed it would lose 1.5-4 % of all preemption signals.
+An exception that leaves a plugin belongs to the plugin, except one from a signal handler: Python runs the user's signal
+handlers between any two instructions of the main thread, a plugin's included. The exception of such a handler (a
+preemption, a timeout) belongs to the training code; a guard that swallowed it would lose 1.5-4 % of all preemption signals.
 
-Python's own handler of Ctrl-C is written in C and leaves no frame. So a KeyboardInterrupt is the training's unless a
-`raise` has made it: then it has not come out of nowhere. CancelledError, GeneratorExit and SystemExit come to a function
-only by what it does itself, so in a plugin they are its errors. An exception of another class that somebody throws into a
-thread (PyThreadState_SetAsyncExc) cannot be told from a plugin's own.
+Python's own handler of Ctrl-C is written in C and leaves no frame. So a KeyboardInterrupt belongs to the training unless a
+`raise` statement raised it. CancelledError, GeneratorExit and SystemExit reach a function only through its own actions, so
+in a plugin they are its errors. An exception of another class that is thrown into a thread (PyThreadState_SetAsyncExc)
+cannot be distinguished from a plugin's own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from hookd.errors import TrainingError
 
 Failure = (Exception, SystemExit)
-"""What a guard around hookd's own code catches. Around a plugin's it catches everything, and `Errors.fault` decides."""
+"""Exceptions that a guard around hookd's own code catches. A guard around a plugin catches all, and `Errors.fault` decides."""
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Whether `error` was raised in a signal handler, so that it must be passed on untouched.
+    """Whether `error` was raised in a signal handler, and must propagate unchanged.
 
-    Only the main thread runs signal handlers (Python's `signal` module), so elsewhere the answer is no, but for a
+    Only the main thread runs signal handlers (Python's `signal` module). In other threads this is False, except for a
     KeyboardInterrupt that was thrown into the thread.
     """
     if isinstance(error, KeyboardInterrupt) and not _is_raised(error):
@@ -52,9 +52,9 @@ def is_from_signal_handler(error: BaseException) -> bool:
 
 
 def for_program(error: TrainingError) -> TrainingError:
-    """Make an error one that the program catches with its own `except hookd.TrainingError`.
+    """Return `error` with a class that the program's own `except hookd.TrainingError` catches.
 
-    A carried hookd has classes of its own, beside those of the hookd that the program may have imported.
+    The hookd in the payload has its own classes, distinct from those of a hookd that the program has imported.
     """
     theirs, kind = getattr(sys.modules.get("hookd.errors"), "TrainingError", None), type(error)
     if theirs is None or not isinstance(error, theirs):
@@ -65,9 +65,9 @@ def for_program(error: TrainingError) -> TrainingError:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Whether a `raise` has made an exception: the last instruction of its traceback's innermost frame.
+    """Whether a `raise` statement raised an exception: it is the last instruction of the traceback's innermost frame.
 
-    To raise it again, in whatever way, leaves that frame the innermost one (Python/ceval.c `exception_unwind`, 3.9 to 3.14).
+    Raising the exception again does not change the innermost frame (Python/ceval.c `exception_unwind`, 3.9 to 3.14).
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

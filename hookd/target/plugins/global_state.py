@@ -1,8 +1,8 @@
-"""State of the whole process or thread that belongs to the training, watched while a plugin is new. Runs in the target.
+"""Global state of the training, watched during a plugin's first calls.
 
-A plugin that seeds, draws random numbers or sets torch's default dtype makes the training another one without any error.
-To compare all of that at each call would cost more than the call. Authors make these mistakes at every call, so an
-observer's first ones are enough: each change is put back and counted as the plugin's error.
+A plugin that seeds, draws random numbers or sets torch's default dtype changes the training without any error. Comparing
+this state at each call would cost more than the call. A plugin that makes such a mistake makes it at every call, so it is
+enough to watch an observer's first calls: each change is undone, and counted as the plugin's error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener
 
 FIRST_CALLS = 4
-"""Calls of each hook that are watched; the count begins anew at each change."""
+"""Number of calls of each hook that are watched; it starts again after each change."""
 
 _C = torch._C
 _GENERATOR: Any = torch.default_generator
@@ -39,7 +39,7 @@ class _Random:
         self.python = random.getstate()
 
     def put_back(self) -> bool:
-        """Whether they had changed."""
+        """Restore the states; return whether they had changed."""
         state = _GENERATOR.get_state()
         is_same = ctypes.string_at(state.data_ptr(), state.numel()) == self.bytes
         if not is_same:
@@ -65,7 +65,7 @@ def watch(one: Listener) -> None:
 
     def first(*values: Any) -> Any:
         nonlocal left
-        if is_unreal():  # a trace would note what is asked of the generator's state
+        if is_unreal():  # a trace would record the access to the generator's state
             return one.call(*values)
         left -= 1
         if left <= 0:
@@ -85,17 +85,17 @@ def watch(one: Listener) -> None:
 
 
 class _State:
-    """The settings, and the random numbers unless another thread of the training may draw some meanwhile."""
+    """The settings, and the generators' states unless another thread of the training may draw random numbers meanwhile."""
 
     def __init__(self) -> None:
-        # Off: that may be hookd's doing around a hook that looks at tensors, and then hookd also switches it on again.
+        # With the grad mode off, hookd itself may have disabled it around this hook, and then enables it again.
         settings = _SETTINGS if torch.is_grad_enabled() else _SETTINGS[1:]
         with unseen():
             self._settings = [(words, get, put, get()) for words, get, put in settings]
             self._numbers = _Random() if _is_alone() else None
 
     def put_back(self) -> list[str]:
-        """Put back what has changed, and return it in words."""
+        """Restore the state, and return what had changed, in words."""
         changed = []
         with unseen():
             if self._numbers is not None and self._numbers.put_back():
@@ -108,8 +108,8 @@ class _State:
 
 
 def _is_alone() -> bool:
-    """Whether no other thread of the training's is there, which would draw random numbers by right."""
+    """Whether the training has no other thread, which could draw random numbers legitimately."""
     me = threading.get_ident()
-    # threading.enumerate() takes a lock, which a thread that a signal handler of the training has interrupted may hold.
+    # threading.enumerate() takes a lock, which this thread may hold already if a signal handler interrupted it.
     active = threading._active.copy()  # type: ignore[attr-defined]
     return all(ident == me or ident in OWN for ident in active)

@@ -1,12 +1,13 @@
-"""What hookd and the plugins cost, and the budget that they are kept in. Runs in the target, at each step boundary.
+"""Overhead accounting: keeps hookd and the plugins within their budget. Runs at each step boundary.
 
-One step in `METERED_EVERY`, in `CALM_EVERY` when nothing has surprised for a while, is measured call by call, so that the clock
-is not read at every event; it stands for the others of its kind: those in which the same is sampled. Of each kind one in so
-many is measured, so that what is seldom sampled always is.
-Sampled hooks are on in one step of `interval`; where those of all plugins together exceed what every step leaves of the
-budget, with what hookd itself needs to call them, the costliest gets a longer interval, and a shorter one again when there
-is room. A plugin that cannot be sampled and takes too much of a step is quarantined, unless the person who enabled it fixed
-its interval.
+Reading the clock at every event would cost too much, so only some steps are metered call by call: one step in `METERED_EVERY`,
+or one in `CALM_EVERY` after a while without surprises. A metered step stands for all steps of its kind, those in which the
+same hooks are sampled. The rate applies to each kind separately, so a kind that occurs seldom is metered as well.
+
+Sampled hooks are called in one step of `interval`. If together they exceed the budget that the unsampled work leaves, with
+hookd's own overhead for calling them included, the costliest plugin gets a longer interval, and a shorter one again when the
+budget allows it. A plugin that cannot be sampled and takes too much of a step is quarantined, unless the person who enabled
+it fixed its interval.
 """
 
 from __future__ import annotations
@@ -29,47 +30,48 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Entry, Listener, Registry
 
     _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Of a step, by what is sampled in it: the plugins' numbers, `Entry.kind` of each, and how many of its hooks."""
+    """The kind of a step: the plugins' numbers, and for each plugin its `Entry.kind` and the number of its sampled hooks called."""
 
 METERED_EVERY, CALM_EVERY = 5, 17
-"""Odd: a training whose steps take turns, as of a generator and a discriminator, must not be metered in one of them alone."""
+"""Odd, so that a training that alternates between two kinds of step (generator, discriminator) is metered in both."""
 METERED_RATIO = 1 / 3
-"""At most so many of all steps are metered, however many kinds there are."""
+"""The largest share of steps that is metered, however many kinds there are."""
 CALM_WINDOWS = 4
-"""After so many windows in which every metered step has cost what it was taken for."""
+"""Number of consecutive windows without a surprise after which metering slows down to `CALM_EVERY`."""
 WINDOW_STEPS = 16
 SURPRISE, ALARM_RATIO = 2, 4
-"""A metered step that costs so many times what it was taken for, and so many times the budget, is decided upon at once."""
+"""A metered step triggers an early decision if its cost differs from the estimate by more than the factor `SURPRISE`
+and exceeds the budget by more than the factor `ALARM_RATIO`."""
 SMOOTHED = 4
-"""Over about so many windows the time of a step is averaged, for one with a heavy sample makes a window much longer; a shorter
-one is believed at once: a share of it is more."""
+"""Number of windows, about, over which the step time is averaged: one heavy sample makes a window much longer. A shorter step
+time counts at once, because the same overhead is a larger share of it."""
 LEFT_RATIO = 1 / 2
-"""So much of the budget is for what is sampled, whatever comes at every step: that must not starve it."""
+"""The share of the budget that is reserved for sampled hooks, so that the work done at every step cannot starve them."""
 RUNAWAY_RATIO = 1 / 3
-"""The share of step time above which a plugin that cannot be sampled is quarantined: half of what is left."""
+"""The share of step time above which a plugin that cannot be sampled is quarantined: half of the training's own time."""
 DEAR_RATIO = 0.9
 """The same for a plugin with `longest = 1`."""
 RUNAWAY_STEPS = 3
-"""How many metered steps in a row it takes."""
+"""Number of consecutive metered steps above that share before a plugin is quarantined."""
 
 UNKNOWN_NS = 100_000
-"""What a sampled plugin is assumed to cost in each module of a step until that is metered. Measured in a model of 1,000
-modules: 80 to 150 us, garbage collection included."""
+"""Assumed cost of a sampled plugin per module and step, until it is metered. Measured in a model of 1,000 modules:
+80 to 150 us, garbage collection included."""
 
 FAR = 1 << 12
-"""So many steps at most go by until it is drawn anew what is sampled."""
+"""The most steps between two draws of the sampled hooks."""
 KINDS = 108
-"""So many kinds of steps are told apart by what is sampled in them, the last ones: all of four plugins."""
+"""Number of kinds of steps that are remembered, the most recent ones: enough for every kind of four plugins."""
 
 
 class _Draw(NamedTuple):
-    """One sampled hook of a plugin, and what says when it is called.
+    """One sampled hook of a plugin, and when it is called.
 
     Attributes:
-        kind: what a step is in which it is called, see `Entry.kind`; `NONE` where the interval is fixed.
-        fixed: that interval, or None.
-        tier: as what it is called where that is not fixed: `LAST`, `USUAL`, or `ALL` of a rare one.
-        totals: what is added up instead of a call.
+        kind: the kind of a step in which it is called, see `Entry.kind`; `NONE` if its interval is fixed.
+        fixed: its fixed interval in steps; None: the governor chooses.
+        tier: the group that it is drawn with if its interval is not fixed: `LAST`, `USUAL`, or `ALL` for a rare hook.
+        totals: the totals that are kept instead of calling the hook; None: it is called.
     """
 
     listener: Listener
@@ -81,7 +83,7 @@ class _Draw(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry, one: Listener) -> _Draw:
-        """Find that out about a listener."""
+        """Return the draw of a listener."""
         plugin, fixed = entry.plugin, entry.context.fixed(one.hook)
         tier = ALL if one.hook in plugin.rare else LAST if one.hook in plugin.sampled_last else USUAL
         dearest = ALL if tier == USUAL and not plugin.rare else tier
@@ -90,16 +92,16 @@ class _Draw(NamedTuple):
 
 
 class Governor:
-    """Accounts and decides.
+    """Accounts for overhead, and decides on sampling intervals.
 
     Args:
-        clock: ns; steps are measured by it.
-        quarantine: stops a plugin, for a reason.
+        clock: returns the time in ns; steps are measured by it.
+        quarantine: stops a plugin, for a given reason.
 
     Attributes:
-        budget: the share of the step time that what is sampled may take; with 0 nothing is sampled at all.
-        ratio: overhead of hookd and all plugins over step time, of the last window.
-        is_to_listen: a plugin has said what it wants to hear of, of the next step on.
+        budget: the share of step time that sampled hooks may take; with 0 nothing is sampled.
+        ratio: overhead of hookd and all plugins over step time, in the last window.
+        is_to_listen: a plugin has changed which hooks it wants; the change applies from the next step on.
     """
 
     def __init__(  # noqa: PLR0913
@@ -119,40 +121,40 @@ class Governor:
         self._clock, self._registry, self._dispatch = clock, registry, dispatch
         self._models, self._counting, self._core, self._quarantine = models, counting, core, quarantine
         self._overhead, self._overhead_ratio = core.overhead, core.overhead_ratio
-        self._ended_ns = self._elapsed_ns = 0  # when the last step ended, and what it took
-        self._runaway: dict[int, int] = {}
-        self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by what was sampled in the step
-        self._costs: dict[_Kind, dict[int, int]] = {}  # ns of each plugin, likewise
+        self._ended_ns = self._elapsed_ns = 0  # end and duration of the last step
+        self._runaway: dict[int, int] = {}  # by plugin: consecutive metered steps above its limit
+        self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by the entries' kinds in the step
+        self._costs: dict[_Kind, dict[int, int]] = {}  # ns of each plugin, by kind of step
         self._last: dict[tuple[int, int | _Kind], list[int]] = {}  # metered costs, see `_typical`
         self._window_ns = self._window_steps = self._calm_windows = 0
         self._step_ns = 0.0
-        self._with_own = 1.0  # by what a plugin's own time is multiplied in a decision
+        self._with_own = 1.0  # factor that adds dispatch overhead to a plugin's own time
         self._is_alarmed = self._is_changed = self.is_to_listen = False
-        self._allowance = 0.0  # of steps to be metered
+        self._allowance = 0.0  # number of steps that may be metered now
         self._window_spent: dict[int, int] = {}
         self._kind: _Kind = ((), (), ())  # of the step in progress
-        self._metered: dict[_Kind, int] = {}  # the last step of each kind that was
-        self._drawn: list[tuple[Entry, list[_Draw], tuple[int, ...]]] = []  # and the intervals of them that are fixed
+        self._metered: dict[_Kind, int] = {}  # the last metered step of each kind
+        self._drawn: list[tuple[Entry, list[_Draw], tuple[int, ...]]] = []  # sampled hooks, fixed intervals
         self._numbers: tuple[int, ...] = ()
-        self._next_draw = 0  # nothing is drawn differently before so many steps are done
-        self._always_flows = False
-        self._unpaid: dict[_Kind, int] = {}  # steps that are not charged yet
+        self._next_draw = 0  # until this step the draw stays the same
+        self._always_flows = False  # whether a hook of `FLOWS` is called in every step
+        self._unpaid: dict[_Kind, int] = {}  # number of steps not charged yet, by kind
 
     def end(self) -> int:
-        """Take the time of a step that is over.
+        """Record the end of a step.
 
         Returns:
-            Its wall time in ns, 0 for the first, whose beginning nobody saw.
+            Its wall time in ns; 0 for the first one, whose beginning was not observed.
         """
         now = self._clock()
         self._elapsed_ns, self._ended_ns = now - self._ended_ns if self._ended_ns else 0, now
         return self._elapsed_ns
 
     def begin(self, turn: int) -> None:
-        """Close the accounts of the step that was, and set the switches of the one that begins.
+        """Close the accounts of the last step, and set the switches for the next one.
 
         Args:
-            turn: how many are over since the attach.
+            turn: number of steps completed since the attach.
         """
         elapsed = self._elapsed_ns
         if self._is_changed:
@@ -170,7 +172,7 @@ class Governor:
         self._counting.meter(is_metered=self._is_to_be_metered(turn))
 
     def forget_time(self) -> None:
-        """Take the next step for the first: what lies before it is no part of it."""
+        """Treat the next step as the first: the time since the last one does not count."""
         self._ended_ns = 0
 
     def _is_to_be_metered(self, step: int) -> bool:
@@ -187,19 +189,27 @@ class Governor:
         return True
 
     def _hold_back(self, step_ns: int) -> None:
-        """Sample seldom what is not metered yet: after an attach, while the model is being learnt."""
+        """Stretch intervals on an assumed cost after an attach, while the model is being learnt and nothing is metered."""
         wanted = self._models.size() * UNKNOWN_NS / (self.budget * step_ns)
         for entry in self._entries():
             if min(wanted, entry.rare_limit) > entry.stretch and self._can_stretch(entry):
                 self.stretch_to(entry, min(1 << math.ceil(math.log2(wanted)), entry.rare_limit))
 
     def switch(self, step: int) -> None:
-        """Set which hooks are called during the step after `step` done ones, after a plugin has come, gone or changed."""
+        """Set which hooks are called from the next step on, after a plugin was loaded, unloaded or changed.
+
+        Args:
+            step: number of steps completed.
+        """
         self._calm_windows = 0
         self.listen(step)
 
     def listen(self, step: int) -> None:
-        """Set that, after a plugin has said what it wants to hear of."""
+        """Set which hooks are called from the next step on, after a plugin changed which ones it wants.
+
+        Args:
+            step: number of steps completed.
+        """
         drawn, flows = [], False
         for entry in self._entries():
             draws = []
@@ -215,10 +225,10 @@ class Governor:
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
             drawn.append((entry, draws, tuple({one.fixed for one in draws if one.fixed})))
             entry.drawn, entry.has_fixed = None, any(one.fixed is not None for one in draws)
-        drawn.sort(key=lambda one: one[0].plugin.apart)  # last, when it is known who looks
+        drawn.sort(key=lambda one: one[0].plugin.apart)  # `apart` plugins last: they are drawn depending on the others
         numbers = tuple(entry.number for entry, _, _ in drawn)
         if numbers != self._numbers:
-            self._is_changed = True  # what is counted is the training's thread's
+            self._is_changed = True  # the accounts belong to the training thread: `begin` renews them
         active = [entry.number for entry, _, _ in drawn if entry.state == "active"]
         self._runaway = {number: self._runaway.get(number, 0) for number in active}
         self._drawn, self._numbers, self._always_flows, self._next_draw = drawn, numbers, flows, 0
@@ -226,12 +236,12 @@ class Governor:
         self._counting.act_on_switches()
 
     def _draw(self, step: int) -> bool:
-        """Set which of the sampled hooks are called during the step after `step` done ones; return whether any switch was turned."""
+        """Set which sampled hooks are called in the next step, after `step` completed ones; return whether a switch was turned."""
         if step < self._next_draw:
             return False
         is_turned, somebody_looks, following = False, False, step + FAR
         for entry, draws, fixed in self._drawn:
-            is_on = bool(draws) and entry.state == "active"  # it may have been put aside meanwhile
+            is_on = bool(draws) and entry.state == "active"  # it may have been quarantined since `listen`
             if is_on and entry.plugin.apart:
                 usual = entry.is_due_apart(step, is_alone=not somebody_looks)
             else:
@@ -254,7 +264,7 @@ class Governor:
         return is_turned
 
     def _turn(self, entry: Entry, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
-        """Set the switches of one plugin; `due` says which of its tiers are called."""
+        """Set the switches of one plugin; `due` holds by tier whether it is called."""
         is_on, looks, is_fixed, dearest, listening = entry.state == "active", False, False, NONE, 0
         for one in draws:
             is_called = is_on and (step % one.fixed == 0 if one.fixed else due[one.tier])
@@ -275,7 +285,7 @@ class Governor:
     # -- accounts
 
     def _account(self, elapsed: int, *, was_metered: bool) -> None:
-        """Charge a step: with what metered steps of the same kind have taken."""
+        """Charge a step with the cost of metered steps of the same kind."""
         self._window_ns += elapsed
         self._window_steps += 1
         if was_metered:
@@ -287,12 +297,12 @@ class Governor:
             self._decide()
 
     def _learn(self, elapsed: int) -> None:
-        """Note what a metered step has cost."""
+        """Record the costs of a metered step."""
         ledger, kinds = self._dispatch.accounts, self._kind[1]
         payers = OWN, self._listening(FLOWS), self._listening(("output_summary",)), self._listening(("forwards",))
         for number, ns in zip(payers, self._counting.metered_ns()):
             ledger.spent[number] = ledger.spent.get(number, 0) + ns
-        known = self._costs.pop(self._kind, {})  # it becomes the last of them
+        known = self._costs.pop(self._kind, {})  # reinserted below as the most recent one
         if len(self._costs) >= KINDS:
             self._forget(next(iter(self._costs)))
         costs = self._costs[self._kind] = {}
@@ -303,12 +313,12 @@ class Governor:
             entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
             costs[entry.number] = self._typical((entry.number, self._kind), ns)
             self._watch(entry, ns, elapsed)
-        # Where no step like it was metered, the least of all is charged.
+        # `_pay` charges the least of these for a kind that was never metered.
         self._own[kinds] = self._typical((OWN, self._kind), ledger.spent.get(OWN, 0))
         spent, taken_for = sum(ledger.spent.values()), sum(known.values()) + self._own[kinds]
         is_surprising = not taken_for / SURPRISE <= spent <= taken_for * SURPRISE
         if is_surprising:
-            self._metered.pop(self._kind, None)  # so that the next one like it is metered
+            self._metered.pop(self._kind, None)  # so that the next step of this kind is metered
         if (known and is_surprising) or any(self._runaway.values()):
             self._calm_windows = 0
         if is_surprising and spent > ALARM_RATIO * self.budget * elapsed:
@@ -317,7 +327,7 @@ class Governor:
         ledger.calls.clear()
 
     def _listening(self, hooks: tuple[str, ...]) -> int:
-        """Return who pays for what is done in C: the first plugin that listens to one of these hooks in this step."""
+        """Return the number of the first plugin that listens to one of `hooks` in this step: it pays for the work done in C."""
         for entry in self._entries():
             if any(one.hook in hooks and one.is_on for one in entry.listeners):
                 return entry.number
@@ -330,16 +340,17 @@ class Governor:
         self._metered.pop(kind, None)
 
     def _renew(self) -> None:
-        """Forget what kinds of steps there were: other plugins are there now."""
+        """Forget all kinds of steps, because the set of plugins has changed."""
         self._pay()
         for known in (self._costs, self._own, self._metered):
             known.clear()
 
     def _typical(self, key: tuple[int, int | _Kind], ns: int) -> int:
-        """Give the middle one of the last three metered costs: what interrupts one step must not be charged to all like it.
+        """Return the median of the last three metered costs, in ns.
 
-        Of two it is the lower one: in its first sampled step a plugin does what it never does again. And one of less than
-        half is believed at once: what is seldom sampled would long be taken for as dear as it was.
+        The median keeps an interruption of one step from being charged to all steps of its kind. Of two costs the lower one
+        counts, because a plugin's first sampled step includes its one-time setup. A cost below half of the median counts
+        at once: for a kind that occurs seldom, the old value would persist too long.
         """
         if len(self._last) >= 4 * KINDS:
             self._last.clear()
@@ -348,7 +359,7 @@ class Governor:
         return ns if 2 * ns < middle else middle
 
     def _pay(self) -> None:
-        """Charge the steps since the last time; one by one that would cost more than much of what is charged."""
+        """Charge all unpaid steps at once: charging each step by itself would cost more than many of the hooks."""
         for (numbers, kinds, listening), steps in self._unpaid.items():
             costs = self._costs.get((numbers, kinds, listening), {})
             for entry, kind in zip(map(self._registry.get, numbers), kinds):
@@ -364,8 +375,8 @@ class Governor:
         self._overhead.labels(name).inc(ns / 1e9)
 
     def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
-        """Stop a plugin that takes much of the training's time, if it cannot be made to look less often."""
-        # One that says it must not miss a step has said that it is dear; still, it must leave the training some time.
+        """Quarantine a plugin that takes much of the training's time, if its interval cannot be stretched."""
+        # With `longest = 1` a plugin declares that it must see every step, at whatever cost: its limit is higher.
         limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
         is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.context.is_fixed)
         self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
@@ -376,8 +387,8 @@ class Governor:
     # -- decisions
 
     def _decide(self) -> None:
-        """Look less often where the sampled hooks take more than they may, more often where there is room."""
-        if self._own:  # else nothing has been metered yet, and nobody knows
+        """Close a window: publish the overhead, then stretch or relax intervals to meet the budget."""
+        if self._own:  # else nothing has been metered yet, and the ratio is unknown
             self.ratio = sum(self._window_spent.values()) / self._window_ns
             self._overhead_ratio.labels().set(self.ratio)
         for entry in self._entries():
@@ -404,36 +415,37 @@ class Governor:
             taken = self._taken(governed)
 
     def _allowed(self, governed: list[Entry]) -> float:
-        """Return what is left of the budget where no longer interval helps: every step's part, and what is at its longest.
+        """Return the share of step time that hooks with stretchable intervals may take.
 
-        What somebody has fixed is that person's own affair.
+        That is the budget without the costs that a longer interval cannot reduce: those of every step, and those of hooks at
+        their longest interval. Hooks with a fixed interval are not counted: the person who fixed it accepts their cost.
         """
         ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(NONE, 0) for entry in self._entries())
         longest = sum(entry.share_ns(at_longest=True) for entry in governed) * self._with_own
         return max(self.budget - (ns + longest) / self._step_ns, self.budget * LEFT_RATIO)
 
     def _taken(self, governed: list[Entry]) -> float:
-        """Return what can still be stretched takes of the training's time, hookd's own part of it included."""
+        """Return the share of step time of all hooks that can still be stretched, dispatch overhead included."""
         return sum(map(self._share, governed))
 
     def _share(self, entry: Entry) -> float:
-        """Return what the hooks of a plugin that can still be stretched take of the training's time."""
+        """Return the share of step time of a plugin's hooks that can still be stretched, dispatch overhead included."""
         return entry.share_ns(at_longest=False) * self._with_own / self._step_ns
 
     def _find_own(self) -> float:
-        """Return by what a plugin's own time is to be multiplied, so that what hookd needs for calling it is in it."""
+        """Return the factor that adds hookd's dispatch overhead to a plugin's own time."""
         dearest = max(self._own, key=sum, default=())
         extra = sum(max(0, entry.cost(ALL) - entry.cost(NONE)) for entry in self._entries())
         own = self._own.get(dearest, 0) - min(self._own.values(), default=0)
         return 1 + own / extra if extra > 0 and own > 0 else 1.0
 
     def _relax_all(self, governed: list[Entry], room: float) -> None:
-        """Halve intervals, the cheapest plugins' first, as long as what that costs is less than `room`."""
+        """Halve intervals, those of the cheapest plugins first, while the added share of step time fits into `room`."""
         for entry in sorted(governed, key=self._share):
             wanted, stretch, before = wanted_interval(entry.plugin, entry.context), entry.stretch, self._share(entry)
             if stretch > wanted:
                 self.stretch_to(entry, max(wanted, stretch // 2))
-                more = self._share(entry) - before  # with what was at its longest interval
+                more = self._share(entry) - before  # includes hooks that were at their longest interval before
                 if more <= room:
                     room -= more
                 else:
@@ -444,7 +456,7 @@ class Governor:
         return entry.is_governed and entry.limit > 1
 
     def stretch(self, entry: Entry, times: int = 2) -> bool:
-        """Make a plugin's interval so many times as long; whether that was possible."""
+        """Multiply a plugin's interval by `times`, up to its limit; return whether that was possible."""
         if not self._can_stretch(entry) or entry.stretch >= entry.limit:
             return False
         self.stretch_to(entry, min(entry.stretch * times, entry.limit))
@@ -452,12 +464,13 @@ class Governor:
 
     def stretch_to(self, entry: Entry, stretch: int) -> None:
         """Set a plugin's `Entry.stretch`, from the next step on."""
-        # Rare hooks are called in sampled steps: their interval is a multiple of the others'. Beyond it one number says two intervals.
+        # Rare hooks are called in sampled steps only, so their interval is a multiple of the others'. Beyond `rare_limit`
+        # the one number encodes two intervals, see `Entry.stretch`.
         whole = entry.rare_limit if stretch > entry.rare_limit else entry.longest if stretch > entry.longest else 1
         entry.stretch, self._next_draw = stretch // whole * whole, 0
         self._core.show_interval(entry)
 
 
 def _next_fixed(step: int, interval: int) -> int:
-    """Return the next step in which what is called once in so many steps is called, or is called no more."""
+    """Return the next step at which a hook with this fixed interval is switched on or off."""
     return step + interval - step % interval if step % interval else step + 1

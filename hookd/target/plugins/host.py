@@ -1,4 +1,4 @@
-"""What the contexts of plugins ask (`hookd.api.context.Host`). Runs in the target."""
+"""The agent's side of the plugins' contexts (`hookd.api.context.Host`)."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 PAUSED = float(pages.PHASES.index("paused"))
 PAUSE_S = 0.05
-"""How often a paused training looks whether it may go on."""
+"""Interval at which a paused training checks whether it may go on."""
 PHASE = pages.PHASE - pages.MODULE
-"""The cell of a heartbeat, from its module cell on."""
+"""Offset of a heartbeat's phase cell from its module cell."""
 
 
 class PluginHost:
     """Answers the plugins' contexts; `hookd.api.context.Context` documents the answers.
 
     Attributes:
-        page: in which the plugins' metrics are.
+        page: holds the plugins' metrics.
         numeric: arithmetic on tensors.
     """
 
@@ -74,35 +74,35 @@ class PluginHost:
         self._is_due: Callable[[str], bool] = lambda _: False
 
     def pause_until(self, is_due: Callable[[str], bool]) -> None:
-        """Set what ends a pause: a change of the plugin, by its name."""
+        """Set the condition that ends a pause: whether a change of the plugin is due, by its name."""
         self._is_due = is_due
 
     @property
     def run(self) -> str:
-        """The training job."""
+        """The name of the training job."""
         return self._process.run
 
     @property
     def rank(self) -> int:
-        """Which process of the job this is."""
+        """The rank of this process in the job."""
         return self._process.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes the job has."""
+        """The number of processes in the job."""
         return self._process.world_size
 
     def step_offset(self) -> int | None:
-        """Return what is added to the steps since the attach to count from the training's beginning, None while unknown."""
+        """Return the number of steps before the attach; None while unknown."""
         return self._count.offset
 
     def module_stack(self) -> tuple[Module, ...]:
-        """Return the modules that the calling thread is inside of."""
+        """Return the modules whose calls the calling thread is inside."""
         thread = self._local.thread
         return thread.stack()
 
     def returned_now(self) -> Sequence[Returned]:
-        """Return what the module calls of the calling thread have returned."""
+        """Return the outputs of the calling thread's module calls."""
         return self._portions.returned(self._local.thread)
 
     def model_roots(self) -> list[Module]:
@@ -130,7 +130,7 @@ class PluginHost:
         return not any(entry.looks for entry in self._registry if entry.name != plugin)
 
     def resample(self) -> None:
-        """Set the switches anew: a plugin wants to hear of something else. At the end of a step, from the next one on."""
+        """Set the switches again after a plugin has changed which hooks it wants; at the end of a step, for the next one."""
         if self._count.is_closing:
             self._governor.is_to_listen = True
         else:
@@ -139,22 +139,22 @@ class PluginHost:
             self._core.show_interval(entry)
 
     def shows_in_c(self) -> bool:
-        """Whether statistics of outputs are made in C."""
+        """Whether C computes the statistics of outputs."""
         return self._counting.hidden is not None and self.numeric.looks_in_c()
 
     def has_seen_all(self, plugin: str) -> bool:
-        """Whether hookd has looked at all outputs in the calling thread's outermost call of which a plugin was not told."""
+        """Whether hookd has checked all outputs in the calling thread's outermost call that were not passed to the plugin."""
         if not self._registry.has(plugin):
             return False
         return self._counting.has_seen_all(self._local.thread, self._registry.named(plugin).number)
 
     def pause(self, plugin: str) -> None:
-        """Keep the calling thread until the plugin is changed or unloaded, or the agent leaves."""
+        """Block the calling thread until the plugin is changed or unloaded, or the agent leaves."""
         thread = self._local.thread
         cell = thread.beat + PHASE
         phase, self._cells[cell] = self._cells[cell], PAUSED
         try:
             while self._life.is_live and not self._is_due(plugin) and self._registry.is_active(plugin):
-                clock.sleep(PAUSE_S)  # in portions: signal handlers run between them
+                clock.sleep(PAUSE_S)  # short sleeps, so that signal handlers run in between
         finally:
             self._cells[cell] = phase

@@ -1,4 +1,4 @@
-"""Incidents: what a person is told. Runs in the target."""
+"""Incidents: events to report to a person."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 MOST_KINDS, OTHER_KIND, LONGEST_KIND = 32, "other", 64
-"""So many kinds of incidents a plugin may have, and what all others count as; a kind's characters."""
+"""The most kinds of incidents per plugin, the kind as which any further ones count, and the longest kind in characters."""
 _OF_HOOKD = frozenset({"quarantine", "plugin_memory", "training_changed"})
-"""Kinds that the agent itself reports in a plugin's name: they are never among those others."""
+"""Kinds that the agent itself reports in a plugin's name: they never count as `OTHER_KIND`."""
 
 
 class Incidents:
-    """Publishes incidents, and bounds their kinds.
+    """Publishes incidents, and limits their kinds.
 
-    Each kind is a series, and a person looks for kinds by name, so a plugin may not invent ever new ones.
+    Each kind is a series, and people search for kinds by name, so a plugin may have a limited number only.
 
     Args:
-        counter: of incidents, by kind.
-        count: of steps.
+        counter: counts incidents by kind.
+        count: the count of steps.
     """
 
     def __init__(self, *, page: PageWriter, counter: Counter, count: StepCount) -> None:
@@ -37,11 +37,11 @@ class Incidents:
         kind, message = self._bounded(plugin, kind, message)
         self._counter.labels(kind).inc()
         where = {"step": self._count.absolute(), "is_step_absolute": self._count.offset is not None}
-        # `fields` come later: what has arrived late, as from a device, is of an earlier step.
+        # `fields` override the step: an incident found late, as from a device's numbers, belongs to an earlier step.
         self._page.incident({**where, **fields, "kind": kind, "plugin": plugin, "message": message})
 
     def _bounded(self, plugin: str, kind: str, message: str) -> tuple[str, str]:
-        """Return the kind as which an incident counts, and its message; one kind too many becomes part of the message."""
+        """Return the kind as which an incident counts, and its message, which contains the kind if that is one too many."""
         kind = clean(str(kind), LONGEST_KIND)
         known = self._known.setdefault(plugin, {OTHER_KIND})
         if kind in known or kind in _OF_HOOKD:

@@ -1,4 +1,4 @@
-"""What keeps a bad plugin from harming the others, beyond its errors: its way back, its series. Runs in hookd's own thread."""
+"""Isolation of faulty plugins: readmission after a quarantine, and limits on series. Runs in hookd's own thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Readmission:
-    """Lets plugins back in.
+    """Readmits quarantined plugins.
 
     Args:
-        cold: knows whose hook has not returned.
-        switch: switches from one plugin to another, or on.
+        cold: knows which plugins have a hook that has not returned.
+        switch: switches from one plugin to another, or one on.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Readmission:
         self._registry, self._cold, self._page, self._switch = registry, cold, page, switch
 
     def tick(self) -> None:
-        """Switch those on again whose quarantine is over; one error, until they have proved themselves, ends that."""
+        """Switch on the plugins whose quarantine is over; on probation, one error quarantines them again."""
         now = clock.monotonic()
         for entry in self._registry:
             is_stuck = self._cold.holds(entry.plugin)
@@ -53,7 +53,7 @@ class Refusals:
         self._series, self._values = core.plugin_series_refused, core.plugin_bad_values
 
     def tick(self) -> None:
-        """Publish how many series of each plugin are over its limits, and how many values were none; log each once."""
+        """Publish each plugin's number of series over its limits, and of invalid values; log the first of each."""
         for entry in self._registry:
             bound = entry.context.bound
             more = bound.refused - bound.told
@@ -66,7 +66,7 @@ class Refusals:
                 told = bound.bad_told.get(metric, 0)
                 if not told:
                     self._page.log(
-                        "error", f"plugin {entry.name}: {metric} was given what is no amount: it is not stored"
+                        "error", f"plugin {entry.name}: {metric} was given an invalid amount: it is not stored"
                     )
                 self._values.labels(entry.name, metric).inc(bad - told)
                 bound.bad_told[metric] = bad

@@ -1,8 +1,8 @@
-"""The hooks of plugins that no event calls: each in a thread that hookd's own does not wait for longer than its time. Runs in the target.
+"""Lifecycle hooks, which no event calls: each runs in a helper thread with a timeout.
 
-hookd's own thread answers requests and detaches, so a hook that never returns must not hold it. Its thread cannot be ended:
-it is left behind, and a detach says where it is. Hooks that events call run in the training's threads, where nothing can be
-done about one that never returns but to say so (`hookd.target.plugins.slow_hooks`).
+hookd's own thread answers requests and detaches, so a hook that never returns must not block it. The hook's thread cannot
+be ended: it is left behind, and a detach reports where it is. Hooks of events run in the training's threads, where a hook
+that never returns can only be reported (`hookd.target.plugins.slow_hooks`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 TIME_S = 5.0
-"""How long a hook may take: shorter than what a tool waits for an answer. At a detach each but the first one that is late has"""
+"""Timeout of a hook: shorter than a tool's wait for an answer."""
 SHORT_S = 1.0
-"""as long, for all of them together hold it up."""
+"""Timeout of each `unconfigure` once a hook has timed out: the delays of all plugins together hold up a detach."""
 IDLE_S = 3.0
-"""After so long without work a thread ends: `tick` comes more often."""
+"""Time without work after which a thread ends: longer than the interval of `tick`."""
 
 
 class Job:
     """One call of a hook.
 
     Attributes:
-        is_over: it has returned or raised: `result` or `error`.
-        where: the author's line that it is at, if it has not returned in its time; else None.
+        is_over: set when it has returned (`result`) or raised (`error`).
+        where: the line in the plugin's source that it is at, if it has timed out; else None.
     """
 
     def __init__(self, plugin: Plugin, hook: str, act: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -54,27 +54,27 @@ class Job:
         self.where: str | None = None
 
     def do(self) -> None:
-        """Call it, in the thread that is there for it."""
+        """Call the hook, in its helper thread."""
         try:
             self.result = self._act(*self._arguments)
-        except BaseException as error:  # noqa: BLE001  it is nobody's thread but ours, and no signal is handled in it
+        except BaseException as error:  # noqa: BLE001  the thread is ours alone, and no signal is handled in it
             self.error = error
         finally:
             self.is_over.set()
 
     @property
     def at(self) -> str:
-        """Say where it is, for the end of a sentence."""
+        """The line that the hook is at, as the end of a sentence."""
         return f": it is at {self.where}" if self.where else ""
 
     @property
     def late(self) -> str:
-        """Say that it has not returned."""
+        """The message that the hook has not returned."""
         return f"{self.hook} has not returned in time{self.at}"
 
 
 class _Thread:
-    """Does one job after the other, until it has nothing to do, or one has not returned in its time."""
+    """Runs jobs one after the other, until it is idle for `IDLE_S`, or a job has timed out."""
 
     def __init__(self, idle: list[_Thread], work: Work) -> None:
         self._idle, self._work = idle, work
@@ -88,13 +88,14 @@ class _Thread:
             pass
 
     def _goes_on(self) -> bool:
-        """Do the next job; in a frame of its own, which keeps nothing of it while there is none."""
+        """Run the next job; return whether to go on."""
+        # In a frame of its own, so that an idle thread keeps no reference to its last job.
         try:
             job = self.jobs.get(timeout=IDLE_S)
         except Empty:
             try:
                 self._idle.remove(self)
-            except ValueError:  # somebody has taken it just now
+            except ValueError:  # another thread has just taken it for a job
                 return not self.is_left
             return False
         if job is not None:
@@ -104,11 +105,11 @@ class _Thread:
 
 
 class Cold:
-    """Calls them. Any thread may ask, and waits.
+    """Calls lifecycle hooks. Any thread may call, and waits.
 
     Args:
-        errors: counts what they raise.
-        work: of all threads of the agent.
+        errors: counts what the hooks raise.
+        work: the work of all threads of the agent.
     """
 
     def __init__(self, *, page: PageWriter, errors: Errors, work: Work) -> None:
@@ -119,11 +120,11 @@ class Cold:
     # -- the hooks
 
     def call(self, plugin: Plugin, hook: str, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Call something of a plugin's, and give what it returns.
+        """Call a plugin's function, and return its result.
 
         Raises:
-            PluginError: reason "stuck": it has not returned in its time. Also whatever it raises, if that is an Exception or
-                SystemExit; a RuntimeError in the place of anything else, which belongs to nobody here.
+            PluginError: reason "stuck": it has not returned in time. Also whatever it raises, if that is an Exception or
+                SystemExit; anything else becomes a RuntimeError, because no caller here could handle it.
         """
         job = self._done(plugin, hook, act, *arguments)
         if job.where is not None:
@@ -136,12 +137,12 @@ class Cold:
         return job.result
 
     def configure(self, plugin: Plugin, context: Context) -> None:
-        """Let a plugin read its options and declare its metrics; raises what `call` does."""
+        """Call `configure`, in which a plugin reads its options and declares its metrics; raises what `call` raises."""
         if hasattr(plugin, "configure"):
             self.call(plugin, "configure", plugin.configure, context)
 
     def select(self, plugin: Any, module: Module) -> Any:
-        """Ask a plugin whether it wants a module: in the training's thread at once, in hookd's own one in time."""
+        """Call `select` for a module: directly in the training's threads, with a timeout in hookd's own."""
         if self.holds(plugin):
             return False
         if not is_own():
@@ -149,12 +150,12 @@ class Cold:
         return self.call(plugin, "select", plugin.select, module)
 
     def succeed(self, old: Entry, new: Entry) -> None:
-        """Let a plugin take over what the one before it knew."""
+        """Call `succeed`, in which a plugin takes over the state of the one that it replaces."""
         if hasattr(new.plugin, "succeed"):
             self.run(new, "succeed", new.plugin.succeed, old.plugin)
 
     def unconfigure(self, entry: Entry) -> None:
-        """Let a plugin let go; its errors no longer matter."""
+        """Call `unconfigure`, in which a plugin releases its resources; its errors are only logged."""
         if not hasattr(entry.plugin, "unconfigure"):
             return
         time_s = SHORT_S if self._left else TIME_S
@@ -165,7 +166,7 @@ class Cold:
             self._page.log("error", f"{entry.name}: unconfigure raised {worded(job.error)}")
 
     def run(self, entry: Entry, hook: str, act: Callable[..., Any], *arguments: Any) -> None:
-        """Call a hook, and count what it raises, a TrainingError as well: there is no training code here. Quarantine one that is stuck."""
+        """Call a hook and count its errors, TrainingError included, as no training code could take it; quarantine it if it is stuck."""
         job = self._done(entry.plugin, hook, act, *arguments)
         if job.where is not None:
             self._errors.late(entry, job.hook, job.late, job.where)
@@ -180,7 +181,7 @@ class Cold:
         job = Job(plugin, hook, act, arguments)
         try:
             thread = self._free()
-        except ControlError:  # no thread can be started: rather here than not at all, as a detach must come to its end
+        except ControlError:  # no thread can be started: run it here without a timeout, because a detach must complete
             job.do()
             if job.error is not None and is_from_signal_handler(job.error):
                 raise job.error from None
@@ -204,26 +205,26 @@ class Cold:
             return _Thread(self._idle, self._work)
 
     def holds(self, plugin: object) -> bool:
-        """Whether a hook of a plugin has not returned to this day."""
+        """Whether a hook of a plugin has timed out and still not returned."""
         return any(job.plugin is plugin and not job.is_over.is_set() for _, job in self._left)
 
     def residue(self) -> list[str]:
-        """Say what goes on when the agent leaves."""
-        found = []
+        """Return descriptions of the threads that still run when the agent leaves."""
+        residue = []
         for thread, job in self._left:
             if not job.is_over.is_set():
                 at = line_of(thread.thread.ident, job.plugin)
-                found.append(f"a thread in the hook {job.hook} of the plugin {job.plugin.name}, at {at}")
-        return found
+                residue.append(f"a thread in the hook {job.hook} of the plugin {job.plugin.name}, at {at}")
+        return residue
 
     def halt(self) -> None:
-        """Have the threads end that have nothing to do, without waiting for it."""
+        """End the idle threads, without waiting for them."""
         while self._idle:
-            with contextlib.suppress(IndexError):  # somebody else has taken it
+            with contextlib.suppress(IndexError):  # another thread has taken it
                 self._idle.pop().jobs.put(None)
 
     def close(self) -> None:
-        """End the threads that have nothing to do."""
+        """End the idle threads, and wait for them."""
         while self._idle:
             thread = self._idle.pop()
             thread.jobs.put(None)
@@ -243,7 +244,7 @@ class PluginTicks:
         self._registry, self._tell, self._accounts, self._cold = registry, telling.tell, accounts, cold
 
     def tick(self, now_s: float) -> None:
-        """Call all that are switched on, as pluggy would order them."""
+        """Call `tick` of all plugins that are switched on, in pluggy's order."""
         for one in self._registry.ordered("tick"):
             entry = self._registry.get(one.plugin)
             if entry is not None and one.is_on:

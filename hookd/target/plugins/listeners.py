@@ -1,4 +1,4 @@
-"""Who listens to what: pluggy registers, validates and orders; the order is then frozen. Runs in the target."""
+"""The loaded plugins and their listeners: pluggy registers, validates and orders them; the order is then frozen."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
-"""How long the first quarantine of a plugin lasts, and each later one at most; each is twice as long as the last."""
+"""Duration of a plugin's first quarantine, and the longest one, in seconds; each is twice as long as the last."""
 NONE, LAST, USUAL, ALL = range(4)
-"""Which hooks of a plugin are called in a step, of those whose interval depends on the budget: those that are sampled last alone;
-those that are not rare; all."""
+"""Which of a plugin's hooks with a governed interval are called in a step: none; only those sampled last; all but the rare ones;
+all."""
 FIXED = 4
-"""What a step is more in which hooks of a fixed interval are called."""
+"""Added to these for a step in which hooks with a fixed interval are called."""
 PATIENCE = 3
-"""So many samples of a plugin that looks apart from others are due, and it looks with them: two intervals after the first."""
+"""Number of due samples after which an `apart` plugin is called together with others: two intervals after the first."""
 
 
 @dataclass(unsafe_hash=True)  # what is compared never changes
@@ -39,16 +39,19 @@ class Listener:
 
     Attributes:
         call: the plugin's function.
-        totals: adds calls or backward passes up, or shows outputs, for a plugin that has no function for that; None: `call` is a function of
-            the plugin's.
-        unless_finite: it need not be called where all gradients are known to be finite.
-        is_on: whether it is called; after it was turned, `Models.act_on_switches` is to be called.
-        is_active: whether its plugin is; of what flows each call is told of to its end, also where it is not switched on any more.
-        needs_quiet: whether it is to be called with gradients switched off and torch's modes taken away: an observer that may look at tensors.
-        run: is called instead of `call`: the same, once the first calls have been watched (`hookd.target.plugins.global_state`).
-        pick: returns the arguments, in their order, from all that a hook could be told: a dict, or for a module's call a list
+        totals: accumulates calls or backward passes, or shows outputs, for a plugin without a function of its own for that;
+            None: `call` is the plugin's function.
+        unless_finite: the hook need not be called if all gradients are known to be finite.
+        is_on: whether the hook is called; after a change, call `Models.act_on_switches`.
+        is_active: whether its plugin is active. A call in progress is reported to the hooks of `FLOWS` to its end, even if they
+            were switched off meanwhile.
+        needs_quiet: whether to disable gradients and torch's modes around the call: it is an observer that may look at tensors.
+        run: the function to call in place of `call`; equal to it once the first calls have been watched
+            (`hookd.target.plugins.global_state`).
+        pick: returns the hook's arguments, in order, from all available values: a dict, or for a module's call a list
             (`hookd.target.plugins.values`).
-        only: where that has its only argument; None if it has none or several: what has one is called without `pick`, which is dear.
+        only: key or index of the hook's only argument in these values; None if it takes none or several. A hook with one
+            argument is called without `pick`, which is expensive.
     """
 
     plugin: int
@@ -67,7 +70,7 @@ class Listener:
     only: Any = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Set what follows from the rest."""
+        """Set the derived attributes."""
         places = [values.NAMES.index(name) for name in self.arguments] if self.hook in values.HOOKS else self.arguments
         self.run, self.pick = self.call, _picks(places)
         self.only = places[0] if len(places) == 1 else None
@@ -76,38 +79,38 @@ class Listener:
 
     @property
     def name(self) -> str:
-        """What the plugin calls it (`Context.listen`)."""
+        """The name by which the plugin refers to it (`Context.listen`)."""
         return self.hook if self.totals is None or self.hook == "output_summary" else f"{self.hook}_totals"
 
 
 @dataclass
 class Entry:
-    """One loaded plugin and what became of it.
+    """One loaded plugin and its state.
 
     Attributes:
         state: active, quarantined, disabled, or waiting: ready, and not yet switched on.
-        errors: how often it raised, or returned something without the right to.
-        longest: the longest interval of what is not rare; a person may want a longer one.
-        stretch: what the governor decides on. Up to `rare_limit` the steps between two calls of its rarest hooks; beyond it, that
-            times the steps between two calls of those that are sampled last.
-        kind: of the step in progress, by what it costs: which of the hooks are called whose interval depends on the budget (`ALL`
-            and what follows it), and `FIXED` more where such are called whose interval is fixed.
-        looks: in the step in progress sampled hooks are called, others than those that are sampled last.
-        has_fixed: the interval of some of its hooks does not depend on the budget now.
-        drawn: what was said of the step in progress; None: it is to be said anew.
-        listening: how many of its sampled hooks are called in the step in progress.
-        cost_ns: what it took in the last accounted step of each kind, `{kind of the step: ns}`.
-        spent_ns: estimated time spent in it.
-        agreement: of all ranks, for a plugin that changes the training in a job of several.
-        last_trouble: the last error for a person: `text`, `where` (the author's line) and `traceback`; empty if none.
-        source: of what it was made, as far as the tool has said: `version`, `sha256`, `origin`.
+        errors: number of times that it raised, or returned a value without being a mutator.
+        longest: the longest interval of hooks that are not rare, in steps; a longer `every` raises it.
+        stretch: the one number that the governor sets. Up to `rare_limit` it is the interval of the plugin's rarest hooks, in
+            steps; beyond, it is `rare_limit` times the interval of the hooks that are sampled last.
+        kind: the kind of the step in progress, by its cost: which hooks with a governed interval are called (`NONE` to `ALL`),
+            plus `FIXED` if hooks with a fixed interval are called.
+        looks: whether sampled hooks, other than those sampled last, are called in the step in progress.
+        has_fixed: whether some of its hooks have a fixed interval now.
+        drawn: the draw for the step in progress; None: it is to be drawn anew.
+        listening: number of its sampled hooks that are called in the step in progress.
+        cost_ns: its cost in the last accounted step of each kind, `{kind of the step: ns}`.
+        spent_ns: estimated time spent in it, in ns.
+        agreement: the agreement of all ranks, for a plugin that changes the training in a job of several.
+        last_trouble: the last error, for a person: `text`, `where` (the line in its source) and `traceback`; empty if none.
+        source: its origin, as far as the tool has reported it: `version`, `sha256`, `origin`.
         strikes: errors since it was last switched on.
-        probation: when it comes back from a quarantine.
-        readmits: whether it does.
-        calls: in metered steps, and `call_ns` what they took.
-        waiting: of a plugin that looks apart from others, samples that were due and have not been taken.
-        is_asked: its `select` has answered for all modules that were known when it came. Until then the training's threads
-            do not ask it: it may never answer.
+        probation: when it returns from a quarantine.
+        readmits: whether it returns.
+        calls: number of calls in metered steps; `call_ns` is their time in ns.
+        waiting: for an `apart` plugin, number of samples that were due and have not been taken.
+        is_asked: whether its `select` has answered for all modules known when it was loaded. Until then the training's
+            threads do not ask it, because it may never answer.
     """
 
     number: int
@@ -142,40 +145,40 @@ class Entry:
     _postponed: tuple[int, bool] = (-1, False)
 
     def turn(self, state: str) -> None:
-        """Set another state."""
+        """Change the state."""
         self.state = state
         for one in self.listeners:
             one.is_active = state == "active"
 
     @property
     def max_strikes(self) -> int:
-        """How many errors put it aside: one is enough of what may change the training, and on probation."""
+        """Number of errors that cause a quarantine: one for a mutator and on probation."""
         is_strict = self.plugin.mutates or self.probation.is_on(clock.monotonic())
         return 1 if is_strict else self.plugin.max_errors
 
     @property
     def changes_training(self) -> bool:
-        """Whether it changes the training now; one that may can be made not to, as by gradclip's dry run."""
+        """Whether it changes the training now; a mutator can be told not to, as by gradclip's dry run."""
         return self.plugin.mutates and self.state == "active"
 
     def is_sampled(self, one: Listener) -> bool:
-        """Whether this hook of the plugin is called on sampled steps only; a mutator's never is, and totals of calls are exact."""
+        """Whether this hook is called in sampled steps only; mutators' hooks never are, and totals of calls are exact."""
         is_exact = one.totals is not None and one.hook == "forward"
         return one.hook in self.plugin.sampled and not is_exact and not _mutates(self.plugin, one.hook)
 
     def is_due(self, step: int) -> bool:
-        """Whether the hooks whose interval depends on the budget are called in a step, but for the rare ones.
+        """Whether the hooks with a governed interval, except the rare ones, are called in a step.
 
-        They come once in so many steps, at no fixed distance: a training whose steps take turns (two tasks, generator and
-        critic) would always show the same side. What the person or the plugin has fixed comes every so many steps.
+        The distance between two samples varies: at a constant one, a training that alternates between kinds of step (two
+        tasks, generator and critic) would always show the same kind. A fixed interval is a constant distance.
         """
         return is_drawn(step, self.interval)
 
     def is_due_apart(self, step: int, *, is_alone: bool) -> bool:
-        """Whether those of a plugin that looks apart from others are: what is due waits for a step in which it is alone.
+        """Whether the same hooks of an `apart` plugin are called: a due sample waits for a step without other plugins' samples.
 
-        It waits until `PATIENCE` of them are due. Switches may be set several times in one step, so what was said of it stands
-        unless others have begun to look.
+        It waits until `PATIENCE` samples are due. The switches may be set several times in one step; a sample counts as taken
+        only once.
         """
         asked, was_taken = self._postponed
         if step != asked:
@@ -185,15 +188,15 @@ class Entry:
         return is_taken
 
     def is_due_rarely(self, step: int) -> bool:
-        """Whether the rare ones are, in a step in which the others are."""
+        """Whether the rare hooks are called, in a step in which the others are."""
         return is_drawn(step // self.interval, self.rare_interval // self.interval)
 
     def is_due_last(self, step: int) -> bool:
-        """Whether those are that are sampled last."""
+        """Whether the hooks that are sampled last are called."""
         return is_drawn(step, self.last_interval)
 
     def next_draw(self, step: int) -> int:
-        """Return the next step in which not the same may be called as in this one, at the latest; what is fixed apart."""
+        """Return the next step at which the set of called hooks may change; fixed intervals are not considered."""
         if self.looks or self.waiting:
             return step + 1
         seldom = (one for one in (self.interval, self.last_interval) if one > 1)
@@ -211,32 +214,32 @@ class Entry:
 
     @property
     def last_interval(self) -> int:
-        """Steps between two calls of those that are sampled last, where no other one is called."""
+        """Steps between two calls of the hooks that are sampled last, in steps without other samples."""
         return max(1, self.stretch // self.rare_limit)
 
     @property
     def rare_limit(self) -> int:
-        """The longest interval of the rare hooks, which is a multiple of the others'."""
+        """The longest interval of the rare hooks, a multiple of the others' longest interval."""
         return max(self.longest, self.plugin.rarest // self.longest * self.longest)
 
     @property
     def limit(self) -> int:
-        """How far the governor may stretch."""
+        """The largest `stretch` that the governor may set."""
         return self.rare_limit * (self.longest if self.plugin.sampled_last else 1)
 
     def cost(self, kind: int) -> int:
-        """Return what it takes in a step in which the hooks of `kind` are called, ns.
+        """Return the cost of a step in which the hooks of `kind` are called, in ns.
 
-        Where there was no such step yet it is what one with fewer hooks takes; and it is no more than one with more of them takes:
-        that of a kind that does not come any more is old.
+        Before the first step of this kind, the cost of a step with fewer hooks is returned. The result never exceeds the cost
+        of a step with more hooks: the value of a kind that no longer occurs is out of date.
         """
-        fixed = FIXED if self.has_fixed else 0  # what was fixed before has cost what it has
+        fixed = FIXED if self.has_fixed else 0  # costs with fixed hooks are kept separately
         known = [self.cost_ns.get(fixed + one) for one in range(ALL + 1)]
         own = next((ns for ns in known[kind::-1] if ns is not None), 0)
         return min([own, *(ns for ns in known[kind + 1 :] if ns is not None)])
 
     def share_ns(self, *, at_longest: bool) -> float:
-        """Return what its sampled hooks take of a step on average, ns: those at their longest interval, or the others."""
+        """Return the average cost per step of its sampled hooks, in ns: of those at their longest interval, or of the others."""
         parts = (
             (LAST, self.last_interval, self.longest if self.plugin.sampled_last else 1),
             (USUAL, self.interval, self.longest),
@@ -250,15 +253,15 @@ class Entry:
 
     @property
     def is_governed(self) -> bool:
-        """Whether there is a hook whose interval depends on the budget."""
+        """Whether it has a hook whose interval depends on the budget."""
         return any(self.is_sampled(one) and self.context.fixed(one.hook) is None for one in self.listeners)
 
 
 def is_drawn(number: int, interval: int) -> bool:
-    """Whether a number is the one of its block of `interval` that is drawn; the first block's is its first.
+    """Whether `number` is the one drawn from its block of `interval` numbers; from the first block the first is drawn.
 
-    The blocks' numbers go round by the golden ratio (Knuth, The Art of Computer Programming 3, 6.4, multiplicative
-    hashing), so all places come up alike, and no random numbers are drawn in the training's process.
+    The place within the block follows the golden ratio (Knuth, The Art of Computer Programming 3, 6.4, multiplicative
+    hashing), so all places occur equally often, and no random numbers are drawn in the training's process.
     """
     block, place = divmod(number, interval)
     return place == _place(block, interval)
@@ -269,21 +272,21 @@ def _place(block: int, interval: int) -> int:
 
 
 def next_drawn(number: int, interval: int) -> int:
-    """Return the next number after this one of which `is_drawn` says anything else than of this one, or that one is drawn."""
+    """Return the next drawn number after this one; after a drawn number, simply the next number."""
     if is_drawn(number, interval):
         return number + 1
     block = number // interval
-    found = (one * interval + _place(one, interval) for one in (block, block + 1))
-    return next(one for one in found if one > number)
+    drawn = (b * interval + _place(b, interval) for b in (block, block + 1))
+    return next(n for n in drawn if n > number)
 
 
 class Registry:
     """The loaded plugins, in the order in which pluggy would call them.
 
     Attributes:
-        entries: by number; replaced and never changed, so that any thread may go through it at any time.
-        agreed: those that change the training as all ranks have agreed.
-        alone: those that change it because there was one rank.
+        entries: the plugins by number; replaced and never modified, so that any thread may iterate over it at any time.
+        agreed: the plugins that change the training by an agreement of all ranks.
+        alone: the plugins that change the training without an agreement, in a job of one rank.
     """
 
     def __init__(self) -> None:
@@ -295,7 +298,7 @@ class Registry:
         self.alone: list[Entry] = []
 
     def __iter__(self) -> Iterator[Entry]:
-        """Go through the loaded plugins, in the order in which they were loaded."""
+        """Iterate over the loaded plugins, in the order in which they were loaded."""
         return iter(self.entries.values())
 
     def get(self, number: int) -> Entry | None:
@@ -303,7 +306,7 @@ class Registry:
         return self.entries.get(number)
 
     def named(self, name: str) -> Entry:
-        """Find a loaded plugin; while its options are changed, the one that is there.
+        """Return a loaded plugin by its name; while its options are changed, the first of its two entries.
 
         Raises:
             PluginError: none of this name is loaded.
@@ -322,13 +325,13 @@ class Registry:
         return any(entry.name == name and entry.state == "active" for entry in self.entries.values())
 
     def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Entry:
-        """Register a plugin that keeps the rules with pluggy, and freeze its listeners.
+        """Register a plugin that has passed the rules with pluggy, and freeze its listeners.
 
         Raises:
             PluginError: pluggy refuses it.
         """
         try:
-            # Not by its name: while its options are changed there are two of it.
+            # The number makes the name unique: while its options are changed, two plugins have this name.
             self._manager.register(plugin, name=f"{plugin.name} {self._next}")
         except PluginValidationError as exc:
             raise PluginError(f"{plugin.name}: {exc}") from exc
@@ -349,21 +352,21 @@ class Registry:
         self.entries = {number: one for number, one in self.entries.items() if one is not entry}
 
     def note_changing(self) -> None:
-        """Find again those that change the training."""
+        """Update `agreed` and `alone`, after a plugin came, went or changed its state."""
         changing = [entry for entry in self.entries.values() if entry.changes_training]
         self.agreed = [entry for entry in changing if entry.agreement is not None]
         self.alone = [entry for entry in changing if entry.agreement is None]
 
     def ordered(self, hook: str) -> list[Listener]:
-        """Give the listeners of one hook as pluggy would call them: last registered first, tryfirst, trylast."""
+        """Return the listeners of one hook in pluggy's order: last registered first, with tryfirst and trylast."""
         caller = getattr(self._manager.hook, hook)
         by_plugin = {id(e.plugin): e for e in self.entries.values()}
-        found = []
+        listeners = []
         for impl in reversed(caller.get_hookimpls()):
             entry = by_plugin.get(id(impl.plugin))
             if entry is not None:
-                found += [one for one in entry.listeners if one.hook == hook and one.totals is None]
-        return found + [
+                listeners += [one for one in entry.listeners if one.hook == hook and one.totals is None]
+        return listeners + [
             one for entry in self.entries.values() for one in entry.listeners if one.totals and one.hook == hook
         ]
 
@@ -397,14 +400,14 @@ class Registry:
 
 
 def _picks(places: Sequence[int | str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what picks the values at these places, as a tuple; a third of the cost of a loop."""
+    """Return a function that picks the values at these places, as a tuple."""
     if len(places) > 1:
-        return itemgetter(*places)
-    return lambda told: tuple([told[place] for place in places])
+        return itemgetter(*places)  # a third of the cost of a loop
+    return lambda available: tuple([available[place] for place in places])
 
 
 def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, Any, Any], Any]:
-    """Return what calls a plugin's `output_summary` with those of the three values that it wants."""
+    """Return a function that calls a plugin's `output_summary` with those of the three values that it takes."""
     places = [("module", "output", "summary").index(name) for name in names]
 
     def tell(*values: Any) -> Any:
@@ -418,22 +421,22 @@ def _mutates(plugin: Plugin, hook: str) -> bool:
 
 
 def wanted_interval(plugin: Plugin, context: Context) -> int:
-    """Give the steps between two sampled steps that the person asked for, or else the plugin.
+    """Return the interval of sampled steps that the person asked for, or else the plugin's own.
 
     Raises:
-        PluginError: the option `every` is no positive whole number.
+        PluginError: the option `every` is not a positive integer.
     """
     every = context.option("every", plugin.every) if "every" in context.options else plugin.every
     if every < 1:
         raise PluginError(f"{plugin.name}: every must be at least 1, not {every}")
-    # Where nobody has fixed it the governor chooses, and one number would not be true.
+    # Without the option the governor chooses within this range, and a single number would be wrong.
     adapts = "every" not in context.options and plugin.sampled and plugin.longest > every
     context.settings["every"] = f"{every}..{plugin.longest}" if adapts else every
     return every
 
 
 def wanted_readmission(plugin: Plugin, context: Context) -> bool:
-    """Say whether a plugin comes back by itself after a quarantine; what may change the training never does.
+    """Whether a plugin returns by itself after a quarantine; a mutator never does.
 
     Raises:
         PluginError: the option `readmit` is neither true nor false.

@@ -1,4 +1,4 @@
-"""Loading plugins, switching between them, and unloading them. Runs in the target."""
+"""Loading plugins, switching between them, and unloading them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Loading:
     """Loads plugins and unloads them.
 
     Args:
-        host: what the plugins' contexts ask.
-        rest: lets the training have the interpreter for a while.
+        host: answers the plugins' contexts.
+        rest: yields the interpreter to the training for a while.
     """
 
     def __init__(  # noqa: PLR0913
@@ -60,7 +60,7 @@ class Loading:
         """Configure and register a plugin, and switch it on.
 
         Raises:
-            PluginError: it breaks a rule, or refuses its options, or would change one rank of several.
+            PluginError: it breaks a rule, refuses its options, or would change only one rank of several.
         """
         entry = self.ready(plugin, options, by_name=by_name)
         if entry.plugin.mutates and self._process.world_size > 1:
@@ -70,13 +70,13 @@ class Loading:
         return entry
 
     def ready(self, plugin: Plugin, options: dict[str, str], *, by_name: bool, old: Entry | None = None) -> Entry:
-        """Configure and register a plugin that does nothing until it is switched on.
+        """Configure and register a plugin, without switching it on.
 
         Args:
-            plugin: of the class of `old`, where it is to replace that one.
-            options: of the plugin.
+            plugin: the plugin; of the same class as `old` if it is to replace that one.
+            options: the plugin's options.
             by_name: whether a person named it.
-            old: stays as it is; series of the same names go on.
+            old: the plugin to be replaced, which stays as it is; series of the same names continue.
 
         Raises:
             PluginError: it breaks a rule, or refuses its options.
@@ -101,7 +101,7 @@ class Loading:
                 raise
             raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
         for one in entry.listeners:
-            # A tick is called beside the training, and totals are hookd's own.
+            # A tick does not run in the training's threads, and totals are hookd's own code.
             if not one.mutates and one.totals is None and one.hook != "tick":
                 watch(one)
         if old is None:
@@ -111,7 +111,7 @@ class Loading:
         return entry
 
     def switch(self, old: Entry | None, new: Entry | None) -> None:
-        """Switch from one plugin to another, or on, or off; flags are only turned, so any thread may do it."""
+        """Switch from one plugin to another, or one on or off. This only sets flags, so any thread may call it."""
         if old is not None:
             self._stopping.switch_off(old, "disabled")
         if new is not None:
@@ -123,11 +123,11 @@ class Loading:
         self._governor.switch(self._count.turns)
 
     def discard(self, entry: Entry, heir: Entry | None) -> None:
-        """Remove a plugin that was switched off, and its series, but for those that its heir goes on with."""
+        """Remove a plugin that was switched off, and its series, except those that its heir continues."""
         self._registry.remove(entry)
         self._models.replan()
         self._cold.unconfigure(entry)
-        if heir is not None and heir.number > entry.number:  # not the one that stays because this one was refused
+        if heir is not None and heir.number > entry.number:  # an older heir stays because this one was refused
             _count_on(entry.context, heir.context)
         _retire(entry.context, heir)
         if heir is None:
@@ -159,7 +159,7 @@ def _retire(context: Context, heir: Entry | None) -> None:
 
 
 def _count_on(old: Context, new: Context) -> None:
-    """Let counts go on, also where the plugin's new object has not come to them yet: a counter never falls."""
+    """Carry counts over to the plugin's new object, even before it uses them: a counter never falls."""
     kept = {metric.name: metric for metric in new.metrics}
     for metric in old.metrics:
         if metric.kind in ("counter", "histogram") and metric.name in kept:

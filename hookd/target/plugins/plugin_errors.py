@@ -1,4 +1,4 @@
-"""Errors that leave a plugin, or hookd itself: counted, logged, and kept from the training code. Runs in the target."""
+"""Errors of plugins and of hookd itself: counted, logged, and kept from the training code."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 LOGGED = 10
-"""How often an error of hookd's own is logged at one place: a traceback at every call would cost more than the call."""
+"""Number of times that an error of hookd's own is logged per place: a traceback at every call would cost more than the call."""
 
 LONGEST = 1500
-"""Characters of a traceback, the last ones: it stands in the page's identity, with those of all other plugins."""
+"""Characters kept of a traceback, its last ones: the page's identity holds those of all plugins."""
 
 
 class Errors:
-    """Counts errors, and has plugins stopped that make too many.
+    """Counts errors, and quarantines plugins with too many.
 
     Args:
-        counter: of plugins' errors, by plugin.
+        counter: counts errors by plugin.
     """
 
     def __init__(self, *, registry: Registry, page: PageWriter, counter: metrics.Counter, life: Life) -> None:
@@ -41,13 +41,13 @@ class Errors:
         self._quarantine: Callable[[Entry, str], None] = _nobody
 
     def stop_with(self, quarantine: Callable[[Entry, str], None]) -> None:
-        """Set what stops a plugin, which itself reports errors here."""
+        """Set the function that quarantines a plugin; it is set late, because it reports errors here itself."""
         self._quarantine = quarantine
 
     # -- of plugins
 
     def fault(self, number: int, hook: str, error: BaseException) -> None:
-        """Deal with what left a plugin: count it, or pass on what belongs to the training code."""
+        """Count an exception that left a plugin, or raise it again if it belongs to the training code."""
         if is_from_signal_handler(error):
             raise error
         entry = self._registry.get(number)
@@ -57,22 +57,22 @@ class Errors:
             self._count(entry, hook, worded(error), error)
 
     def failed_aside(self, plugin: str, error: BaseException) -> None:
-        """Count what left a plugin in hookd's own thread."""
+        """Count an exception that left a plugin's background work."""
         if self._registry.has(plugin):
             self.failed(self._registry.named(plugin), "aside", error)
 
     def failed(self, entry: Entry, hook: str, error: BaseException) -> None:
-        """Count what left a plugin where there is no training code to pass it on to."""
+        """Count an exception that left a plugin in a thread without training code."""
         self._count(entry, hook, worded(error), error)
 
     def late(self, entry: Entry, hook: str, text: str, where: str) -> None:
         """Count a hook that takes far too long, and quarantine its plugin at once.
 
         Args:
-            entry: of the plugin.
-            hook: which one.
-            text: what is wrong, in words.
-            where: the author's line that it is at, "" if that is not known.
+            entry: the plugin.
+            hook: the hook's name.
+            text: the error, in words.
+            where: the line in the plugin's source that it is at; "" if unknown.
         """
         self._count(entry, hook, text, None)
         entry.last_trouble = {**entry.last_trouble, "where": where}
@@ -80,7 +80,7 @@ class Errors:
             self._quarantine(entry, text)
 
     def stray(self, number: int, hook: str) -> None:
-        """Count a result that an observer has returned."""
+        """Count a value returned by an observer, which may not return one."""
         entry = self._registry.get(number)
         if entry is not None:
             call = next((one.call for one in entry.listeners if one.hook == hook), None)
@@ -94,9 +94,9 @@ class Errors:
         self._counter.labels(entry.name).inc()
         if hook not in entry.logged:
             entry.logged.add(hook)
-            told = entry.last_trouble
-            line = f" ({told['where']})" if told["where"] else ""
-            self._page.log("error", f"plugin {entry.name}: {hook}: {text}{line}\n{told['traceback']}".rstrip())
+            last = entry.last_trouble
+            line = f" ({last['where']})" if last["where"] else ""
+            self._page.log("error", f"plugin {entry.name}: {hook}: {text}{line}\n{last['traceback']}".rstrip())
         entry.strikes += 1
         if entry.strikes >= entry.max_strikes and entry.state == "active":
             self._quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")
@@ -104,9 +104,9 @@ class Errors:
     # -- of hookd
 
     def own_failure(self, where: str, error: BaseException) -> None:
-        """Log an error of hookd itself, which must not reach the training code; the first ones at each place.
+        """Log an error of hookd itself, which must not reach the training code: the first `LOGGED` at each place.
 
-        After a detach there is no page to log to.
+        Nothing is logged after a detach, because there is no page.
         """
         if is_from_signal_handler(error) or isinstance(error, TrainingError):
             raise error
@@ -117,24 +117,24 @@ class Errors:
 
 
 def _nobody(_entry: Entry, _why: str) -> None:
-    """Stand in for what stops a plugin, before any is loaded."""
+    """Stand in for the quarantine until it is set."""
 
 
 def trouble(plugin: Plugin, hook: str, text: str, error: BaseException | None) -> dict[str, str]:
-    """Describe an error that a plugin has made.
+    """Describe an error of a plugin.
 
     Args:
-        plugin: whose error it is.
-        hook: in which hook.
+        plugin: the plugin.
+        hook: the hook's name.
         text: the error in words.
-        error: what it raised; None where it raised nothing.
+        error: the exception; None if it raised none.
 
     Returns:
         `hook`, `text`, `where` (FILE:LINE, in FUNCTION: the line) and `traceback`; the last two may be "".
     """
-    found = {"hook": hook, "text": clean(text, 500), "where": "", "traceback": ""}
+    described = {"hook": hook, "text": clean(text, 500), "where": "", "traceback": ""}
     if error is not None:
-        found["where"] = clean(author_line(error, plugin), 500)
+        described["where"] = clean(author_line(error, plugin), 500)
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        found["traceback"] = clean(trace[-LONGEST:], LONGEST)
-    return found
+        described["traceback"] = clean(trace[-LONGEST:], LONGEST)
+    return described

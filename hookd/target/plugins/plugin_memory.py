@@ -1,8 +1,8 @@
-"""What each plugin keeps in memory, as far as its own attributes lead there. Runs in hookd's own thread, twice a minute.
+"""Memory that each plugin retains, as far as its attributes lead there. Runs in hookd's own thread, twice a minute.
 
-Allocations are not followed: tracemalloc costs every allocation of the training its time. Looked at is what can be reached
-from the plugin's object through its attributes, through containers, and through objects of its own package. Not seen is what
-it keeps elsewhere: in globals, in closures, in C. Tensors count with the memory behind them, which they may share.
+Allocations are not traced, because tracemalloc slows down every allocation of the training. Instead, this follows the
+plugin's attributes, through containers and objects of its own package. It misses objects in globals, in closures and in C.
+A tensor counts with its storage, and a shared storage counts once.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 EVERY_TICKS = 30
 LOOKS = 5
-"""So many looks in a row must each have found more."""
+"""Number of consecutive looks that must each have found more than the last."""
 LIMIT_BYTES, LIMIT_ITEMS = 256 << 20, 1_000_000
-"""What a plugin may keep even then: of tensors, and of items in containers."""
+"""A plugin below both limits, bytes of tensors and items in containers, may grow."""
 MOST = 5000
-"""Objects that one look visits in one plugin."""
+"""The most objects that one look visits in one plugin."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DICTS = (dict, FROZEN)
 _CONTAINERS = (list, tuple, set, frozenset, deque, *_DICTS)
 
 
 class Held(NamedTuple):
-    """What was found: bytes behind tensors, and items in containers."""
+    """The size of a plugin: bytes of tensor storage, and items in containers."""
 
     bytes: int
     items: int
 
 
 def held(plugin: Plugin) -> Held:
-    """Measure what a plugin keeps: every container with its length, and at most MOST objects in them."""
+    """Measure the memory that a plugin retains: each container by its length, visiting at most MOST objects."""
     own = type(plugin).__module__.partition(".")[0]
     seen: set[int] = {id(plugin)}
     memory: dict[int, int] = {}
@@ -55,7 +55,7 @@ def held(plugin: Plugin) -> Held:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        kind = type(one)  # a proxy whose object has ended raises when it is asked with isinstance()
+        kind = type(one)  # isinstance() raises for a weakref proxy whose object is gone
         if issubclass(kind, Tensor):
             memory.update([_memory(one)])
         elif issubclass(kind, _CONTAINERS):
@@ -67,28 +67,28 @@ def held(plugin: Plugin) -> Held:
 
 
 def _first(contents: Iterable[Any]) -> list[Any]:
-    """Take the first of what is in a container, which another thread may be filling."""
+    """Return the first objects in a container that another thread may be filling; none if it changes meanwhile."""
     try:
         return [one for one in islice(contents, MOST) if not isinstance(one, _PLAIN)]
-    except RuntimeError:  # it was changed meanwhile: another time
+    except RuntimeError:
         return []
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """Give where a tensor's memory is, and how much; (0, 0) for one without."""
+    """Return address and size in bytes of a tensor's storage; (0, 0) if it has none."""
     try:
-        storage: Any = getattr(tensor, "untyped_storage", tensor.storage)()  # before 2.0 it has the other alone
+        storage: Any = getattr(tensor, "untyped_storage", tensor.storage)()  # torch before 2.0 has only `storage`
         return storage.data_ptr(), storage.nbytes()
     except Failure:  # fake, sparse, a subclass that refuses
         return 0, 0
 
 
 class Watch:
-    """Looks at all plugins from time to time, and quarantines one that keeps more and more.
+    """Measures all plugins from time to time, and quarantines one whose memory keeps growing.
 
     Args:
-        gauge: of the bytes that each plugin keeps.
-        quarantine: stops a plugin, for a reason.
+        gauge: bytes retained by each plugin.
+        quarantine: stops a plugin, for a given reason.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Watch:
         self._grown: dict[int, int] = {}
 
     def tick(self) -> None:
-        """Count a tick, and look when it is time."""
+        """Count a tick, and measure at every `EVERY_TICKS`-th."""
         self._ticks += 1
         if self._ticks % EVERY_TICKS == 0:
             entries = list(self._registry)
@@ -126,7 +126,7 @@ class Watch:
             return
         self._grown[entry.number] = 0
         why = f"it keeps {now.bytes / 1e6:.4g} MB in tensors and {now.items} items in containers, more at each look"
-        if entry.plugin.mutates:  # which must not end in the middle of a training for this
+        if entry.plugin.mutates:  # stopping a mutator in mid-training would do more harm
             self._incidents.report(entry.name, "plugin_memory", f"plugin {entry.name}: {why}", {"error": why})
         else:
             self._quarantine(entry, why)

@@ -1,7 +1,7 @@
-"""Who listens at which module. Runs in the target.
+"""Routing: the listeners of each module.
 
-A plugin is asked once for each module what it wants there, and most modules are wanted alike: what follows from the
-answers is kept once for all of those, because a model may have tens of thousands of modules and dozens of hooks.
+Each plugin is asked once per module which hooks it wants there. Most modules get the same answers and share one `Taste`,
+because a model may have tens of thousands of modules and dozens of hooks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OF_ROOTS = ("root_forward", "root_forward_pre")
 
 
 class Taste:
-    """All modules of which the same is wanted.
+    """Modules that share one selection of hooks.
 
     Attributes:
-        answers: what each plugin wants, by its number.
-        heard: listeners by hook, in the order of calling.
+        answers: each plugin's number and its selection.
+        heard: listeners by hook, in calling order.
         by_call: listeners of the hooks that are part of a plan, in the plan's order.
     """
 
@@ -40,7 +40,7 @@ class Taste:
         self.by_call: tuple[Listener, ...] | None = None
 
     def wants(self, one: Listener) -> bool:
-        """Whether its plugin wants this hook."""
+        """Whether the listener's plugin wants this hook."""
         wanted = next((answer for number, answer in self.answers if number == one.plugin), False)
         return not wanted.isdisjoint((one.hook, one.name)) if isinstance(wanted, frozenset) else wanted
 
@@ -49,9 +49,9 @@ class Audience:
     """Finds the listeners of a hook.
 
     Args:
-        registry: of the plugins.
+        registry: the loaded plugins.
         ask: calls the `select` of a plugin for a module.
-        fault: called with plugin number, hook and error where that has raised.
+        fault: called with plugin number, hook and error if `select` has raised.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Audience:
         self._early: dict[tuple[int, int], bool | frozenset[str]] = {}
 
     def prepare(self, entry: Entry, modules: Iterable[Module]) -> None:
-        """Ask a new plugin for modules that are known, before the plans are locked: the training must not wait for that.
+        """Ask a new plugin about all known modules, before the plans are locked, so that the training does not wait for it.
 
         Raises:
-            PluginError: reason "stuck": it does not answer. The plugin is not registered any more then.
+            PluginError: reason "stuck": it does not answer. The plugin has then been removed from the registry.
         """
         self._early = {}
         try:
@@ -86,33 +86,33 @@ class Audience:
         entry.is_asked = True
 
     def listeners(self, hook: str, module: Module | None) -> list[Listener]:
-        """Give who listens to a hook, at a module where it is a module's hook, in the order of calling."""
+        """Return the listeners of a hook in calling order; for a module's hook, those at `module`."""
         if module is None:
-            found = self._general.get(hook)
-            if found is None:
-                found = self._general[hook] = self._registry.ordered(hook)
-            return found
+            listeners = self._general.get(hook)
+            if listeners is None:
+                listeners = self._general[hook] = self._registry.ordered(hook)
+            return listeners
         taste = self._taste(module)
-        found = taste.heard.get(hook)
-        if found is None:
+        listeners = taste.heard.get(hook)
+        if listeners is None:
             ordered = self._registry.ordered(hook)
-            found = taste.heard[hook] = [one for one in ordered if taste.wants(one) and _may_be_told(one, module)]
-        return found
+            listeners = taste.heard[hook] = [one for one in ordered if taste.wants(one) and _may_be_told(one, module)]
+        return listeners
 
     def of_calls(self, module: Module) -> tuple[Listener, ...]:
-        """Give all listeners that a module's plan has."""
+        """Return all listeners in a module's plan."""
         taste = self._taste(module)
         if taste.by_call is None:
             taste.by_call = tuple(one for hook in sorted(MODULE) for one in self.listeners(hook, module))
         return taste.by_call
 
     def listening(self, module: Module) -> list[int]:
-        """Give the numbers of the plugins that want something of a module; one that nobody has asked for it is not asked now."""
+        """Return the numbers of the plugins that listen at a module, as far as they have been asked; none is asked now."""
         taste = self._tastes.get(module.id)
         return [number for number, wanted in taste.answers if wanted] if taste is not None else []
 
     def changed(self) -> None:
-        """A plugin came or went: who has answered is not asked again."""
+        """Discard the routes after a plugin came or went; the plugins' answers are kept."""
         self._before, self._tastes = {**self._before, **self._tastes}, {}
         self._alike.clear()
         self._general.clear()
@@ -135,7 +135,7 @@ class Audience:
         return taste
 
     def _ask(self, module: Module, known: dict[int, bool | frozenset[str]]) -> Answers:
-        """Ask the plugins that have something to listen to there."""
+        """Ask the plugins that have a hook for this module."""
         answers = []
         for entry in self._registry:
             if entry.is_asked and any(_may_be_told(one, module) for one in entry.listeners):
@@ -144,7 +144,7 @@ class Audience:
         return tuple(answers)
 
     def _select(self, entry: Entry, module: Module, *, is_new: bool = False) -> bool | frozenset[str]:
-        """Ask a plugin whether it wants a module: all hooks of it, none, or those named."""
+        """Ask a plugin which hooks of a module it wants: all, none, or those named."""
         if (entry.number, module.id) in self._early:
             return self._early.pop((entry.number, module.id))
         plugin: Any = entry.plugin

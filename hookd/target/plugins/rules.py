@@ -1,4 +1,4 @@
-"""What a plugin must keep to, said with the author's own file and line. Runs in the target."""
+"""The rules that a plugin must obey; a refusal names the file and line in the plugin's source."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 def check(plugin: Plugin, *, by_name: bool) -> None:
-    """Refuse a plugin that breaks a rule, with the author's line.
+    """Refuse a plugin that breaks a rule, with the line in its source.
 
     Raises:
-        PluginError: no proper name, not enabled by name though it mutates, another API, unknown hook, a hook wrapper,
-            an argument that the hook has not or that has a default, or what should name hooks names none.
+        PluginError: the name is invalid; the plugin mutates and was not enabled by name; it requires another API; a hook is
+            unknown or a wrapper; an argument is unknown to the hook or has a default; or an attribute that should name
+            hooks does not.
     """
     name = plugin.name
     if not is_name(name):
@@ -37,21 +38,21 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
 
 
 def _check_named(plugin: Plugin, attribute: str) -> None:
-    """Refuse what would be taken for other hooks, or for none: such a plugin would be called at every step."""
+    """Refuse an attribute that does not name existing hooks: such a plugin would be called at every step."""
     named = getattr(plugin, attribute)
     if not isinstance(named, (tuple, list)):
         message = f"{plugin.name}: {attribute} is {named!r}, and must be a tuple of hook names"
         raise PluginError(
             message + _class_line(type(plugin)), hint=f'Write {attribute} = ("forward",), with the comma.'
         )
-    for one in named:
-        if one not in hookspecs.HOOKS:
-            message = f"{plugin.name}: {attribute} names {one!r}, and there is no such hook"
-            raise PluginError(message + _class_line(type(plugin)), hint=nearest(str(one), hookspecs.HOOKS))
+    for hook in named:
+        if hook not in hookspecs.HOOKS:
+            message = f"{plugin.name}: {attribute} names {hook!r}, and there is no such hook"
+            raise PluginError(message + _class_line(type(plugin)), hint=nearest(str(hook), hookspecs.HOOKS))
 
 
 def marked(kind: type[Plugin]) -> Iterable[tuple[str, Callable[..., Any]]]:
-    """Give the functions of a plugin class that are marked as hooks, with their names."""
+    """Yield the functions of a plugin class that are marked as hooks, with their names."""
     for attribute in dir(kind):
         function = getattr(kind, attribute, None)
         if callable(function) and hasattr(function, "hookd_impl"):
@@ -59,10 +60,10 @@ def marked(kind: type[Plugin]) -> Iterable[tuple[str, Callable[..., Any]]]:
 
 
 def check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
-    """Refuse a hook that there is not, or that asks for what there is not.
+    """Refuse a hook that does not exist, or that takes an argument that does not exist.
 
     Raises:
-        PluginError: with the author's line, and the nearest known name.
+        PluginError: with the line in the plugin's source, and the nearest known name.
     """
     at = where(function)
     if hook not in hookspecs.HOOKS:
@@ -86,13 +87,14 @@ def check_hook(name: str, hook: str, function: Callable[..., Any]) -> None:
 
 
 def where(function: Any) -> str:
-    """Give `file:line` of a function as its author has written it."""
+    """Return `file:line` of a function, with decorators unwrapped."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "no source"
 
 
 def _class_line(kind: type[Plugin]) -> str:
-    """Return ` (file:line)` of a plugin's class for a refusal: `inspect` tokenizes the whole class, which takes 10 ms."""
+    """Return ` (file:line)` of a plugin's class, for an error message; an empty string without source."""
+    # Only for refusals: `inspect` tokenizes the whole class, which takes 10 ms.
     try:
         return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"
     except (OSError, TypeError):

@@ -1,8 +1,8 @@
-"""Hooks that keep the training waiting for seconds within one step. Runs in hookd's own thread.
+"""Detection of hooks that block the training for seconds within one step. Runs in hookd's own thread.
 
-The governor decides at steps' boundaries, by steps in which the time is taken: one in five. Of a plugin that takes half a second
-at each call of hundreds of modules that is known after many minutes. So a few times a second it is looked which threads are
-inside of a plugin just now: a flag, and the stacks only where it is set. The training pays nothing for it.
+The governor decides at step boundaries, and meters at most one step in five. A plugin that takes half a second in each call of
+hundreds of modules would go on for many minutes before it decides. So hookd's own thread samples, a few times a second, which
+threads are inside a plugin: it reads a flag, and walks the stacks only if a flag is set. The training pays nothing for it.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     Found = tuple[Entry, Listener, str]
 
 DELIVER = Dispatch.deliver.__code__
-"""Calls a plugin back with numbers that it has asked for (`Context.later`, `Context.summary`)."""
+"""Calls a plugin back with the numbers that it requested (`Context.later`, `Context.summary`)."""
 LOOK_S = 0.25
 LOOKS = 8
-"""In so many looks of one step a plugin must have been found, in a row or not: in about two seconds of it."""
+"""Number of looks within one step, consecutive or not, that must find a plugin running: about two seconds."""
 PAUSED = float(PHASES.index("paused"))
 MOST_LOOKS = 40
-"""So many are remembered: a process that takes no steps is judged by the last ten seconds."""
+"""Number of looks that are remembered: a process that takes no steps is judged by the last ten seconds."""
 
 
 class Overdue:
-    """Looks, and stops what takes too long.
+    """Samples which plugins are running, and stops those that take too long.
 
     Args:
-        states: of the threads that call modules, by their ident.
-        turned: is called after switches were turned.
-        count: of steps.
+        states: the threads that call modules, by ident.
+        turned: called after switches were turned.
+        count: the count of steps.
     """
 
     def __init__(  # noqa: PLR0913
@@ -72,10 +72,10 @@ class Overdue:
         self._looked = 0.0
         self._step = -1
         self._looks: deque[set[int]] = deque(maxlen=MOST_LOOKS)
-        self._told: set[int] = set()
+        self._reported: set[int] = set()  # plugins logged once
 
     def look(self) -> None:
-        """Look once, if it is time."""
+        """Look once, if `LOOK_S` have passed since the last look."""
         now = clock.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -92,7 +92,7 @@ class Overdue:
             self._errors.own_failure("a look at hooks that take long", failure)
 
     def _found(self) -> list[Found]:
-        """Give the plugins whose hooks run just now, with the author's line."""
+        """Return the plugins whose hooks are running, with the current line in the plugin's source."""
         hooks = self._hooks()
         with held() as frames:
             self._forget_gone(self._states.keys() - frames.keys())
@@ -101,7 +101,7 @@ class Overdue:
         return [one for one in found if one is not None]
 
     def _forget_gone(self, idents: set[int]) -> None:
-        """Forget those of these threads that have ended; others run no Python just now, as autograd's between backwards."""
+        """Forget those of these threads that have ended; the others run no Python now, like autograd's between backward passes."""
         if not idents:
             return
         with contextlib.suppress(OSError):  # in a container without /proc they stay
@@ -112,7 +112,7 @@ class Overdue:
                     self._states.pop(ident, None)
 
     def _is_busy(self, state: ThreadState) -> bool:
-        """Whether a thread is inside of a plugin, and not because that has a right to keep it there (`Context.pause`)."""
+        """Whether a thread is inside a plugin that has not paused the training on purpose (`Context.pause`)."""
         return state.busy and self._cells[state.beat + PHASE - MODULE] != PAUSED
 
     def _hooks(self) -> dict[CodeType, list[tuple[Entry, Listener]]]:
@@ -131,18 +131,22 @@ class Overdue:
         if times < LOOKS or share < limit or entry.state != "active":
             return
         self._looks.clear()
-        why = f"{one.hook} has kept the training for {times * LOOK_S:.2g} s of one step"
+        why = f"{one.hook} blocked training for {times * LOOK_S:.2g} s within one step"
         at = f": it is at {where}" if where else ""
         if entry.is_sampled(one) and self._put_off(entry, share):
             self._page.log("info", f"plugin {entry.name}: {why}, and is called once in {entry.interval} steps now{at}")
         elif not (entry.plugin.mutates or entry.context.is_fixed):
             self._errors.late(entry, one.hook, why + at, where)
-        elif entry.number not in self._told:  # a person has asked for just that
-            self._told.add(entry.number)
+        elif entry.number not in self._reported:  # the person accepted its cost: only log
+            self._reported.add(entry.number)
             self._page.log("info", f"plugin {entry.name}: {why}{at}")
 
     def _put_off(self, entry: Entry, share: float) -> bool:
-        """Have the sampled hooks called as seldom as the budget asks for, and in this step no more."""
+        """Stretch the plugin's interval as far as the budget demands, and switch its sampled hooks off for this step.
+
+        Returns:
+            Whether the interval could be stretched.
+        """
         budget = self._governor.budget
         times = max(2, math.ceil(share / budget)) if budget > 0 else 2
         if not self._governor.stretch(entry, times):
@@ -155,7 +159,7 @@ class Overdue:
 
 
 def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Entry, Listener]]]) -> Found | None:
-    """Find the hook that a thread is in: a function of a plugin's that hookd has called, "later" where that is a callback."""
+    """Return the hook that a thread is in: a plugin's function that hookd has called; for a callback it is named "later"."""
     innermost = frame
     while frame is not None:
         if frame.f_code is DELIVER and (entry := frame.f_locals.get("entry")) is not None:
@@ -170,6 +174,6 @@ def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Entry, Listener]]]) -> Fo
 
 
 def _whose(frame: Any, known: list[tuple[Entry, Listener]]) -> tuple[Entry, Listener]:
-    """Tell plugins apart that have a function in common, as a class and what is derived of it have."""
+    """Return the plugin that the frame belongs to, of several that share its function, such as a class and its subclass."""
     plugin = frame.f_locals.get(frame.f_code.co_varnames[0])
     return next(((entry, one) for entry, one in known if entry.plugin is plugin), known[0])

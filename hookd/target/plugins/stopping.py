@@ -1,4 +1,4 @@
-"""Stopping plugins: at once, in any thread. Runs in the target."""
+"""Stops plugins at once, from any thread."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Stopping:
-    """Stops calling plugins; switches are only turned, so any thread may do it.
+    """Stops plugins. This only turns switches, so any thread may call it.
 
     Args:
-        marks: tells the other ranks of a failure.
+        marks: reports a failure to the other ranks.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Stopping:
         self._counting.act_on_switches()
 
     def quarantine(self, entry: Entry, why: str) -> None:
-        """Stop calling a plugin, and report that."""
+        """Stop calling a plugin, and report an incident."""
         self.switch_off(entry, "quarantined")
         self._core.show(entry)
         self._marks.failed(entry)

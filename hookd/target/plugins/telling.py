@@ -1,4 +1,4 @@
-"""Telling listeners: one after the other, each guarded. Runs in the target."""
+"""Calls listeners one after the other, each guarded."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 REPLACED = {"backward_pre": "grad_output", "backward": "grad_input"}
-"""By hook, the gradients in whose place come those that a mutator returns."""
+"""For each gradient hook, the gradients that a mutator's result replaces."""
 
 
 class Telling:
-    """Tells listeners what they want to know.
+    """Calls the listeners of an event.
 
     Args:
         no_frame: switches dynamo's frame evaluation.
-        accounts: of metered steps.
-        errors: is told of what leaves a plugin.
+        accounts: the accounts of metered steps.
+        errors: takes the exceptions that leave a plugin.
     """
 
     def __init__(self, *, no_frame: Callable[[Any], Any], accounts: Accounts, errors: Errors) -> None:
@@ -37,16 +37,16 @@ class Telling:
         self._fault, self._stray, self._own_failure = errors.fault, errors.stray, errors.own_failure
 
     def tell(self, thread: ThreadState, listeners: list[Listener], values: Any, is_metered: bool) -> None:
-        """Tell listeners, all in one bracket: dynamo must not compile plugins that run under its callback.
+        """Call listeners with dynamo's frame evaluation off, so that dynamo does not compile plugins.
 
         Args:
-            thread: the calling one, in which no plugin is running.
-            listeners: who is told.
-            values: all that they may want, as `Listener.pick` takes it; what a mutator returns replaces some.
-            is_metered: whether each is charged with the time that it takes, and hookd with the rest.
+            thread: the calling thread, in which no plugin is running.
+            listeners: the listeners to call.
+            values: all values that they may take, as for `Listener.pick`; a mutator's result replaces some.
+            is_metered: whether to charge each listener with its time, and hookd with the rest.
 
         Raises:
-            TrainingError: a plugin may raise it.
+            TrainingError: a plugin raised it.
         """
         frame = self._no_frame(None)
         began = before = 0
@@ -62,27 +62,27 @@ class Telling:
             self._accounts.settle(began, before)
 
     def _in_turn(self, listeners: list[Listener], values: Any, mark: int) -> None:
-        """Tell listeners, one after the other.
+        """Call listeners one after the other.
 
         Args:
-            listeners: who is told.
-            values: all that they may want.
-            mark: when the first one is charged from, ns; 0: nobody is.
+            listeners: the listeners to call.
+            values: all values that they may take.
+            mark: the time from which the first one is charged, in ns; 0: none is charged.
         """
         undo: list[Any] = []
         was = is_refused = False
         try:
             for one in listeners:
-                # Any more: another hook of its plugin has failed, or it has been put off. Of what flows each call is told of to its end.
+                # The plugin may have been switched off since the event began. A flow in progress is reported to its end.
                 if not (one.is_on or (one.is_active and one.hook in FLOWS)):
                     continue
                 if one.needs_quiet:
                     if not undo and not is_refused:
                         was = torch_state.is_grad_enabled()
                         is_refused = not (torch_state.quiet(undo) or self._enter(undo))
-                    if is_refused:  # tensors must not be looked at now
+                    if is_refused:  # tensors must not be read now
                         continue
-                    torch_state.set_grad_enabled(False)  # each time, for the one before may have switched it on
+                    torch_state.set_grad_enabled(False)  # each time: the previous listener may have enabled it
                 elif undo:
                     torch_state.set_grad_enabled(was)
                     torch_state.leave(undo)
@@ -104,7 +104,7 @@ class Telling:
                     torch_state.leave(undo)
 
     def tell_plainly(self, listeners: list[Listener], values: list[Any]) -> None:
-        """Tell listeners that look at no tensors and change nothing, in a bracket of the entry in C, in a step that is not metered."""
+        """Call listeners that read no tensors and change nothing, in an unmetered step; the entry in C has set up the thread."""
         for one in listeners:
             if one.is_on:
                 try:
@@ -115,22 +115,22 @@ class Telling:
                     self._fault(one.plugin, one.hook, failure)
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
-        """Return what the entry in C calls, by name."""
+        """Return the functions that the entry in C calls, by name."""
         return {"tell": self.tell, "tell_plainly": self.tell_plainly, "no_frame": self._no_frame}
 
     def _enter(self, undo: list[Any]) -> bool:
         try:
             return torch_state.enter(undo)
-        except Failure as failure:  # torch's own, as of a device that is lost
+        except Failure as failure:  # torch itself raised, for instance for a lost device
             self._own_failure("quiet", failure)
             return False
 
     def _take(self, one: Listener, result: Any, values: Any) -> None:
-        """Do with a mutator's result what torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13.
+        """Store a mutator's result as torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13.
 
         Raises:
-            RuntimeError: no arguments can be made of it.
-            ValueError: there are not as many gradients.
+            RuntimeError: the result cannot be used as arguments.
+            ValueError: the number of gradients differs.
         """
         if not one.mutates:
             self._stray(one.plugin, one.hook)
@@ -153,10 +153,10 @@ def _tuple(result: Any) -> tuple[Any, ...]:
 
 
 def _pair(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Check what a forward_pre with `kwargs` returned, in torch's words.
+    """Return the result of a forward_pre with `kwargs` after checking it.
 
     Raises:
-        RuntimeError: it is not a pair.
+        RuntimeError: it is not a pair; the message is torch's.
     """
     if isinstance(result, tuple) and len(result) == 2:
         return result

@@ -1,6 +1,6 @@
-"""What a hook of a module's call could be told, in one list with fixed places. Runs in the target.
+"""The values available to the hooks of a module call, in one list with fixed places.
 
-The entry in C makes such a list for each call that it tells anybody of (`hookd/native/told.c`): a dict would take three times as long.
+The entry in C makes such a list for each call that it reports (`hookd/native/told.c`); a dict would take three times as long.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
 
 NAMES = ("module", "inputs", "kwargs", "recompute", "versions", "output", "elapsed_ns", "self_ns", "is_again")
-"""Of the hooks' arguments, by place; `hookd/native/entry.h` has the same order."""
+"""Names of the hooks' arguments, by place; `hookd/native/entry.h` has the same order."""
 MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_AGAIN = range(len(NAMES))
 HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_forward")
-"""That are told so; those of all others have dicts."""
+"""The hooks that take their values from such a list; all others have dicts."""
 
 
 def values_of(
@@ -25,5 +25,5 @@ def values_of(
     *,
     recompute: bool = False,
 ) -> list[Any]:
-    """Return what is known of a call when it begins, with places for what is known when it has returned."""
+    """Return the values of a call that begins, with placeholders for those known only when it has returned."""
     return [module, inputs, kwargs, recompute, (), output, 0, 0, False]

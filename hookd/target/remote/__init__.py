@@ -1,1 +1,1 @@
-"""What a tool asks of the agent, or changes in it."""
+"""Requests of tools to the agent: queries, changes, traces and evaluations."""

@@ -1,8 +1,8 @@
-"""Changes of plugins that change the training: each takes place at one optimizer step's boundary. Runs in the target.
+"""Changes of mutators, each carried out at the boundary of one optimizer step.
 
-The control thread prepares a change (the plugin is loaded, checked and ready, and does nothing yet), then arms it. The
-training thread carries it out where the next optimizer step begins: it only turns switches, and the plugin acts in that
-very step. In a job of several ranks the boundary is one on which all ranks have agreed, see `hookd.wire.agreement`.
+The control thread prepares a change (the plugin is loaded, checked and ready, and does nothing yet), and then arms it. The
+training thread carries it out at the beginning of the next optimizer step: it only turns switches, and the plugin acts from
+that step on. In a job of several ranks all ranks agree on the boundary, see `hookd.wire.agreement`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 LEAVE_AHEAD_S = 1.0
-"""How far ahead a rank that detaches lays the boundary at which all ranks do without the plugin."""
+"""How far ahead, in seconds, is the boundary at which all ranks stop a plugin because one rank detaches."""
 
 
 class Change:
@@ -39,14 +39,15 @@ class Change:
 
     Attributes:
         kind: load, configure or unload.
-        old: what goes, or None.
-        new: what comes, or None.
-        by: who asked for it: `{"uid", "pid"}`, as the kernel says.
+        old: the plugin to be removed, or None.
+        new: the plugin to be added, or None.
+        by: the user who asked for it: `{"uid", "pid"}`, as reported by the kernel.
         mark: the agreed boundary; None: the next one.
-        agreement: among several ranks.
+        agreement: the agreement among several ranks.
         state: prepared, armed, done, aborted.
-        turns: of the training threads that come to the boundary together, one takes it (a list's pop is atomic).
-        at: the mark at which it was carried out, and `step` that step in words.
+        turns: a list with one item; of the training threads that reach the boundary together, the one that pops it carries
+            out the change (a list's pop is atomic).
+        at: the mark at which it was carried out; `step` is that step in words.
     """
 
     def __init__(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> None:
@@ -69,15 +70,15 @@ class Change:
 
 
 class Changes:
-    """The change that is under way, if one is, and what the ranks have agreed on.
+    """The change in progress, if any, and the agreements of the ranks.
 
     Args:
-        marks: of the boundaries at which this rank has been.
-        count: of steps.
-        own_failure: is told of errors of hookd itself.
+        marks: the boundaries that this rank has passed.
+        count: the count of steps.
+        own_failure: takes errors of hookd itself.
 
     Attributes:
-        current: the last change asked for; the training thread alone turns it from armed to done or aborted.
+        current: the last requested change; only the training thread moves it from armed to done or aborted.
     """
 
     def __init__(  # noqa: PLR0913
@@ -106,16 +107,16 @@ class Changes:
     # -- in the control thread
 
     def prepare(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> Change:
-        """Take on a change that is ready."""
+        """Register a change that is ready, and return it."""
         self.current = Change(kind, old, new, by)
         return self.current
 
     def loaded(self, entry: Entry, by: dict[str, Any]) -> None:
-        """Note what was loaded with the agent: it is told of at the first step, whose number is known by then."""
+        """Record a plugin loaded with the agent; it is reported at the first step, when the step's number is known."""
         self._loaded.append(Change("load", None, entry, by))
 
     def require_idle(self) -> None:
-        """Refuse to begin a change while another one is under way.
+        """Raise if another change is in progress.
 
         Raises:
             ControlError: reason "busy".
@@ -127,10 +128,10 @@ class Changes:
             )
 
     def arm(self, mark: int | None, agreement: Agreement | None) -> None:
-        """Let the prepared change take place at the boundary `mark`, or at the next one.
+        """Arm the prepared change for the boundary `mark`; None: for the next one.
 
         Raises:
-            ControlError: there is none, or reason "passed": this rank has been there.
+            ControlError: no change is prepared, or reason "passed": this rank has passed the boundary.
         """
         change = self.current
         if change is None or change.state != "prepared":
@@ -139,29 +140,29 @@ class Changes:
             raise ControlError(f"this rank is past boundary {mark}", reason="passed")
         change.mark, change.agreement = mark, agreement
         change.state = "armed"
-        # The training thread may have come to that boundary since we looked: it did not see the change then.
+        # The training thread may have passed the boundary since the check above, without seeing the change.
         if mark is not None and self._marks.has_passed(mark) and change.state == "armed":
             change.state = "aborted"
             raise ControlError(f"this rank is past boundary {mark}", reason="passed")
 
     def is_due(self, plugin: str) -> bool:
-        """Say whether a plugin waits for the training to come to the boundary at which it is changed or ends."""
+        """Whether a plugin is to be changed or stopped at a boundary that the training has not reached yet."""
         change = self.current
         is_armed = change is not None and change.state == "armed" and change.name == plugin
         return is_armed or self._is_leaving
 
     def abandon(self) -> None:
-        """Forget a change that is not decided on yet; nothing is changed."""
+        """Abort a change that is not decided yet, without any effect."""
         change = self.current
         if change is None or change.state not in ("prepared", "armed"):
             return
         if change.state == "armed" and (change.agreement is None or change.agreement.decide(commit=False)):
-            return  # of one rank, or committed: it takes place
+            return  # in a job of one rank, or committed already: it takes place
         change.state = "aborted"
         self.settle()
 
     def settle(self) -> None:
-        """Clean up after a change that is over: what was replaced lets go, what was refused is taken out."""
+        """Clean up after a finished change: discard the old plugin, or after an abort the new one."""
         change = self.current
         if change is None or change is self._settled or change.state in ("prepared", "armed"):
             return
@@ -171,23 +172,23 @@ class Changes:
             self._loading.discard(goes, heir=stays)
 
     def describe(self) -> dict[str, Any]:
-        """Say where the change is, and at which boundaries this rank has been, for `status`."""
+        """Return the state of the change and the boundaries that this rank has passed, for `status`."""
         change, (marks, span_s) = self.current, self._marks.all()
-        told = None
+        described = None
         if change is not None:
-            told = {
+            described = {
                 "name": change.name,
                 "kind": change.kind,
                 "state": change.state,
                 "at": change.at,
                 "step": change.step,
             }
-        return {"change": told, "marks": marks, "span_s": span_s}
+        return {"change": described, "marks": marks, "span_s": span_s}
 
     # -- in the training thread
 
     def boundary(self) -> None:
-        """An optimizer step begins: note where that is, and do what is due. Before any plugin hears of the step."""
+        """Record the boundary at which an optimizer step begins, and carry out changes; called before any plugin's hook."""
         try:
             before = self._marks.last()
             mark = self._note() if self._process.world_size > 1 else 0
@@ -224,7 +225,7 @@ class Changes:
         change.state = "done"
 
     def _check(self, entry: Entry, before: int, mark: int) -> None:
-        """Stop a plugin that has ended on another rank."""
+        """Stop a plugin that has stopped on another rank."""
         agreement = entry.agreement
         end = agreement.ended() if agreement is not None and entry.state == "active" else None
         if end is None or mark < end[0]:
@@ -240,7 +241,7 @@ class Changes:
         self._stop(entry, why, {"mark": mark, "ended_at": at, "by_rank": rank, "differs": before >= at})
 
     def require_alone(self) -> None:
-        """Stop what changes the training of one rank, if it has become a job of several."""
+        """Stop plugins that were started in a job of one rank, if it now has several."""
         world_size = _world_size()
         for entry in self._registry.alone if world_size > 1 else ():
             why = f"this has become a job of {world_size} ranks, which have not agreed on it"
@@ -256,13 +257,13 @@ class Changes:
     # -- the end
 
     def close(self) -> None:
-        """Close the agreements, when nobody asks for them any more."""
+        """Close the agreements once nothing uses them any more."""
         for entry in self._registry:
             if entry.agreement is not None:
                 entry.agreement.close()
 
     def leave(self, timeout_s: float) -> None:
-        """Before a detach: let all ranks stop at one boundary ahead, and wait until this one has."""
+        """Stop agreed plugins before a detach: on all ranks at one boundary ahead; wait until this rank has reached it."""
         self.abandon()
         agreed = [entry for entry in self._registry.agreed if entry.state == "active"]
         if not agreed or not self._life.is_live:
@@ -283,7 +284,7 @@ class Changes:
                                " before the boundary that was agreed on")  # fmt: skip
 
     def tell(self, change: Change) -> None:
-        """Tell a person what changes the training from this step on, who wanted it, and with what."""
+        """Report an incident: what changes the training from this step on, who asked for it, and the options."""
         new = change.new
         change.step = self._count.origin()
         if new is not None and new.plugin.mutates:
@@ -291,7 +292,7 @@ class Changes:
         elif change.old is not None and change.old.plugin.mutates:
             what = "no longer changes the training"
         else:
-            return  # it only measures, before and after
+            return  # it only observes, before and after
         message = f"{change.name} {what}, from {change.step} on; asked for by user {change.by.get('uid')}"
         options = dict(new.context.options) if new is not None else {}
         fields = {"change": change.kind, "by": change.by, "mark": change.at, "options": options}
@@ -320,7 +321,7 @@ def _world_size() -> int:
 
 
 def sequence_number() -> int:
-    """Give how many collectives the default process group has begun; 0 where torch does not count them.
+    """Return the number of collectives that the default process group has begun; 0 if torch does not count them.
 
     Source: ProcessGroup::getSequenceNumberForGroup, torch 1.9 to 2.14; Gloo and NCCL count, other backends may not.
     """

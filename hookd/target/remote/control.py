@@ -1,11 +1,11 @@
-"""The agent's control socket and its only thread: requests, leases, the tick. Runs in the target.
+"""The agent's control socket, and the thread that serves it: requests, leases and the tick.
 
-One JSON object per line in each direction, answered in order. Only the target's own user and root are answered. The
-thread blocks all signals, so that the training's handlers go on running where they did.
+The protocol is one JSON object per line in each direction, answered in order. Only the target's own user and root are
+answered. The thread blocks all signals, so that the training's handlers still run in the same threads as before.
 
-What stays as it is in every version, so that any hookd can send any other's agent away: the socket's place stands in
-the page's identity as `control`; `{"op": "detach", "timeout": S}` is answered by an object with `ok`, and the
-connection and then the page are closed; `{"op": "status"}` is answered by an object with `ok`, `version`, `leases` and
+A part of the protocol is the same in every version, so that any hookd can detach any other's agent. The page's identity
+contains the socket's path as `control`. `{"op": "detach", "timeout": S}` is answered by an object with `ok`, and then first
+the connection and then the page are closed. `{"op": "status"}` is answered by an object with `ok`, `version`, `leases` and
 `plugins`, a list of objects with `name`, `options`, `by_name` and `mutates`. All else may change with the version.
 """
 
@@ -41,8 +41,8 @@ class Connection:
     """One client.
 
     Attributes:
-        pid: its pid as the target sees it, and `uid` its user.
-        files: descriptors that it has sent and that no request has taken yet.
+        pid: its pid as the target sees it; `uid` is its user.
+        files: descriptors that it has sent, and no request has taken yet.
     """
 
     def __init__(self, sock: Socket, pid: int, uid: int) -> None:
@@ -54,12 +54,12 @@ class Connection:
         self.lease_s: float | None = None
 
     def is_gone(self) -> bool:
-        """Whether the client has closed it: a request may have waited here while the process was stopped."""
+        """Whether the client has closed the connection, for example while this process was stopped."""
         return bool(ready([self.socket.fileno()], 0, HAS_LEFT))
 
 
 class Wake:
-    """Something that can be waited for together with sockets; where it cannot be had, who waits comes a moment later."""
+    """An event that can be awaited together with sockets; without one, a waiting thread wakes up a moment later."""
 
     def __init__(self) -> None:
         self._event: Descriptor | None = None
@@ -69,37 +69,37 @@ class Wake:
             self._event = Descriptor(moved_up(posix.eventfd(0, posix.EFD_CLOEXEC | posix.EFD_NONBLOCK)))
 
     def is_ours(self) -> bool:
-        """Whether it is there, and the program has not closed it."""
+        """Whether the event exists, and the program has not closed it."""
         return self._event is not None and self._event.is_ours()
 
     def numbers(self) -> list[int]:
-        """Return the descriptor to wait for; none once the program has closed it."""
+        """Return the descriptor to wait for, in a list; the list is empty once the program has closed it."""
         return [self._event.number] if self._event is not None and self._event.is_ours() else []
 
     def up(self) -> None:
-        """Let who waits go on."""
+        """Wake up the waiting thread."""
         for number in self.numbers():
             posix.eventfd_write(number, 1)
 
     def clear(self) -> None:
-        """Have who comes wait again."""
+        """Reset the event, so that threads wait again."""
         for number in self.numbers():
             with contextlib.suppress(BlockingIOError):
                 posix.eventfd_read(number)
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the event; may be called twice."""
         if self._event is not None:
             self._event.close()
 
 
 class _Turn:
-    """What one thread serves until it is halted, for good; another thread has the next turn.
+    """The service of one thread until it is halted for good; the next turn has another thread.
 
     Attributes:
-        thread: that one.
+        thread: the thread.
         is_halted: whether it is to end.
-        heir: holds one item until somebody begins the next turn, who takes it: a fork may interrupt another one there.
+        heir: a list with one item, which the caller that begins the next turn pops: a fork may interrupt another caller there.
     """
 
     def __init__(self, serve: Callable[[_Turn], None]) -> None:
@@ -112,19 +112,19 @@ class Control:
     """Serves the socket until told to end.
 
     Args:
-        handle: called with each request; gives the fields of the answer, or raises HookdError.
+        handle: called with each request; returns the fields of the answer, or raises HookdError.
         tick: called about once a second with the unix time.
-        lease_s: how long the agent stays before the first lease; None: for ever. Each lease says for how long the
-            agent stays after it; of several the one that ends last counts.
+        lease_s: how long the agent stays without a first lease, in seconds; None: for ever. Each lease specifies how long the
+            agent stays after it; of several, the one that ends last counts.
         expire: called when that time is over.
-        work: of all threads of the agent.
-        robbed: called once the program has closed what the agent listens at.
-        clock: monotonic seconds: when the tick is due, and until when the agent stays.
+        work: the work of all threads of the agent.
+        robbed: called once the program has closed the agent's listening socket.
+        clock: returns monotonic seconds, for the tick and the leases.
 
     Attributes:
-        asking: whose request is being handled.
+        asking: the connection whose request is being handled.
         left: called with each connection that has been closed.
-        look: called some times a second.
+        look: called a few times a second.
     """
 
     def __init__(
@@ -157,17 +157,17 @@ class Control:
 
     @property
     def leases(self) -> int:
-        """How many connections are leases."""
+        """The number of connections that hold a lease."""
         return sum(1 for c in self._connections.values() if c.lease_s is not None)
 
     @property
     def holders(self) -> list[int]:
-        """The pids of those who hold a lease, as the target sees them; 0 for one in another pid namespace."""
+        """The pids of the processes that hold a lease, as the target sees them; 0 for one in another pid namespace."""
         return [c.pid for c in self._connections.values() if c.lease_s is not None]
 
     @property
     def age_s(self) -> float:
-        """For how long it has listened, in seconds."""
+        """The time since the socket was opened, in seconds."""
         return self._clock() - self._started
 
     def start(self) -> None:
@@ -175,13 +175,13 @@ class Control:
         self._turn.thread.start()
 
     def end(self, then: Callable[[], None] | None = None) -> None:
-        """Have the thread end, after the answer under way, and do this `then`; wait for it, unless it is the caller."""
+        """End the thread after the current answer, and run `then` in it; wait for it, unless it is the caller."""
         self._then = then or self._then
         self._is_ending = True
         if not self.is_own_thread():
             server = self._turn.thread
             server.join(TICK_S * 5)
-            if server.ident is None or server.is_over:  # it has never begun, or not again after a fork
+            if server.ident is None or server.is_over:  # it never started, or did not restart after a fork
                 self._close()
 
     def is_own_thread(self) -> bool:
@@ -189,7 +189,7 @@ class Control:
         return bool(thread.get_ident() == self._server)
 
     def halt(self) -> None:
-        """Have the thread end soon; nothing else changes, and `resume` starts another one."""
+        """End the thread soon; nothing else changes, and `resume` starts another one."""
         self._turn.is_halted = True
         self._wake.up()
 
@@ -200,9 +200,9 @@ class Control:
             return True
         try:
             turn.heir.pop()
-        except IndexError:  # the signal handler that calls this has interrupted who does it
+        except IndexError:  # called in a signal handler that has interrupted another call
             return True
-        # From the assignment on a fork that interrupts halts the new one, and begins the one after that.
+        # From this assignment on, a fork that interrupts halts the new turn, and begins the one after it.
         new = self._turn = _Turn(functools.partial(self._serve_after, turn.thread))
         try:
             new.thread.start()
@@ -214,7 +214,7 @@ class Control:
         return True
 
     def _serve_after(self, before: Thread, turn: _Turn) -> None:
-        while not before.is_over:  # it was in the middle of something for longer than a fork waits
+        while not before.is_over:  # it is still busy: a fork does not wait for it without limit
             if self._is_over(turn):
                 return
             before.join(TICK_S / 4)
@@ -225,7 +225,7 @@ class Control:
         self._serve(turn)
 
     def keep(self) -> None:
-        """Do without a lease from now on."""
+        """Stay without a lease from now on."""
         self._stay_until = None
 
     def stay(self, seconds: float) -> None:
@@ -233,7 +233,7 @@ class Control:
         self._stay_until = self._clock() + seconds
 
     def abandon(self) -> None:
-        """Close what a forked child inherited, without a lock and without touching the parent's socket file."""
+        """Close the sockets that a forked child inherited, without a lock and without removing the parent's socket file."""
         for connection in self._connections.values():
             connection.socket.close()
         self._door.close()
@@ -250,10 +250,10 @@ class Control:
         try:
             while not self._is_over(turn):
                 door = self._door.socket.fileno()
-                # Whom we let in may get the number of one that leaves.
+                # A new connection may get the descriptor number of one that has just left.
                 rest_s = self._ticked + TICK_S - self._clock()
                 asking = ready([*self._connections, door, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4)))
-                # A training that forks all the time has its ticks, too, and its leases end.
+                # Even in a training that forks all the time the tick must run, and leases must end.
                 if self._is_ending or (turn.is_halted and self._clock() - self._ticked < TICK_S):
                     return
                 with self._work.piece():
@@ -319,7 +319,7 @@ class Control:
         try:
             sock = self._door.accept()
         except OSError:
-            clock.sleep(TICK_S / 4)  # else we would ask again at once, for as long as there is no descriptor
+            clock.sleep(TICK_S / 4)  # avoid a busy loop while no descriptor is free
             return
         if sock is None:
             return
@@ -333,7 +333,7 @@ class Control:
         connection.buffer.clear()
         if self._connections.get(connection.socket.fileno()) is not connection:
             return
-        if connection.lease_s is not None and self._stay_until is not None:  # each lease lasts its own time
+        if connection.lease_s is not None and self._stay_until is not None:  # each lease has its own duration
             self._stay_until = max(self._stay_until, self._clock() + connection.lease_s)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
@@ -356,14 +356,16 @@ class Control:
             answer = {"ok": False, "reason": "internal", "error": worded(exc), "hint": ""}
         try:
             connection.socket.sendall(json.dumps(answer, default=str).encode() + b"\n")
-        except OSError:  # it does not read, or has gone
+        except OSError:  # the client does not read, or has gone
             self._drop(connection)
 
     def _dispatch(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("op") == "lease":
             seconds = float(request.get("seconds", 60.0))
             if not 0 <= seconds <= MAX_LEASE_S:
-                raise ControlError(f"a lease of {seconds} s is none", reason="bad-request")
+                raise ControlError(
+                    f"a lease must be between 0 and {MAX_LEASE_S:g} s, not {seconds:g} s", reason="bad-request"
+                )
             connection.lease_s = seconds
             return {"leases": self.leases}
         self.asking = connection

@@ -1,6 +1,6 @@
-"""Where a tool reaches the agent: a socket file, or where none can be made a pair of sockets. Runs in the target.
+"""The endpoint at which tools reach the agent: a socket file, or a pair of sockets if no file can be created.
 
-Both let in the target's own user and root, and nobody else.
+Both accept only the target's own user and root.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _LONGEST = 100  # of the 108 bytes that a socket's address has
 class SocketFile:
     """A socket file of mode 0600 in one of the usual directories.
 
-    Its mode lets in its owner, and root. A root outside our user namespace (rootless containers) has no number in
-    here: the kernel shows it as 65534, like every other stranger, of whom the mode has let in none.
+    Its mode admits its owner and root. A root outside this user namespace (rootless containers) has no uid inside it: the
+    kernel shows it as 65534, like any other unmapped user, and those are excluded by the mode.
 
     Attributes:
-        path: of the file, free of symbolic links, because a tool opens it from another root directory.
-        spare: makes room for a connection where the program has used up all descriptors.
+        path: path of the file, free of symbolic links, because a tool opens it from another root directory.
+        spare: reserves a descriptor for a connection in case the program has used up all others.
     """
 
     def __init__(self, path: str) -> None:
-        """Make it.
+        """Create the file and listen on it.
 
         Raises:
-            OSError: there is no such directory, or it is not ours to write.
+            OSError: the directory does not exist or is not writable.
         """
         self.path = path
         self.socket = _kept(_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _KIND))
         self._allowed = {0, posix.geteuid()} | ({_OVERFLOW_UID} if _is_in_user_namespace() else set())
         try:
-            # The mode of the file comes from the descriptor's (unix(7): nothing else is portable): no umask, which
-            # belongs to the whole process and so to the training.
+            # The file gets its mode from the descriptor (unix(7): nothing else is portable). The umask is not an option: it
+            # belongs to the whole process, and so to the training.
             posix.fchmod(self.socket.fileno(), 0o600)
             self.socket.bind(path)
             self.socket.listen(16)
@@ -53,14 +53,14 @@ class SocketFile:
             raise
 
     def is_ours(self) -> bool:
-        """Whether the program has left it open."""
+        """Whether the program has not closed the socket."""
         return self.socket.is_ours()
 
     def accept(self) -> Socket | None:
-        """Give the connection that waits; None where it is refused or gone.
+        """Return the waiting connection; None if it is refused or gone.
 
         Raises:
-            OSError: there is no descriptor for it; it goes on waiting.
+            OSError: no descriptor is free; the connection keeps waiting.
         """
         self.spare.give()
         try:
@@ -78,7 +78,7 @@ class SocketFile:
         return None
 
     def close(self) -> None:
-        """Close it, and keep the file: a forked child must leave its parent's."""
+        """Close the socket and keep the file, which in a forked child is the parent's."""
         self.socket.close()
         self.spare.give()
 
@@ -89,15 +89,15 @@ class SocketFile:
 
 
 class Pair:
-    """Two connected sockets, both ours, for a process that can write nowhere.
+    """Two connected sockets in this process, for a process without a writable directory.
 
-    A tool copies the outer one with pidfd_getfd(2) (Linux 5.6) and sends through it an end of a connection of its own.
-    The kernel allows that to whom it allows ptrace: the same user and root. It needs no name, so it works from another
-    network namespace, where an abstract socket would not be found, and a kill leaves nothing behind.
+    A tool copies the outer one with pidfd_getfd(2) (Linux 5.6), and sends one end of its own connection through it. The kernel
+    permits that to those who may ptrace: the same user and root. A pair needs no name, so it works from another network
+    namespace, where an abstract socket would not be found, and a killed process leaves nothing behind.
 
     Attributes:
-        path: `@`, the descriptor's number, `:`, and its inode, by which a tool knows it.
-        spare: as of `SocketFile`.
+        path: `@`, the descriptor's number, `:`, and its inode, by which a tool identifies it.
+        spare: as in `SocketFile`.
     """
 
     def __init__(self) -> None:
@@ -107,11 +107,11 @@ class Pair:
         self.spare = Spare(number)
 
     def is_ours(self) -> bool:
-        """Whether the program has left both open."""
+        """Whether the program has closed neither socket."""
         return self.socket.is_ours() and self._outer.is_ours()
 
     def accept(self) -> Socket | None:
-        """Give the connection that was sent; None where something else was."""
+        """Return the connection that was sent; None if the message contained no socket."""
         self.spare.give()
         try:
             _, files = receive(self.socket, 16, 1)
@@ -133,17 +133,17 @@ class Pair:
         self.spare.give()
 
     def unlink(self) -> None:
-        """Do nothing: there is no file."""
+        """Return without effect: there is no file."""
 
 
 Door = Union[SocketFile, Pair]  # noqa: UP007  this syntax is valid on every Python that is served
 
 
 def open_door() -> Door:
-    """Make a socket file where the target may write, and where it may nowhere, a pair.
+    """Return a socket file in a writable directory, or a pair if there is none.
 
-    No module chooses the directory: `tempfile` would write into each, remember one for the training, and in the end
-    take the current directory.
+    `tempfile` is not used to choose the directory: it would write into each, change the training's cached choice, and fall
+    back to the current directory.
 
     Raises:
         AttachError: reason "no-socket".
@@ -163,10 +163,10 @@ def open_door() -> Door:
 
 
 def receive(sock: Socket, size: int, most: int) -> tuple[bytes, list[Descriptor]]:
-    """Give what has come, up to `size` bytes, and the descriptors that came with it, up to `most`.
+    """Return received data, up to `size` bytes, and the descriptors that came with it, up to `most`.
 
     Raises:
-        OSError: as recvmsg(2).
+        OSError: recvmsg(2) failed.
     """
     data, extras, _, _ = sock.recvmsg(size, _socket.CMSG_LEN(4 * most), _socket.MSG_CMSG_CLOEXEC)
     files: list[Descriptor] = []
@@ -182,13 +182,13 @@ def _kept(sock: _socket.socket) -> Socket:
 
 
 def peer(sock: Socket) -> tuple[int, int]:
-    """Give pid and uid of who made the other end, as numbers in here: 0 for a pid of another namespace."""
+    """Return pid and uid of the peer, as seen in this namespace: pid 0 for a process in another one."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def _is_in_user_namespace() -> bool:
-    """Say whether there are users outside that have no number here."""
+    """Whether there are users outside this user namespace, who have no uid in it."""
     try:
         return read("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]
     except OSError:

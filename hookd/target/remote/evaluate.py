@@ -1,8 +1,8 @@
-"""Expressions that a person has evaluated here, for `hookd eval`. Runs in the target.
+"""Evaluation of expressions, for `hookd eval`.
 
-Each is evaluated in a thread of its own, so that neither the training nor hookd's own thread waits for it. What takes too
-long is interrupted: an exception is raised in its thread, which a loop of Python gets at once and a call into C when it
-returns. A thread cannot be killed; one that does not end is told of, and left behind when the agent leaves.
+Each is evaluated in a thread of its own, so that neither the training nor hookd's own thread waits for it. An expression that
+takes too long is interrupted by an exception in its thread: a Python loop receives it at once, a call into C when it returns.
+A thread cannot be killed; one that does not end is reported, and left behind when the agent leaves.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 MOST = 4
-"""So many may be under way at a time: one that does not end must not keep out the next."""
+"""The most evaluations in progress at a time: more than one, so that one that does not end does not block the next."""
 MOST_EXPRESSION = 16 << 10
 MOST_TEXT = 64 << 10
-"""Characters of a result or a traceback."""
+"""The longest result or traceback, in characters."""
 SHOWN = 400
-"""Characters of the expression in the page."""
+"""The longest expression in the page, in characters."""
 LONGEST_S = 3600.0
 GRACE_S = 0.5
-"""How long one that was interrupted has to end."""
+"""Time that an interrupted evaluation has to end."""
 EXIT_S = 1.0
-"""How long the end of the process waits for them."""
+"""How long the end of the process waits for evaluations."""
 _NUMBERS = itertools.count(1)
 
 
-class Interrupted(BaseException):  # noqa: N818 - what the thread meets, not what has gone wrong
-    """Raised in an evaluation that takes too long; no `except Exception` of the training's own code catches it."""
+class Interrupted(BaseException):  # noqa: N818 - an interruption, not an error
+    """Raised in an evaluation that takes too long; an `except Exception` in the training's code does not catch it."""
 
 
 class Evaluation:
-    """One expression on its way.
+    """One evaluation of an expression.
 
     Args:
-        expression: of Python.
-        by: `uid` and `pid` of who asks.
-        limit_s: how long it may take.
+        expression: a Python expression.
+        by: `uid` and `pid` of the user who asks.
+        limit_s: the time limit in seconds.
 
     Attributes:
         state: running, done, raised or interrupted.
-        is_given_up: its time is over, and it did not end when it was interrupted.
-        answer: what came of it, as it is told.
+        is_given_up: whether it did not end when it was interrupted after its time limit.
+        answer: the outcome, as fields of the answer.
     """
 
     def __init__(self, expression: str, by: dict[str, Any], limit_s: float) -> None:
@@ -78,22 +78,22 @@ class Evaluation:
         self._started = clock.monotonic()
         self._lock = Lock()
         self._is_inside = self._is_interrupted = False
-        self._again = 0.0  # seconds, when it may be interrupted again
+        self._again = 0.0  # value of `seconds` from which it may be interrupted again
 
     def seconds(self) -> float:
-        """Give the time since its beginning."""
+        """Return the time since its beginning, in seconds."""
         return clock.monotonic() - self._started
 
     def run(self, local: Threads, scope: Callable[[], dict[str, Any]]) -> None:
-        """Evaluate; called once, in a thread of its own.
+        """Evaluate the expression; called once, in a thread of its own.
 
         Args:
-            local: has the calling thread's state.
+            local: the states of threads.
             scope: returns the names that the expression may use.
         """
         try:
             self._run(local, scope)
-        except Interrupted:  # it came when all was done
+        except Interrupted:  # it arrived after the evaluation
             self._leave()
         finally:
             if self.state == "running":
@@ -103,7 +103,7 @@ class Evaluation:
         state, answer = "interrupted", {}
         try:
             code = compile(self.expression.strip(), "<eval>", "eval")
-            local.thread.busy = True  # what it calls is none of the training's
+            local.thread.busy = True  # its module calls do not belong to the training
             names = scope()
             with torch.no_grad():
                 self._is_inside = True
@@ -119,12 +119,13 @@ class Evaluation:
         self.state = state
 
     def _leave(self) -> None:
-        """From here on it is interrupted no more, nor by what is on its way: it would end on the training's standard error.
+        """End the time in which the evaluation may be interrupted, and absorb an interruption that is still pending.
 
-        What is on its way cannot be taken back: CPython up to 3.12 sets a flag for all threads, which only an exception that
-        is raised takes down again (PyThreadState_SetAsyncExc in Python/pystate.c, eval_frame_handle_pending in
-        Python/ceval_gil.c, 3.12). While it is up every call of the training takes longer, and one that is traced by a debugger
-        does not end (3.11). So this thread raises one more in itself, in the place of one that may still come, and waits for it.
+        A later one would be printed to the training's standard error. A pending one cannot be withdrawn: CPython up to 3.12
+        sets a flag for all threads, which only the raising of the exception clears (PyThreadState_SetAsyncExc in
+        Python/pystate.c, eval_frame_handle_pending in Python/ceval_gil.c, 3.12). While the flag is set, every call of the
+        training takes longer, and one that is traced by a debugger does not end (3.11). So this thread schedules one more
+        exception in itself, which replaces any pending one, and waits for it.
         """
         while True:
             try:
@@ -140,11 +141,11 @@ class Evaluation:
                 continue
 
     def interrupt(self) -> None:
-        """Have its thread raise; it does so when it next runs Python code. Again after a while, if it goes on."""
+        """Raise `Interrupted` in its thread when that next runs Python code; later calls repeat it, after half of `GRACE_S`."""
         if self.seconds() < self._again:
             return
         self._again = self.seconds() + GRACE_S / 2
-        with self._lock:  # so it has not ended, and no other thread has its number
+        with self._lock:  # the thread has not ended, so no other thread has its ident
             if self._is_inside:
                 self._is_interrupted = True
                 self._raise()
@@ -156,12 +157,12 @@ class Evaluation:
 
 
 class Evaluations:
-    """All that are under way, and what they gave until it is asked for. Used in hookd's own thread.
+    """The evaluations in progress, and finished ones until their results are fetched. Used in hookd's own thread.
 
     Args:
-        names: of the models that they see.
-        steps: knows the optimizers that they see.
-        count: of steps.
+        names: the models that expressions can use.
+        steps: knows the optimizers that expressions can use.
+        count: the count of steps.
     """
 
     def __init__(
@@ -180,10 +181,10 @@ class Evaluations:
         self._all: dict[int, Evaluation] = {}
 
     def begin(self, request: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
-        """Begin to evaluate `expression` for whom `by` names, for `limit_s` seconds at most; give its `number`.
+        """Begin to evaluate the request's `expression` for the user `by`, for `limit_s` seconds at most; return its `number`.
 
         Raises:
-            ControlError: reason "bad-request", or "busy": too many that were begun do not end; or "no-threads".
+            ControlError: reason "bad-request"; "busy": too many evaluations have not ended; or "no-threads".
         """
         expression, limit_s = request.get("expression"), request.get("limit_s")
         if not isinstance(expression, str) or not 0 < len(expression) <= MOST_EXPRESSION:
@@ -195,7 +196,7 @@ class Evaluations:
             texts = "; ".join(clean(one.expression, 80) for one in running)
             raise ControlError(f"{len(running)} expressions have not ended: {texts}", reason="busy")
         one = Evaluation(expression, by, limit_s)
-        # Before it begins: it may end the process.
+        # Log it before it begins, because it may end the process.
         self._page.log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
         one.thread = Thread(functools.partial(self._run, one))
         one.thread.start()
@@ -203,11 +204,11 @@ class Evaluations:
         return {"number": one.number}
 
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Say what has become of the one with this `number`.
+        """Return the state of the evaluation with the request's `number`.
 
         Returns:
-            `state`, `seconds`, and of one that is done `type`, `result` (and `value` where JSON has it) and `is_cut`; of one
-            that raised `type` and `traceback`; of one that runs `frames`, where it is, innermost first, and `is_given_up`.
+            `state` and `seconds`; if it is done, `type`, `result` (and `value` if JSON can represent it) and `is_cut`; if it
+            raised, `type` and `traceback`; if it is running, `frames` (its stack, innermost first) and `is_given_up`.
         """
         one = self._all.get(request.get("number", 0))
         if one is None:
@@ -220,12 +221,12 @@ class Evaluations:
         return {"state": "running", "seconds": one.seconds(), "frames": where, "is_given_up": one.is_given_up}
 
     def tick(self) -> None:
-        """Hold each to its time, also when nobody asks for it any more."""
+        """Enforce the time limits, even if no client asks any more."""
         for one in self.running():
             self._limit(one)
 
     def end(self) -> None:
-        """Interrupt them all; they have a moment to end."""
+        """Interrupt all evaluations, and wait up to `EXIT_S` for them to end."""
         end = clock.monotonic() + EXIT_S
         for one in self.running():
             one.interrupt()
@@ -234,7 +235,7 @@ class Evaluations:
                 one.thread.join(max(0.0, end - clock.monotonic()))
 
     def running(self) -> list[Evaluation]:
-        """Give those that have not ended, and forget what nobody has asked for."""
+        """Return the evaluations that have not ended, and forget old results that were not fetched."""
         for number in list(self._all)[:-MOST]:
             if self._all[number].state != "running":
                 del self._all[number]
@@ -256,13 +257,13 @@ class Evaluations:
         """Return the names that an expression may use."""
         models = [root for _, root in self._names.live_roots()]
         return {
-            # The program's builtins, not those of carried code: its `__import__` would find what the program has not.
+            # The program's builtins, not the payload's: the payload's `__import__` finds modules that the program lacks.
             "__builtins__": builtins, "__name__": "hookd_eval", "model": models[0] if models else None, "models": models,
             "optimizers": self._steps.optimizers(), "step": self._count.absolute(), "torch": torch,
         }  # fmt: skip
 
     def _note(self, one: Evaluation, outcome: str) -> None:
-        """Leave a record of it on the page, if the agent is still there."""
+        """Report the evaluation as an incident, if the agent is still there."""
         text = clean(one.expression, SHOWN)
         fields = {"by": one.by, "expression": text, "outcome": outcome, "seconds": one.seconds()}
         try:
@@ -292,10 +293,10 @@ def _described(value: Any) -> dict[str, Any]:
 
 
 class Short(reprlib.Repr):
-    """Writes a value down: of containers their first elements, of anything else its own `repr`, and all in all not too much.
+    """A `repr` of limited length: the first elements of containers, and the object's own `repr` for anything else.
 
     Attributes:
-        left: characters that may still be written; once there are none, what follows is `...`.
+        left: number of characters that may still be written; after them only `...` is.
     """
 
     def __init__(self) -> None:
@@ -307,17 +308,17 @@ class Short(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = MOST_TEXT
 
     def repr1(self, x: Any, level: int) -> str:
-        """Write down one value, inside of others or not."""
+        """Return the text of a value, nested or not."""
         if self.left <= 0:
             return "..."
         before = self.left
         text = super().repr1(x, level)
-        self.left -= max(0, len(text) - (before - self.left))  # what is inside of it has been counted
+        self.left -= max(0, len(text) - (before - self.left))  # nested values have been counted already
         return text
 
 
 def _traceback(error: BaseException) -> str:
-    """Write down where it was raised, without the frames of hookd."""
+    """Return the traceback of an error, without hookd's frames."""
     frames = [one for one in traceback.extract_tb(error.__traceback__)[:MOST_FRAMES] if not is_ours(one.filename)]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
     return clean("".join([*head, *traceback.format_exception_only(type(error), error)]), MOST_TEXT)

@@ -1,4 +1,4 @@
-"""The boundaries between steps at which this rank has been, by their marks (`hookd.wire.agreement`). Runs in the target."""
+"""The step boundaries that this rank has passed, by their marks (`hookd.wire.agreement`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Entry
 
 MOST = 64
-"""So many boundaries are remembered."""
+"""Number of boundaries that are remembered."""
 
 
 class Marks:
@@ -23,23 +23,23 @@ class Marks:
         self._marks: deque[tuple[int, float]] = deque(maxlen=MOST)
 
     def note(self, mark: int) -> None:
-        """Remember a boundary at which this rank is."""
+        """Record a boundary that this rank has reached."""
         self._marks.append((mark, clock.monotonic()))
 
     def last(self) -> int:
-        """Return the mark of the last boundary; 0 where there is none."""
+        """Return the mark of the last boundary; 0 if there is none."""
         return self._marks[-1][0] if self._marks else 0
 
     def has_passed(self, mark: int) -> bool:
-        """Whether this rank has been at the boundary `mark`, or at a later one."""
+        """Whether this rank has reached the boundary `mark`, or a later one."""
         return bool(self._marks) and self._marks[-1][0] >= mark
 
     def all(self) -> tuple[list[int], float]:
-        """Return all marks, the oldest first, and how many seconds lie between the first and the last."""
+        """Return all marks, oldest first, and the seconds between the first and the last."""
         marks = list(self._marks)
         return [mark for mark, _ in marks], marks[-1][1] - marks[0][1] if marks else 0.0
 
     def failed(self, entry: Entry) -> None:
-        """Tell the other ranks that a plugin has failed in this one, since its last boundary."""
+        """Report to the other ranks that a plugin has failed in this one since its last boundary."""
         if entry.agreement is not None and self._marks:
             entry.agreement.end(self._process.rank, max(1, self._marks[-1][0]))

@@ -1,11 +1,11 @@
-"""torch's profiler, begun and ended by hookd without harm to a training that uses it itself. Runs in the target.
+"""Begins and ends torch's profiler without harm to a training that uses it itself.
 
-There is one profiler in a process (Kineto's), and it defends nobody against anybody: who prepares a second one, or ends
-one that another has ended, gets a segmentation fault (torch 2.13). So ours begins only where there is none, and as soon
-as the training begins its own, ours is ended first.
+A process has one profiler (Kineto's), and it does not guard against misuse: preparing a second one, or ending one that has
+been ended already, causes a segmentation fault (torch 2.13). So hookd's recording begins only if there is none, and is ended
+before the training begins its own.
 
-Of `torch.autograd.profiler.profile` only the configuration is used, which differs between the versions of torch; what it
-would do beside (lists of Python objects, a device sync of its own) is not wanted here.
+Only the configuration of `torch.autograd.profiler.profile` is used, because it differs between versions of torch. Its other
+work (lists of Python objects, a device sync of its own) is not wanted here.
 Source: torch/autograd/profiler.py `profile`, torch/csrc/autograd/profiler_kineto.cpp, 2.13.
 """
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 _SILENT = 1000
 _LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
-"""Kineto's log level, an int of its library: what it has to say goes to the standard error stream otherwise."""
+"""Kineto's log level, an int in its library; at the default level Kineto writes to the standard error stream."""
 _LEVEL_BYTES = 4
 _GUARDED = ("_prepare_profiler", "_enable_profiler")
-"""What every profiler of torch's Python side calls before it begins, under these names in `torch.autograd.profiler`."""
+"""The functions in `torch.autograd.profiler` that every Python profiler of torch calls before it begins."""
 _cuda_is_initialized: Any = torch.cuda.is_initialized
 _profile: Any = _torch.profile
 _IN_USE = ("WARMUP", "RECORD", "RECORD_AND_SAVE")
@@ -43,39 +43,40 @@ _EXTRAS: tuple[dict[str, bool], ...] = (
     {"profile_all_threads": True, "trace_only": True},
     {"profile_all_threads": True},
 )
-"""Settings of newer versions of torch: the events of all threads, and no Python objects made of them."""
+"""Settings of newer versions of torch: record the events of all threads, and create no Python objects for them."""
 
 
 class Profiler:
     """One recording, from `guard` to `release`.
 
     Attributes:
-        covers_all_threads: else those that the beginning thread's work goes through, as the backward's.
+        covers_all_threads: whether it records all threads; else only those that take part in the work of the thread that
+            began it, such as the backward pass's.
     """
 
     def __init__(self, yielded: Callable[[], None]) -> None:
-        """Prepare nothing yet.
+        """Create the object, without any effect on torch.
 
         Args:
-            yielded: is called in the training's thread when the training begins a profiler of its own, before it does.
+            yielded: called in the training's thread just before the training begins a profiler of its own.
         """
         self.covers_all_threads = False
         self._yielded = yielded
         self._guards: list[Replaced] = []
-        self._under_way: list[int] = []  # the thread that has begun a recording: who takes it out is to end it
+        self._under_way: list[int] = []  # the thread that began it; the caller that removes it ends it
         self._level: Any = None
         self._has_run = False
 
     @property
     def is_on(self) -> bool:
-        """Whether it records."""
+        """Whether a recording is in progress."""
         return bool(self._under_way)
 
     def guard(self) -> None:
-        """From now on notice when the training begins a profiler.
+        """Begin to watch for a profiler of the training.
 
         Raises:
-            ControlError: reason "profiler": it has one already.
+            ControlError: reason "profiler": the training has one already.
         """
         self._level = self._level or _level()
         self._guards = [Replaced(_torch, name, self._watched) for name in _GUARDED if hasattr(_torch, name)]
@@ -89,7 +90,7 @@ class Profiler:
             raise in_use()
 
     def release(self) -> list[str]:
-        """Notice no longer; give what could not be undone."""
+        """Stop watching; return descriptions of what could not be undone."""
         guards, self._guards = self._guards, []
         left = [f"torch.autograd.profiler.{guard.name}" for guard in guards if not guard.restore()]
         residue = [f"{name}: somebody has patched on top of us" for name in left]
@@ -111,7 +112,7 @@ class Profiler:
         """Begin to record, in the training thread.
 
         Args:
-            told: stands in the trace beside the events: names and JSON.
+            told: metadata for the trace: JSON by name.
 
         Raises:
             ControlError: reason "profiler": the training has begun one since `guard`.
@@ -138,40 +139,40 @@ class Profiler:
     def _enable(self, config: Any, activities: Any) -> None:
         begun = [thread.get_ident()]
         try:
-            self._under_way = begun  # no call until torch's: see `_disable`
+            self._under_way = begun  # no other call between this and torch's: see `_disable`
             torch._C._autograd._enable_profiler(config, activities)
         except Failure as failure:
-            if not is_from_signal_handler(failure):  # torch refuses; what a handler raises comes when it is enabled
+            if not is_from_signal_handler(failure):  # a handler raises only after enabling
                 self._under_way = []
             raise
 
     def is_own_thread(self) -> bool:
-        """Whether the calling thread has begun what is under way."""
+        """Whether the calling thread began the recording in progress."""
         return self._under_way == [thread.get_ident()]
 
     def can_end(self) -> bool:
-        """Whether the calling thread can end what is under way: one that covers its own thread alone, no other can."""
+        """Whether the calling thread can end the recording: unless it covers all threads, only the one that began it can."""
         return self.covers_all_threads or self.is_own_thread()
 
     def end(self, *, wait: bool = True) -> Any:
-        """End it; give what torch has recorded, or None where it was ended already, or cannot be by this thread.
+        """End the recording and return it; return None if it has been ended already, or this thread cannot end it.
 
         Args:
-            wait: for the work of the devices, which belongs to the last step.
+            wait: whether to wait for the devices' work, which belongs to the last step.
         """
         if not self.is_on or not self.can_end():
             return None
         try:
             if wait and _cuda_is_initialized():
                 torch.cuda.synchronize()
-        finally:  # also where the device has failed, or a signal handler raises
+        finally:  # even if the device has failed or a signal handler raises
             with _silently(self._level):
                 result = self._disable()
         return result
 
     def _disable(self) -> Any:
-        # Of several threads one comes through, else torch crashes. No call stands between the two: CPython runs signal
-        # handlers after calls (3.11+), and what they raise would leave a recording that nobody ends.
+        # Only one of several threads may pass, else torch crashes. There is no call between the `del` and torch's function:
+        # CPython runs signal handlers after calls (3.11+), and their exception would leave a recording that nothing ends.
         try:
             del self._under_way[0]
         except IndexError:
@@ -182,12 +183,12 @@ class Profiler:
             _told("_run_on_profiler_stop")
 
     def save(self, result: Any, path: str) -> None:
-        """Write a recording as JSON in Chrome's format; Kineto says nothing where it fails, so look at the file."""
+        """Write a recording as JSON in Chrome's format; Kineto reports no failure, so the caller must check the file."""
         with _silently(self._level):
             result.save(path)
 
     def abandon(self) -> None:
-        """Leave it in a forked child: nothing more is recorded in this thread, the only one there is."""
+        """Stop recording in a forked child, in its only thread."""
         self._guards = []
         if self._has_run:
             _skip_destructors()
@@ -198,7 +199,7 @@ class Profiler:
 
 
 def in_use() -> ControlError:
-    """Make the error for a training that uses torch's profiler itself."""
+    """Return the error for a training that uses torch's profiler itself."""
     return ControlError(
         "a profiler runs in the target already, and torch has one for a process", reason="profiler",
         hint="It is the training's own: let it end, or use what it writes.",
@@ -206,15 +207,16 @@ def in_use() -> ControlError:
 
 
 def is_running() -> bool:
-    """Whether a profiler of torch's records in this process, as far as torch says."""
+    """Whether a profiler of torch is recording in this process, according to torch."""
     return bool(getattr(_torch, "_is_profiler_enabled", False)) or bool(torch._C._autograd._profiler_enabled())
 
 
 def _is_prepared() -> bool:
-    """Whether a `torch.profiler.profile` of the training's warms up; torch does not tell, so its object is looked for.
+    """Whether a `torch.profiler.profile` of the training is warming up.
 
-    That takes 70 ms in a process of a million objects, and is done only where the training has made such a thing:
-    torch/profiler/profiler.py `profile.__init__` begins to count its steps (2.0+).
+    Torch has no function for that, so this searches for the object among all objects, which takes 70 ms in a process with a
+    million of them. It searches only if the training has created one: torch/profiler/profiler.py `profile.__init__` begins to
+    count its steps (2.0+).
     """
     kind = getattr(getattr(torch, "profiler", None), "profile", None)
     steps = getattr(getattr(_torch, "KinetoStepTracker", None), "_step_dict", None)
@@ -230,10 +232,10 @@ def _family(kind: Any) -> list[Any]:
 
 
 def _plan() -> tuple[Any, bool]:
-    """Give torch's own object for a recording of the processor, and of CUDA where the training uses it.
+    """Return torch's own object for a recording of the processor, and of CUDA if the training uses it.
 
     Returns:
-        It, and whether it covers all threads.
+        The object, and whether it covers all threads.
     """
     kind: Any = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
     with warnings.catch_warnings():
@@ -253,7 +255,7 @@ def _of_devices(**options: Any) -> Any:
 
 
 def _told(name: str) -> None:
-    """Tell torch's Python side, as its own profilers do (2.1+)."""
+    """Call a callback of torch's Python side, as torch's own profilers do (2.1+)."""
     function = getattr(_torch, name, None)
     if function is not None:
         function()
@@ -261,7 +263,7 @@ def _told(name: str) -> None:
 
 @contextlib.contextmanager
 def _silently(level: Any) -> Iterator[None]:
-    """Keep Kineto from writing to the training's standard error stream; what it sets itself meanwhile stays."""
+    """Keep Kineto from writing to the training's standard error stream; a level set meanwhile is kept."""
     if level is None:
         yield
         return
@@ -274,19 +276,19 @@ def _silently(level: Any) -> Iterator[None]:
 
 
 def _level() -> Any:
-    """Give Kineto's log level, as ctypes sees it; None where there is no symbol of this name and size."""
+    """Return Kineto's log level as a ctypes object; None if there is no symbol of this name and size."""
     try:
         path = f"{torch.__file__.rpartition('/')[0]}/lib/libtorch_cpu.so"
         found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
         return found if _size(ctypes.addressof(found)) == _LEVEL_BYTES else None
-    except Failure:  # another build of torch, another libc: it may say something then
+    except Failure:  # another build of torch, or another libc: Kineto may print then
         return None
 
 
 def _size(address: int) -> int:
-    """Ask the dynamic linker how large the symbol at an address is: a name tells nothing of its type.
+    """Return the size in bytes of the symbol at an address, from the dynamic linker; a name alone says nothing of the type.
 
-    glibc alone knows: dlfcn.h `dladdr1` with RTLD_DL_SYMENT (1), elf.h `Elf64_Sym`.
+    Only glibc provides it: dlfcn.h `dladdr1` with RTLD_DL_SYMENT (1), elf.h `Elf64_Sym`. Returns 0 if it is unknown.
     """
     info, entry = (ctypes.c_void_p * 4)(), ctypes.c_void_p()
     if not ctypes.CDLL(None).dladdr1(ctypes.c_void_p(address), info, ctypes.byref(entry), 1) or info[3] != address:
@@ -296,11 +298,11 @@ def _size(address: int) -> int:
 
 
 def _skip_destructors() -> None:
-    """Let a forked child end without the destructors of C++: Kineto's waits for ever for a thread that is not there.
+    """Make a forked child end without C++ destructors: Kineto's waits for ever for a thread that does not exist in the child.
 
-    libtorch_cpu.so `libkineto::ConfigLoader::~ConfigLoader`, 2.13; no matter who has used the profiler before the fork. Who
-    ends by `os._exit`, as all children of `multiprocessing` do, does without them anyway. Of the libc: `on_exit` hands the
-    status on, and what is registered last runs first.
+    The destructor is `libkineto::ConfigLoader::~ConfigLoader` in libtorch_cpu.so, 2.13; it hangs no matter which code used the
+    profiler before the fork. A process that ends by `os._exit`, as all children of `multiprocessing` do, skips it anyway.
+    libc's `on_exit` passes the exit status on, and the function registered last runs first.
     """
     with contextlib.suppress(*Failure):
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""What a person asks a live process: its modules, its stacks, an expression. Runs in the target, in hookd's own thread."""
+"""Requests for a live process's modules, stacks, or the value of an expression. Runs in hookd's own thread."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Questions:
-    """Answers them; each request is done at once or in portions, so that the next one does not wait.
+    """Answers these requests, each at once or in portions, so that the next one does not wait.
 
     Args:
-        trees: of the models.
-        evaluations: of expressions.
-        asking: gives the connection whose request is being handled.
+        trees: the trees of the models.
+        evaluations: the evaluations of expressions.
+        asking: returns the connection whose request is being handled.
     """
 
     def __init__(self, trees: Trees, evaluations: Evaluations, asking: Callable[[], Connection]) -> None:
@@ -32,15 +32,15 @@ class Questions:
         }  # fmt: skip
 
     def tick(self) -> None:
-        """Do what is to be done about once a second."""
+        """Run the periodic work, about once a second."""
         self._evaluations.tick()
 
     def exiting(self) -> None:
-        """The process ends: so do the evaluations, which would abort it from inside of torch's C++."""
+        """End the evaluations when the process ends: they would abort it from inside torch's C++ code."""
         self._evaluations.end()
 
     def residue(self) -> list[str]:
-        """Say what goes on when the agent leaves."""
+        """Return descriptions of the evaluations that still run when the agent leaves."""
         return [f"a thread that evaluates {one.expression[:80]!r}" for one in self._evaluations.running()]
 
     def _snapshot(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -48,12 +48,12 @@ class Questions:
 
     def _eval(self, request: dict[str, Any]) -> dict[str, Any]:
         connection = self._asking()
-        if connection.is_gone():  # who asks has been told that nothing came back: nothing is to happen minutes later
+        if connection.is_gone():  # the client has timed out: the expression must not run minutes later
             raise ControlError("who asks has gone", reason="bad-request")
-        told = request.get("by")  # a daemon's word for who has asked it; the connection is the daemon's own
+        sender = request.get("by")  # a daemon names its client here: the connection is the daemon's own
         by = (
-            {key: told[key] for key in ("uid", "pid") if isinstance(told.get(key), int)}
-            if isinstance(told, dict)
+            {key: sender[key] for key in ("uid", "pid") if isinstance(sender.get(key), int)}
+            if isinstance(sender, dict)
             else {}
         )
         return self._evaluations.begin(request, {"uid": connection.uid, "pid": connection.pid, **by})

@@ -1,6 +1,7 @@
-"""The Python stacks of all threads, for `hookd stack`. Runs in the target.
+"""The Python stacks of all threads, for `hookd stack`.
 
-Frames are named, not read: no locals, which `frame.f_locals` would keep alive, and no source lines, which are files.
+Only function, file and line of a frame are returned: no locals, which `frame.f_locals` would keep alive, and no source lines,
+which would have to be read from files.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 256
 MOST_FRAMES = 200
-"""The innermost ones of a thread."""
+"""The most frames of a thread, its innermost ones."""
 MOST_NAME = 512
 
 
 def stacks() -> dict[str, Any]:
-    """Describe where each thread of this process is, hookd's own left out.
+    """Return the stack of each thread of this process, without hookd's own threads.
 
     Returns:
-        `threads`: of each `tid` (the kernel's number as this process sees it, None for a thread that Python did not start),
-        `name`, `frames` (innermost first: `function`, `file`, `line`, `own`: it is hookd's), and `left_out`: how many more
-        frames there are. `left_out`: how many more threads.
+        `threads`: for each its `tid` (the kernel's number as this process sees it, None for a thread that Python did not
+        start), `name`, `frames` (innermost first: `function`, `file`, `line`, `own`: whether it is hookd's), and `left_out`:
+        the number of further frames. `left_out`: the number of further threads.
     """
     known = threading._active.copy()  # type: ignore[attr-defined]
-    # The frames are of running threads: each is looked at once, from its innermost frame out.
+    # The threads keep running: each is read once, from its innermost frame outwards.
     found = []
     main = threading.main_thread()
     with held() as running:
@@ -53,7 +54,7 @@ def stacks() -> dict[str, Any]:
 
 
 def thread_frames(thread: Thread | None) -> list[str]:
-    """Say where a thread is in lines like a traceback's, innermost first, hookd's own frames left out."""
+    """Return a thread's stack as lines like a traceback's, innermost first, without hookd's own frames."""
     with held() as frames:
         frame = frames.get(thread.ident or 0) if thread is not None else None
         told = [one for one in _frames(frame)[0] if not one["own"]]

@@ -1,8 +1,8 @@
-"""A trace of some steps: torch's profiler with a span for each module call. Runs in the target.
+"""Traces of some steps: torch's profiler, with a span for each module call.
 
-The control thread is asked for it and gets everything ready; the training thread begins and ends the recording, each where
-an optimizer step is done; a thread of its own writes the file, which has no name any more when it is told of. It is read
-through `/proc/PID/fd`, as the page is, so neither a namespace nor the owner of a directory stands between.
+The control thread takes the request and prepares the trace. The training thread begins and ends the recording, each at the end
+of an optimizer step. A background thread writes the file and unlinks it. Tools read it through `/proc/PID/fd`, as they read the
+page, so that neither namespaces nor directory permissions interfere.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _Span: Any = getattr(
 """A span of torch's profiler, without an operator that a dispatch mode would see (2.1+)."""
 MOST_STEPS = 10_000
 GROWTH = 0.5
-"""The target's memory may grow by so much of the largest trace that was asked for: what torch keeps of an event while it
-records has 100 bytes, in the trace 250, and 1,100 where the recording is taken down (torch 2.13)."""
+"""The target's memory may grow by this share of the trace's requested size limit. Torch keeps 100 bytes per event while it
+records and 1,100 when the recording ends; in the trace an event takes 250 (torch 2.13)."""
 HANDOVER_S = 2.0
 """How long a detach waits for the training thread to end the recording."""
 _FOLDERS = ("TMPDIR", "/tmp", "/var/tmp", "XDG_RUNTIME_DIR", "/dev/shm", "/run")  # noqa: S108
 
 
 class Spans(Plugin):
-    """Tells torch's profiler where each module call, and each phase of a thread, begins and ends.
+    """Records a span in torch's profiler for each module call and each phase of a thread.
 
     Attributes:
-        is_on: whether a recording is under way.
+        is_on: whether a recording is in progress.
     """
 
     name = "trace"
@@ -65,34 +65,33 @@ class Spans(Plugin):
         self._local = _Open(self._open)
 
     def stop(self) -> None:
-        """Begin no more, and never end what is open: an end writes to the recording, whatever has become of its memory.
-
-        It would do so as soon as another recording is under way, be it the training's. So what is open is kept for ever.
-        """
+        """Begin no more spans, and never end the open ones."""
         self.is_on = False
+        # The end of a span writes to its recording even if that memory has been freed, as soon as another recording is in
+        # progress, be it the training's. So the open spans are leaked.
         for span in list(self._open.values()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(span))
         self._open.clear()
 
     @hookimpl(trylast=True)
     def forward_pre(self, module: Module, recompute: bool) -> None:
-        """Begin a span: the last thing before the call."""
+        """Begin a span, as the last hook before the call."""
         if self.is_on:
             self._local.begin(f"{'recompute' if recompute else 'module'} {_clean(module.name)}", module.id)
 
     @hookimpl(tryfirst=True)
     def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks to be told of a recompute too
-        """End it: the first thing after the call."""
+        """End the span, as the first hook after the call."""
         self._local.end(module.id)
 
     @hookimpl(tryfirst=True)
     def forward_error(self, module: Module) -> None:
-        """End it where the call was left by an exception."""
+        """End the span of a call that raised."""
         self._local.end(module.id)
 
     @hookimpl
     def phase(self, name: str) -> None:
-        """Begin or end a phase; what is inside of another phase is a span inside of it."""
+        """Begin or end a phase; a phase inside another one is a nested span."""
         if name in ("other", "paused"):
             self._local.end_phases()
         elif self._local.is_inside(name):
@@ -102,10 +101,10 @@ class Spans(Plugin):
 
 
 class _Open(Local):
-    """The spans that the calling thread is inside of, the outermost first, with what each is of.
+    """The open spans of the calling thread, outermost first, each with its key: a module's number or a phase.
 
     Args:
-        those: of all threads, which are to be ended.
+        those: the open spans of all threads, by id.
     """
 
     def __init__(self, those: dict[int, Any]) -> None:
@@ -119,7 +118,7 @@ class _Open(Local):
         self._spans.append((key, span))
 
     def end(self, key: Any) -> None:
-        """End the innermost span of `key`, and what was left open in it; nothing where there is none."""
+        """End the innermost span of `key`, if there is one, and any spans left open inside it."""
         if self.is_inside(key):
             while self._pop() != key:
                 pass
@@ -128,7 +127,7 @@ class _Open(Local):
         return any(one == key for one, _ in self._spans)
 
     def end_phases(self, down_to: str = "") -> None:
-        """End the phases that the thread is inside of, but for the phase `down_to` and what it is inside of."""
+        """End the thread's open phases, except the phase `down_to` and those around it."""
         for key in [key for key, _ in self._spans if isinstance(key, str)][::-1]:
             if key == down_to:
                 return
@@ -142,16 +141,16 @@ class _Open(Local):
 
 
 class Tracing:
-    """The trace that is under way, if one is.
+    """The trace in progress, if any.
 
     Args:
-        aside: writes the file.
-        count: of steps.
+        aside: runs the writing of the file.
+        count: the count of steps.
 
     Attributes:
-        state: idle, waiting (for a step to end), tracing, saving, done or failed. The control thread alone goes over to
-            waiting and to idle; the training thread, and who ends it, to the others.
-        residue: what could not be undone.
+        state: idle, waiting (for a step to end), tracing, saving, done or failed. Only the control thread sets waiting and
+            idle; the training thread, and any caller that ends the recording, set the others.
+        residue: descriptions of what could not be undone.
     """
 
     def __init__(
@@ -176,11 +175,11 @@ class Tracing:
     # -- in the control thread
 
     def operations(self, asking: Callable[[], Any]) -> dict[Any, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """Give what the control socket is asked for; `asking` gives the connection."""
+        """Return the operations for the control socket; `asking` returns the requesting connection."""
         return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._tell}
 
     def _ask(self, request: dict[str, Any], connection: Any) -> dict[str, Any]:
-        """Get ready for `steps` steps; the trace may have `max_bytes`. The connection's end is that of the trace."""
+        """Prepare a trace of `steps` steps and up to `max_bytes`; it is abandoned when the connection ends."""
         if self.state != "idle":
             raise ControlError("a trace is being taken already", reason="busy", hint="Try again when it is done.")
         steps, most_bytes = request.get("steps"), request.get("max_bytes")
@@ -212,12 +211,12 @@ class Tracing:
                 "pause_s": self._pause_s, "failure": failure, "all_threads": self._profiler.covers_all_threads}  # fmt: skip
 
     def left(self, connection: Any) -> None:
-        """Who has asked has gone: let go of everything."""
+        """Abandon the trace if the connection that requested it has closed."""
         if connection is self._asked_by:
             self.abandon()
 
     def abandon(self) -> None:
-        """End what is under way, without a result."""
+        """End the trace in progress, without a result."""
         if self.state == "idle":
             return
         self._asked_by = None
@@ -234,21 +233,21 @@ class Tracing:
                 self._file.close()
                 self._file = None
         finally:
-            self.state = "idle"  # last: whoever sees it finds nothing of this trace
+            self.state = "idle"  # last: from here on nothing of this trace is left
 
     def _yield_to_training(self) -> None:
-        """Wait for the training thread to end the recording, where its next step is done.
+        """Wait for the training thread to end the recording at the end of its next step.
 
-        Another thread takes it down under what the training computes without the interpreter's lock, which uses it: torch
-        does not wait for that. And before torch 2.6 no other thread can.
+        If another thread ended it, torch would not wait for training code that runs without the interpreter's lock and still
+        uses the recording. Before torch 2.6 no other thread can end it.
         """
         deadline = clock.monotonic() + HANDOVER_S
         while self._profiler.is_on and not self._profiler.is_own_thread() and clock.monotonic() < deadline:
             clock.sleep(0.01)
 
     def _take(self) -> bool:
-        """Whether the caller is the one to end what is under way: a list's pop is atomic."""
-        try:
+        """Whether the caller is the one to end the recording; True only once."""
+        try:  # a list's pop is atomic
             return self._turns.pop()
         except IndexError:
             return False
@@ -256,10 +255,10 @@ class Tracing:
     # -- in the training thread
 
     def boundary(self) -> None:
-        """An optimizer step is done."""
+        """Begin or end the recording if it is due, at the end of an optimizer step."""
         if (
             self.state == "idle" or torch_state.is_unreal()
-        ):  # to wait for the device would break the capture of a CUDA graph
+        ):  # waiting for the device would break the capture of a CUDA graph
             return
         if self.state == "waiting" and self._turns:
             self._begin()
@@ -314,7 +313,8 @@ class Tracing:
         self._aside.add(Spans.name, lambda: self._save(result))
 
     def _spoil(self, error: BaseException) -> None:
-        """There will be no trace; raises what belongs to the training code: to take a recording down can take seconds."""
+        """Fail the trace after an error; raise the error again if it belongs to the training code."""
+        # A signal handler may well raise in here: to end a recording can take seconds.
         self._fail(error)
         self._spans.stop()
         try:
@@ -324,7 +324,7 @@ class Tracing:
                 raise error
 
     def _yielded(self) -> None:
-        """The training begins a profiler of its own: ours must have ended before."""
+        """End the recording before the training begins a profiler of its own."""
         if self.state == "waiting" and self._take():
             self._fail(profiler.in_use())
         elif self.state == "tracing" and self._take():
@@ -350,14 +350,14 @@ class Tracing:
         except Failure as failure:
             self._fail(failure)
             return
-        if self._asked_by is None:  # has gone meanwhile
+        if self._asked_by is None:  # the client has gone meanwhile
             file.close()
             return
         self._pause_s += clock.perf_counter() - started  # torch writes under the interpreter's lock
         self._file, self.state = file, "done"
 
     def _saved(self, result: Any) -> Descriptor:
-        """Write a recording into a file without a name, and give its descriptor; torch can write to a path alone.
+        """Write a recording to a file, unlink it, and return its descriptor; torch can only write to a path.
 
         Raises:
             ControlError: reason "no-room".
@@ -371,25 +371,29 @@ class Tracing:
         except FileNotFoundError as exc:
             raise ControlError(f"torch could not write the trace to {folder}", reason="no-room") from exc
         finally:
-            for name in posix.listdir(folder):  # the one that torch writes before it has the right name may be there
+            for name in posix.listdir(folder):  # a temporary file of torch's may be left
                 posix.unlink(f"{folder}/{name}")
             posix.rmdir(folder)
 
     def exiting(self) -> None:
-        """The process ends: torch crashes there while its profiler records. Nothing is saved, and nobody is waited for."""
+        """End the recording when the process ends, where torch would crash; nothing is saved or waited for."""
         self.state, self._asked_by = "idle", None
         self._turns.clear()
         self._spans.stop()
         self._profiler.end(wait=False)
 
     def forget(self) -> None:
-        """In a forked child: record nothing."""
+        """Stop recording in a forked child."""
         self.state = "idle"
         self._profiler.abandon()
 
 
 def _roomy(size: int) -> str:
-    """Find a directory in which the target may write that much, on a disk rather than in memory."""
+    """Return a directory in which the target may write `size` bytes, preferably on a disk.
+
+    Raises:
+        ControlError: reason "no-room".
+    """
     for name in _FOLDERS:
         named = name if name.startswith("/") else environ.get(name, "")
         try:
@@ -404,7 +408,7 @@ def _roomy(size: int) -> str:
         ):
             return folder
     raise ControlError(
-        f"the target can write {size >> 20} MiB nowhere (looked in {', '.join(_FOLDERS)})", reason="no-room",
+        f"no writable directory with {size >> 20} MiB free in the target (looked in {', '.join(_FOLDERS)})", reason="no-room",
         hint="Free some space there, or ask for less with --max-size.",
     )  # fmt: skip
 
@@ -412,10 +416,10 @@ def _roomy(size: int) -> str:
 def _resident_bytes() -> int:
     try:
         return int(read("/proc/self/statm").split()[1]) * posix.sysconf("SC_PAGESIZE")
-    except (OSError, ValueError, IndexError):  # a container without /proc: nothing is known of it
+    except (OSError, ValueError, IndexError):  # a container without /proc: the size is unknown
         return 0
 
 
 def _clean(name: str) -> str:
-    """Keep a name from ending the string that Kineto writes it into, which it does not escape."""
+    """Replace characters that would end the string that Kineto writes the name into without escaping it."""
     return "".join(c if c.isprintable() and c not in '"\\' else "?" for c in name)

@@ -1,7 +1,7 @@
-"""Small tensors of a device, read a step later without waiting for the device. Runs in the target.
+"""Reads small tensors of a device a step later, without waiting for the device.
 
-What all plugins ask for in one step travels together: one copy and one event for each device, sent at the end of the
-step and looked at from the end of the next one on.
+The requests of all plugins in one step are combined: one copy and one event per device, sent at the end of the step and
+queried from the end of the next step on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _dtype = attrgetter("dtype")
 LIMIT = 1024
-"""How many requests are sent before the step's end: code that makes no steps must not fill the memory."""
+"""Number of requests that are sent without waiting for the step's end: code without steps must not fill the memory."""
 
 
 class _Asked(NamedTuple):
@@ -44,7 +44,7 @@ class _Buffer(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """What is on its way to `host`; in a buffer, from a device that has them."""
+    """A copy in progress to `host`, which lies in `buffer` if the device has events."""
 
     asked: list[_Asked]
     host: Tensor
@@ -55,14 +55,14 @@ class _Copy(NamedTuple):
 
 
 class Buffers:
-    """What a CUDA device copies to, used again and again.
+    """Reusable page-locked buffers for copies from CUDA devices.
 
-    Torch records an event where page-locked memory is freed (ATen/core/CachingHostAllocator.h, `free`). After an error of
-    the device that raises, in a destructor: the process ends by SIGABRT, without a traceback. So none is freed in between,
-    and at the end none where the device no longer answers.
+    Torch records an event when page-locked memory is freed (ATen/core/CachingHostAllocator.h, `free`). After a device error
+    this raises in a destructor, and the process ends with SIGABRT, without a traceback. So buffers are freed only at the
+    end, and never if the device no longer answers.
 
     Args:
-        make: gives a buffer for so many float64.
+        make: returns a buffer for a given number of float64.
     """
 
     def __init__(self, make: Callable[[int], _Buffer] | None = None) -> None:
@@ -71,7 +71,7 @@ class Buffers:
         self._lent: dict[int, tuple[torch.device, _Buffer]] = {}
 
     def take(self, device: torch.device, count: int) -> _Buffer:
-        """Lend a buffer for so many float64; its event was recorded on this device only."""
+        """Lend a buffer for `count` float64; its event was recorded on this device only."""
         idle = self._idle[device]
         at = next((at for at, one in enumerate(idle) if one.host.numel() >= count), None)
         buffer = idle.pop(at) if at is not None else self._make(1 << max(6, (count - 1).bit_length()))
@@ -79,12 +79,12 @@ class Buffers:
         return buffer
 
     def give_back(self, buffer: _Buffer) -> None:
-        """Take a buffer back that no copy goes to any more."""
+        """Take back a buffer that no copy uses any more."""
         device, _ = self._lent.pop(id(buffer))
         self._idle[device].append(buffer)
 
     def close(self) -> None:
-        """Free the buffers, but keep for ever those of a device that does not answer."""
+        """Free the buffers; those of a device that does not answer are leaked on purpose."""
         _keep(one.host for one in self._all() if not _answers(one.event))
         self._idle.clear()
         self._lent.clear()
@@ -102,7 +102,7 @@ def _made(count: int) -> _Buffer:
 
 
 def _answers(event: Any) -> bool:
-    """Tell whether the device is well; while a graph is being captured it may not be asked."""
+    """Whether the device works; False during the capture of a CUDA graph, when it must not be queried."""
     try:
         if torch_state.is_capturing():
             return False
@@ -113,16 +113,16 @@ def _answers(event: Any) -> bool:
 
 
 def _keep(tensors: Iterable[Tensor]) -> None:
-    """Never free these: the reference that is added here nobody drops."""
+    """Leak these tensors: nothing drops the reference that is added here."""
     for tensor in tensors:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
 
 
 class Later:
-    """Numbers that are on their way.
+    """Requested numbers that have not arrived yet.
 
     Args:
-        deliver: calls a plugin back; gets its context, the function and the numbers, and raises nothing of a plugin's.
+        deliver: calls a plugin back, given its context, the function and the numbers; it lets no plugin's exception through.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
@@ -132,10 +132,10 @@ class Later:
         self._buffers = Buffers()
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
-        """Have `then` called with the elements of `values`, all in one list; any thread may ask.
+        """Request a call of `then` with the elements of `values` in one list; any thread may call this.
 
         Raises:
-            ValueError: they are not dense, or not all on one device.
+            ValueError: the tensors are not dense, or not all on one device.
         """
         if not values:
             return
@@ -149,7 +149,7 @@ class Later:
             self._send()
 
     def turn(self) -> None:
-        """End a step: deliver what has arrived, and send what was asked for meanwhile."""
+        """End a step: deliver the numbers that have arrived, and send the new requests."""
         if not (self._asked or self._sent):
             return
         undo: list[Any] = []
@@ -168,7 +168,7 @@ class Later:
                     torch_state.leave(undo)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Discard all requests, and free the buffers."""
         self._asked.clear()
         self._buffers.close()
         self._sent.clear()
@@ -176,7 +176,7 @@ class Later:
     def _send(self) -> None:
         asked = [
             self._asked.popleft() for _ in range(len(self._asked))
-        ]  # what others add meanwhile is for the next time
+        ]  # requests that other threads add meanwhile are sent the next time
         places: dict[tuple[torch.device, Any], list[_Asked]] = {}
         for one in asked:
             places.setdefault((one.values[0].device, one.stream), []).append(one)
@@ -186,7 +186,7 @@ class Later:
             self._take()
 
     def _take(self) -> None:
-        """Hand out what has arrived, in the order in which it was asked for, whatever device it was on."""
+        """Deliver the numbers that have arrived, in the order of the requests, across devices."""
         while self._sent:
             asked, copies = self._sent[0]
             if not all(copy.is_over() for copy in copies):
@@ -201,11 +201,11 @@ class Later:
                     self._deliver(one.context, one.then, numbers[id(one)])
 
     def _copies(self, asked: list[_Asked], device: torch.device, stream: Any) -> list[_Copy]:
-        """Send all in one; where a tensor of some odd kind is among them, those of each request that can be sent."""
+        """Return one copy for all requests; if a tensor cannot be copied, one for each request that can."""
         try:
             if stream is not None:
                 return [self._copied(asked, device, stream)]
-            # There is no event that all of these devices have: by the next step it will be there.
+            # Devices other than CUDA share no kind of event: by the next step the values will be ready.
             return [_Copy(asked, _joined(asked, device))]
         except (RuntimeError, TypeError, NotImplementedError):
             return [] if len(asked) == 1 else [copy for one in asked for copy in self._copies([one], device, stream)]
@@ -231,10 +231,10 @@ def _parts(copy: _Copy) -> Iterator[tuple[_Asked, list[float]]]:
 def _joined(asked: list[_Asked], device: torch.device) -> Tensor:
     wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     values = [value for one in asked for value in one.values]
-    if not all(map(_is_there, values)):  # it was when they were asked for
+    if not all(map(_is_there, values)):  # the memory may have been freed since the request
         raise RuntimeError("their memory is not there")
     parts = []
-    for _, alike in groupby(values, _dtype):  # those of one type together: each conversion is one more launch
+    for _, alike in groupby(values, _dtype):  # one conversion per group: each is one more kernel launch
         flat = [value.detach().reshape(-1).to(device, non_blocking=True) for value in alike]
         parts.append((flat[0] if len(flat) == 1 else torch.cat(flat)).to(wide))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

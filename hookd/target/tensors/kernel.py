@@ -1,8 +1,8 @@
-"""The numeric kernel, `hookd/native/kernel.c`, loaded from memory and called. Runs in the target.
+"""Loads and calls the numeric kernel, `hookd/native/kernel.c`.
 
-It travels in the payload as a shared object without dependencies, and is loaded through a memory file: no file system
-is written, and one mounted noexec does not matter. Where there is no kernel (hookd was installed without a compiler),
-or where the target may not have such a file, torch's own operations take its place: `hookd/target/tensors/statistics.py`.
+The payload contains it as a shared object without dependencies, which is loaded through a memory file: nothing is written
+to a file system, and noexec mounts do not matter. Without a kernel (hookd was installed without a compiler), or if the
+target may not create such a file, torch's own operations take its place: `hookd/target/tensors/statistics.py`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-"""The types that it takes, by their numbers in kernel.c."""
+"""The dtypes that the kernel takes, with their numbers in kernel.c."""
 WIDTHS = {torch.float32: 4, torch.float64: 8, torch.float16: 2, torch.bfloat16: 2}
 BRIEF = 1 << 16
-"""Elements for which the lock is kept: some microseconds, in which no other thread of Python can free the memory. To get
-the lock back from a busy thread can take 5 ms."""
+"""Up to this number of elements the interpreter's lock is kept: for some microseconds, in which no other Python thread can
+free the memory. To get the lock back from a busy thread can take 5 ms."""
 VERSION = 2
-"""What `hookd_version` of a kernel returns that is called as below."""
+"""The result of `hookd_version` for a kernel with the functions and signatures used below."""
 SUMS = 9
 FINITE, MASKED, BAD = range(3)
-"""What the gate says: no infinity and no NaN; none but -inf; any."""
-_Sums = ctypes.c_double * (SUMS + 1)  # the last is the kernel's own
+"""Results of the gate: no infinity or NaN; only -inf; any other."""
+_Sums = ctypes.c_double * (SUMS + 1)  # the last one is for the kernel's internal use
 
 
 class _Calls(NamedTuple):
-    """The functions of the library, called in one way."""
+    """The functions of the library, all called either with or without the interpreter's lock."""
 
     dense: Any
     strided: Any
@@ -47,8 +47,8 @@ class _Calls(NamedTuple):
 class Kernel:
     """The functions of kernel.c for tensors of `DTYPES` in the host's memory.
 
-    All addresses come from `hookd.target.tensors.host_memory`: where the memory is not there, nothing is read. The interpreter's lock
-    is released for more than BRIEF elements.
+    All addresses come from `hookd.target.tensors.host_memory`, so that memory that is not there is not read. The interpreter's
+    lock is released for more than BRIEF elements.
     """
 
     def __init__(self, library: Any, level: int | None = None) -> None:
@@ -67,19 +67,19 @@ class Kernel:
             if address:
                 self._for(elements).dense(address, elements, *how)
         else:
-            # Dimensions of one element say nothing; without them no tensor has as many as the kernel has room for.
+            # Drop dimensions of size 1: without them no tensor has more dimensions than the kernel supports.
             shape = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride()) if size != 1]
             sizes, strides = zip(*shape)
             _storage, address = host_memory.locate(tensor, host_memory.span_of(sizes, strides))
             if address:
-                # Not ctypes arrays: each length would make a class, which only the cycle collector frees.
+                # Not ctypes arrays: each length would create a class, which only the cycle collector frees.
                 arrays = array("q", sizes), array("q", strides)
                 at = (values.buffer_info()[0] for values in arrays)
                 self._for(math.prod(sizes)).strided(address, len(shape), *at, *how)
         return out[:SUMS] if address else None
 
     def gate(self, tensor: Tensor) -> int:
-        """Say whether a tensor is FINITE, MASKED or BAD; FINITE where it is empty or its memory is not there."""
+        """Return whether a tensor is FINITE, MASKED or BAD; FINITE if it is empty or its memory is not there."""
         if tensor.is_contiguous() or (tensor := in_memory_order(tensor)).is_contiguous():
             elements = tensor.numel()
             _storage, address = host_memory.locate(tensor, elements)
@@ -88,7 +88,7 @@ class Kernel:
         return BAD if nans or infs else MASKED if negative else FINITE
 
     def addresses(self) -> tuple[int | None, int | None, int | None]:
-        """Return where the functions are that `gate`, `largest` and `sums` call."""
+        """Return the addresses of the functions behind `gate`, `largest` and `sums`."""
         made = self._brief
         gate, largest, dense = (
             ctypes.cast(one, ctypes.c_void_p).value for one in (made.gate, made.largest, made.dense)
@@ -96,16 +96,16 @@ class Kernel:
         return gate, largest, dense
 
     def is_finite(self, tensor: Tensor) -> bool:
-        """Say whether all is finite, of a tensor of `DTYPES` that is contiguous; False if its memory is not there."""
+        """Whether all elements of a contiguous tensor of `DTYPES` are finite; False if its memory is not there."""
         elements = tensor.numel()
         _storage, address = host_memory.locate(tensor, elements)
         return bool(address) and not self._for(elements).gate(address, elements, DTYPES[tensor.dtype], self.level)
 
     def largest(self, tensors: Sequence[Tensor]) -> float | None:
-        """Return the largest magnitude in contiguous tensors of one of `DTYPES`: NaN if there is one, 0 of nothing.
+        """Return the largest magnitude in contiguous tensors of one of `DTYPES`.
 
         Returns:
-            None if of any of them the memory is not there.
+            NaN if one contains a NaN, 0 if there are no elements, None if the memory of any of them is not there.
         """
         dtype = tensors[0].dtype
         located = host_memory.locate_all(tensors, WIDTHS[dtype])
@@ -113,14 +113,14 @@ class Kernel:
             return None
         _storages, places, sizes = located
         at = places.buffer_info()[0], sizes.buffer_info()[0]
-        found: float = self._for(sum(sizes)).largest(*at, len(sizes), DTYPES[dtype], self.level)
-        return found
+        magnitude: float = self._for(sum(sizes)).largest(*at, len(sizes), DTYPES[dtype], self.level)
+        return magnitude
 
     def _for(self, elements: int) -> _Calls:
         return self._brief if elements <= BRIEF else self._long
 
     def close(self) -> None:
-        """Give its memory back (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
+        """Unload the kernel (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
         native.unload(self.library)
 
 
@@ -137,12 +137,12 @@ def _calls(library: Any) -> _Calls:
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """Order the dimensions as they lie in memory: one that is transposed only is contiguous then."""
+    """Return a view with the dimensions in memory order; a tensor that was merely transposed becomes contiguous."""
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
 
 
 def load() -> Kernel | None:
-    """Load the kernel that came with this code; None where that cannot be."""
+    """Load the kernel from the payload; return None if that is not possible."""
     try:
         return load_image(native.image_of("kernel"))
     except (OSError, AttributeError):  # not built, no memory file, not executable, another machine's, an older kernel
@@ -150,11 +150,15 @@ def load() -> Kernel | None:
 
 
 def load_image(image: bytes, level: int | None = None) -> Kernel:
-    """Load a kernel from its bytes; `level`: the instructions to use, the best that this processor has if None.
+    """Load a kernel from its bytes.
+
+    Args:
+        image: the shared object.
+        level: the instruction set to use; None: the best one of this processor.
 
     Raises:
-        OSError: the system does not allow it, or it is made for another machine.
-        AttributeError: it is another version's.
+        OSError: the system does not allow it, or the kernel was built for another machine.
+        AttributeError: the kernel has another version.
     """
     library = native.load("hookd-kernel", image)
     if native.function(library, "hookd_version")() != VERSION:

@@ -1,12 +1,12 @@
-"""Where torch has what of a tensor, so that `hookd/native/entry.c` reads it without asking. Runs in the target.
+"""The memory layout of torch's tensors, so that `hookd/native/entry.c` reads their attributes directly.
 
-To ask a tensor nine things by name takes longer than to look at its numbers. What is asked for lies at fixed places in torch's
-`TensorImpl` and `StorageImpl` (c10/core/TensorImpl.h, StorageImpl.h), which differ between versions of torch. So they are found by
-looking at tensors of which all is known: a place is believed only if it is the only one that has the right value in all of them.
-Where any is not found, or something else is off, tensors are asked.
+Reading nine attributes of a tensor by name takes longer than reading its elements. The attributes lie at fixed offsets in
+torch's `TensorImpl` and `StorageImpl` (c10/core/TensorImpl.h, StorageImpl.h), which differ between versions of torch. So the
+offsets are found by looking at tensors with known attributes: an offset is accepted only if it is the only one that has the
+right value in all of them. If any offset is not found, or anything else is wrong, attributes are read by name.
 
-What is read belongs to a plain tensor in memory that torch's own allocator has made; all others are told by their dispatch keys
-and by what frees their memory, and are asked.
+Only plain tensors in memory of torch's own allocator are read directly. All others are recognized by their dispatch keys and
+by the function that frees their memory, and are read by name.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _STORAGE, _COUNTER = 64, 24
-"""So many bytes of each are looked at; none is smaller in torch 2.1 to 2.15."""
+"""Number of bytes that are searched in a `StorageImpl` and a version counter; none is smaller in torch 2.1 to 2.15."""
 _PLACES = ("impl", "keys", "dtype", "numel", "start", "contiguous", "mask", "storage", "version")
 _TRIES = 5
-"""So often it is looked: by chance other bytes may look like what is looked for, in one of 200 tries."""
+"""Number of tries: in one try of 200, other bytes match by chance."""
 _LARGEST = 256
 _POINTERS = range(1 << 20, 1 << 47)
-"""What may be a pointer, in a process of 64 bits."""
+"""The values that may be a pointer, in a 64-bit process."""
 
 
 class Layout(ctypes.Structure):
-    """What was found, as entry.c has it."""
+    """The offsets found, in the form of entry.c's struct."""
 
     _fields_ = (
         *((name, ctypes.c_size_t) for name in (*_PLACES, "count", "base", "nbytes", "deleter", "autograd", "grad")),
@@ -46,13 +46,13 @@ class Layout(ctypes.Structure):
 
 
 def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
-    """Look where things are; None where that cannot be told.
+    """Find the layout; return None if it cannot be determined.
 
     Args:
-        dtypes: ten of them, whose codes are wanted.
+        dtypes: the ten dtypes whose codes to find.
     """
     undo: list[Any] = []
-    others: list[list[Tensor]] = []  # of tries before: the next ones lie elsewhere
+    others: list[list[Tensor]] = []  # kept from earlier tries, so that the next tensors lie elsewhere
     try:
         if not torch_state.enter(undo):
             return None
@@ -61,7 +61,7 @@ def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
                 with contextlib.suppress(ValueError):
                     return _found(dtypes)
                 others.append(_plain())
-    except Failure:  # torch has changed
+    except Failure:  # an unknown version of torch
         pass
     finally:
         torch_state.leave(undo)
@@ -95,7 +95,7 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
 
 
 def _deleters(tensors: list[Tensor], foreign: Tensor) -> Iterator[tuple[int, int]]:
-    """Yield places in a storage, with the function there, where all of torch's own have one and what is not torch's another."""
+    """Yield offsets in a storage that hold one function in all of torch's own storages, and another in a foreign one."""
     for at in range(8, _STORAGE, 8):
         functions = {_word(_storage(one) + at) for one in tensors}
         other = _word(_storage(foreign) + at)
@@ -104,7 +104,7 @@ def _deleters(tensors: list[Tensor], foreign: Tensor) -> Iterator[tuple[int, int
 
 
 def _plain() -> list[Tensor]:
-    """Make tensors in the host's memory that differ in all that is looked for, each of another version."""
+    """Return tensors in host memory that differ in all attributes to be found, each with another version."""
 
     def made(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device="cpu")
@@ -121,7 +121,7 @@ def _plain() -> list[Tensor]:
 
 
 def _odd() -> list[Tensor]:
-    """Make tensors that are no plain ones, of each kind that differs by its keys."""
+    """Return tensors that are not plain, one of each kind that is recognized by its dispatch keys."""
     kept = torch.empty(5, dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         inference = torch.empty(5, dtype=torch.float32, device="cpu")
@@ -141,14 +141,14 @@ def _dtype_at(dtypes: Sequence[torch.dtype], size: int) -> tuple[int, list[int]]
 
 
 def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
-    """Find the pointer to where versions are counted, and the place of the number there."""
+    """Return the offset of the pointer to the version counter, and the offset of the number in the counter."""
     known = {value for one in tensors for value in (id(one), _storage(one))}
     found = []
     for at in impls:
         counters = [_word(_impl(one) + at) for one in tensors]
         is_own = len(set(counters)) >= len(
             {_storage(one) for one in tensors}
-        )  # what is common to all is something else
+        )  # a pointer that all tensors share is something else
         if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
             places = range(8, _COUNTER, 4)
             right = [
@@ -162,7 +162,7 @@ def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
 
 
 def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
-    """Find the byte and the bit that say that elements lie side by side."""
+    """Return the offset of the byte, and the bit in it, that says that a tensor is contiguous."""
     flat, deep = (
         torch.empty(6, 4, dtype=torch.float32, device="cpu"),
         torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu"),
@@ -174,7 +174,7 @@ def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
     one_row = [torch.empty(2, 1, 5, 7, dtype=torch.float32, device="cpu"), flat[:1], deep[:, :1]]
     side_by_side = [one for one in (*tensors, *one_row) if one.is_contiguous()]
     apart = [one for one in (*apart, *one_row) if not one.is_contiguous()]
-    telling = ~0  # the bits that all of the former have, and none of the latter
+    telling = ~0  # the bits set in all contiguous tensors, and in none of the others
     for one in side_by_side:
         telling &= _number(_impl(one) + 8, size - 8)
     for one in apart:
@@ -184,7 +184,7 @@ def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
 
 
 def _gradient_at(impls: range) -> tuple[int, int, int]:
-    """Find the pointer to what autograd has of a tensor, the place of the gradient there, and what is there where there is none."""
+    """Return the offset of the pointer to autograd's metadata, the gradient's offset there, and its value without a gradient."""
     without = torch.empty(3, dtype=torch.float32, device="cpu")
     learns = [torch.empty(3, dtype=torch.float32, device="cpu").requires_grad_() for _ in range(3)]
     at = _only(
@@ -213,7 +213,7 @@ def _at(
     read: Callable[[int], int],
     value: Callable[[Any], int],
 ) -> list[int]:
-    """Return the places at which all of the tensors have the value that they say."""
+    """Return the offsets at which all tensors hold their known value."""
     return [at for at in places if all(read(where(one) + at) == value(one) for one in tensors)]
 
 
@@ -231,7 +231,7 @@ def _storage(tensor: Any) -> int:
 
 
 def _size_of(address: int) -> int:
-    """Return how many bytes malloc has given to what begins there."""
+    """Return the size in bytes of the malloc block at an address, at most `_LARGEST`."""
     usable = ctypes.CDLL(None)["malloc_usable_size"]  # by index: an attribute access would keep it in a cycle
     usable.argtypes, usable.restype = (ctypes.c_void_p,), ctypes.c_size_t
     return min(int(usable(address)), _LARGEST)

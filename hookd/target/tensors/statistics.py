@@ -1,7 +1,7 @@
-"""The numbers of a tensor: which tensors have any, and how they are summed up. Runs in the target.
+"""Statistics of tensors, and the tensors that have any.
 
-In the host's memory the kernel does it in one pass, and torch's operations where there is no kernel, with the same
-results. On a device torch's operations do it there, and nobody waits for them.
+In host memory the kernel computes them in one pass; without a kernel torch's operations do, with the same results. On a
+device torch's operations compute them there, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ KINDS = frozenset((STRIDED, dtype) for dtype in kernel.DTYPES)
 _NoFunctions = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
 _AWAY = frozenset(("cuda", "cpu"))
-"""Devices whose tensors have a storage that can be asked for; a test may have the host's memory in the part of one."""
+"""Devices whose tensors have a storage with an address; "cpu" is among them for tests that use host memory as a device."""
 LOOKS_IN_C = True
-"""Whether the entry may have the kernel look at what calls return; not where a test pretends a device."""
+"""Whether the entry may call the kernel on the outputs of calls; not in tests that simulate a device."""
 CHUNK = 1 << 16
 """Elements reduced at a time: their differences from the mean stay in the processor's cache."""
 DEVICE_CHUNK = 1 << 23
-"""Elements that are reduced at a time on a device: about 110 MB are needed meanwhile."""
+"""Elements reduced at a time on a device; this takes about 110 MB of temporary memory."""
 SAFE = (1e-15, 1e15)
-"""Magnitudes whose squares float32 can add up without losing the small or overflowing with the large."""
+"""Range of magnitudes whose squares float32 can sum without underflow or overflow."""
 
 
 class Numeric:
-    """What `Context` offers of arithmetic; one for each agent.
+    """The arithmetic of `Context`; one object per agent.
 
     Attributes:
-        kernel: None where torch's operations take its place.
-        later: what is on its way from a device.
-        at_once: returns the largest magnitude in plain tensors of one type, or in the gradients of parameters: NaN if there is one,
-            None of any others.
-        number_at_once: returns the only element of a plain tensor; None of any other.
+        kernel: the kernel; None: torch's operations take its place.
+        later: numbers requested from a device.
+        at_once: returns the largest magnitude in plain tensors of one type, or in the gradients of parameters: NaN if there is
+            one, None for any other tensors.
+        number_at_once: returns the only element of a plain tensor; None for any other tensor.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
@@ -64,17 +64,17 @@ class Numeric:
         self.number_at_once: Callable[[Tensor], float | None] = _no_number
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
-        """Do what `Context.summary` says."""
-        found = tensor if self._is_common(tensor) else real(_whole(tensor))
-        if found is None:
+        """Implement `Context.summary`."""
+        numbers = tensor if self._is_common(tensor) else real(_whole(tensor))
+        if numbers is None:
             return None
-        if not on_host(found):
+        if not on_host(numbers):
             if then is not None:
                 act = then
-                self.later.ask(context, [device_sums(found)], lambda sums: act(Summary.of_sums(sums)))
+                self.later.ask(context, [device_sums(numbers)], lambda sums: act(Summary.of_sums(sums)))
             return None
         made = self.kernel
-        sums = host_sums(found) if made is None else made.sums(found)
+        sums = host_sums(numbers) if made is None else made.sums(numbers)
         if sums is None:
             return None
         summary = Summary.of_sums(sums)
@@ -83,38 +83,38 @@ class Numeric:
         return summary
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
-        """Do what `Context.is_finite` says."""
+        """Implement `Context.is_finite`."""
         if self.is_surely_finite(tensor):
             return True
-        found = real(tensor)
-        if found is None:
+        numbers = real(tensor)
+        if numbers is None:
             return True
         made = self.kernel
-        if made is not None and on_host(found):
-            return made.gate(found) <= (kernel.MASKED if masks else kernel.FINITE)
-        low, high = _ends(found)
-        if on_host(found):
+        if made is not None and on_host(numbers):
+            return made.gate(numbers) <= (kernel.MASKED if masks else kernel.FINITE)
+        low, high = _ends(numbers)
+        if on_host(numbers):
             return high.item() < INF and (low.item() > -INF or masks)
         return high < INF if masks else (high < INF) & (low > -INF)
 
     def is_surely_finite(self, tensor: Tensor) -> bool:
-        """Say whether the kernel finds all numbers finite; False where it does not take the tensor as it is."""
+        """Whether the kernel finds all numbers finite; False if it does not take the tensor as it is."""
         if (at_once := self.at_once([tensor], False)) is not None:
             return at_once < INF
-        return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # there is one then
+        return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # see `_is_common`
 
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Do what `Context.extremes` says."""
-        found = real(tensor)
-        return None if found is None else _ends(found)
+        """Implement `Context.extremes`."""
+        numbers = real(tensor)
+        return None if numbers is None else _ends(numbers)
 
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]:
-        """Do what `Context.largest` says."""
-        found = [one.value for one in self.largest_each(tensors)]
-        return [one if isinstance(one, float) else one.max() for one in found]
+        """Implement `Context.largest`."""
+        values = [one.value for one in self.largest_each(tensors)]
+        return [value if isinstance(value, float) else value.max() for value in values]
 
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
-        """Do what `Context.largest_each` says."""
+        """Implement `Context.largest_each`."""
         tensors = list(tensors)
         if tensors and (at_once := self.at_once(tensors, False)) is not None:
             return [Largest(at_once, range(len(tensors)))]
@@ -150,11 +150,11 @@ class Numeric:
         return [Largest(_max(host), sorted(places)), *away] if host else away
 
     def is_readable(self, tensor: Tensor) -> bool:
-        """Do what `Context.is_readable` says."""
+        """Implement `Context.is_readable`."""
         return is_readable(tensor)
 
     def number(self, tensor: Tensor) -> float | None:
-        """Do what `Context.number` says."""
+        """Implement `Context.number`."""
         if (at_once := self.number_at_once(tensor)) is not None:
             return at_once
         if not is_readable(tensor) or not on_host(tensor) or tensor.numel() != 1 or tensor.is_complex():
@@ -162,7 +162,7 @@ class Numeric:
         return float(tensor.item())
 
     def _is_common(self, tensor: Tensor) -> bool:
-        """Whether it is what nearly all tensors are, which the kernel takes as it is."""
+        """Whether the kernel takes the tensor as it is, as it does nearly all; False without a kernel."""
         return (
             type(tensor) in PLAIN
             and on_host(tensor)
@@ -172,7 +172,7 @@ class Numeric:
         )
 
     def ask_again(self) -> None:
-        """Have every tensor asked: the entry is about to go."""
+        """Stop using the entry's functions for tensors: the entry is about to be removed."""
         self.at_once, self.number_at_once = _nothing, _no_number
 
     def looks_in_c(self) -> bool:
@@ -180,16 +180,16 @@ class Numeric:
         return self.kernel is not None and LOOKS_IN_C
 
     def addresses(self) -> tuple[int | None, int | None, int | None, int]:
-        """Return where some of the kernel's functions are, and which instructions they take; None where C is not to call them."""
+        """Return addresses of some of the kernel's functions, and their instruction set; None where C must not call them."""
         made = self.kernel
         return (None, None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
 
     def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
-        """Do what `Context.later` says."""
+        """Implement `Context.later`."""
         self.later.ask(context, values, then)
 
     def close(self) -> None:
-        """Let go of everything; nobody may be inside."""
+        """Release the kernel and all buffers; no thread may be inside."""
         self.later.clear()
         made, self.kernel = self.kernel, None
         if made is not None:
@@ -197,15 +197,16 @@ class Numeric:
 
 
 def _nothing(_: list[Tensor], _of_gradients: bool) -> None:
-    """Say of no tensors what is the largest."""
+    """Stand in for `at_once` while there is no entry."""
 
 
 def _no_number(_: Tensor) -> None:
-    """Say of no tensor what is in it."""
+    """Stand in for `number_at_once` while there is no entry."""
 
 
 def _is_one_kind(tensors: list[Tensor]) -> bool:
-    """Whether the kernel may take all of them at once, as nearly always; asked without a line of Python for each."""
+    """Whether the kernel may take all of them at once, as nearly always."""
+    # `map` and no loops: this runs no Python code per tensor.
     if not set(map(type, tensors)) <= PLAIN:
         return False
     dtypes = set(map(_dtype, tensors))
@@ -213,12 +214,12 @@ def _is_one_kind(tensors: list[Tensor]) -> bool:
         return False
     try:
         return all(map(Tensor.is_contiguous, tensors))
-    except RuntimeError:  # compressed layouts cannot say; others that are not strided have no storage, see `locate_all`
+    except RuntimeError:  # a compressed layout; others that are not strided have no storage, see `locate_all`
         return False
 
 
 def _is_one_kind_away(tensors: list[Tensor]) -> bool:
-    """Whether torch's operations may take all of them where they are, on one device; asked in the same way."""
+    """Whether torch's operations may take all of them at once, on one device other than the host."""
     if not tensors or not set(map(type, tensors)) <= PLAIN or any(map(on_host, tensors)):
         return False
     kinds = set(map(_kind_and_place, tensors))
@@ -232,34 +233,34 @@ def _is_one_kind_away(tensors: list[Tensor]) -> bool:
 
 
 def _largest_there(made: kernel.Kernel, tensors: list[Tensor]) -> float | None:
-    """Return the largest magnitude in those tensors whose memory is there; None if it is of none of them."""
-    found = made.largest(tensors)
-    if found is None:
+    """Return the largest magnitude in the tensors whose memory is there; None if there are none."""
+    magnitude = made.largest(tensors)
+    if magnitude is None:
         there = list(filter(is_readable, tensors))
-        found = made.largest(there) if there else None
-    return found
+        magnitude = made.largest(there) if there else None
+    return magnitude
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Say whether reading a value of `tensor` costs nothing."""
+    """Whether the tensor is in host memory, so that reading a value does not wait for a device."""
     return tensor.is_cpu
 
 
 def real(tensor: Tensor) -> Tensor | None:
-    """Give the real floating-point numbers of any tensor, of a type that the kernel takes; a view where possible.
+    """Return the real floating-point numbers of any tensor, in a dtype that the kernel takes; a view where possible.
 
-    Sparse and nested tensors give what they store, distributed ones this rank's part, complex ones their real and
-    imaginary parts.
+    For a sparse or nested tensor these are the stored values, for a distributed one this rank's part, for a complex one the
+    real and imaginary parts.
 
     Returns:
-        None where there are none: integers, empty, meta and quantized tensors, those whose memory is not there, and kinds
-        that only their class knows.
+        None if there are none: for integers, for empty, meta and quantized tensors, for those whose memory is not there, and
+        for kinds that only their class understands.
     """
     if type(tensor) not in PLAIN or tensor.layout is not STRIDED or of_tensor(tensor, "is_nested"):
-        found = _stored(tensor)
-        if found is None:
+        stored = _stored(tensor)
+        if stored is None:
             return None
-        tensor = found
+        tensor = stored
     if not (tensor.is_floating_point() or tensor.is_complex()) or not is_readable(tensor):
         return None
     if tensor.is_complex():
@@ -267,18 +268,18 @@ def real(tensor: Tensor) -> Tensor | None:
     elif tensor.dtype not in kernel.DTYPES:
         tensor = tensor.float()  # float8 has no reductions
     if _has_names(tensor):
-        # Before torch 2.13, named tensors lack some operations; torch 2.13 has no names and no such method.
+        # Before torch 2.13, named tensors lack some operations; torch 2.13 has neither names nor this method.
         tensor = tensor.rename(None)  # type: ignore[attr-defined]
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def _max(numbers: list[float]) -> float:
-    """Give the largest, or NaN if there is one."""
+    """Return the largest number, or NaN if there is one."""
     return next(filter(math.isnan, numbers), max(numbers))
 
 
 def largest_ends(tensors: list[Tensor]) -> Tensor:
-    """Give the largest magnitude of each of [n] tensors of one device and type that have numbers, by torch's operations."""
+    """Return the largest magnitude in each of [n] non-empty tensors of one device and dtype, by torch's operations."""
     if norms is None:
         ends = [torch.maximum(high, -low) for low, high in map(_ends, tensors)]
     else:
@@ -287,21 +288,21 @@ def largest_ends(tensors: list[Tensor]) -> Tensor:
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the range: NaN reaches both ends, and unlike a sum that of finite numbers cannot overflow."""
+    """Return minimum and maximum: both are NaN if there is one, and unlike a sum they cannot overflow."""
     low, high = torch.aminmax(tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor))
     return low, high
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return a tensor each of whose elements is stored once: a sparse gradient has a row as often as it was looked up."""
+    """Return the tensor coalesced: an embedding's sparse gradient stores a row once per lookup."""
     if type(tensor) not in PLAIN or tensor.layout != torch.sparse_coo or tensor.is_coalesced():
         return tensor
     return tensor.detach().coalesce()
 
 
 def _stored(tensor: Tensor) -> Tensor | None:
-    """Give the strided tensor that a tensor of another kind is made of; no code of a class that is not torch's runs."""
-    with _NoFunctions():
+    """Return the strided tensor inside a tensor of another kind; None if there is none."""
+    with _NoFunctions():  # no code of a class outside torch runs
         if type(tensor) not in PLAIN and not type(tensor).__module__.startswith("torch."):
             tensor = _as_plain(tensor)
         if getattr(tensor, "is_nested", False) or tensor.layout in COMPRESSED:
@@ -314,24 +315,24 @@ def _stored(tensor: Tensor) -> Tensor | None:
                 tensor = tensor.to_local()  # a DTensor: reducing it as a whole would talk to other ranks
             if type(tensor) not in PLAIN:
                 if hasattr(type(tensor), "__tensor_flatten__"):
-                    return None  # made of other tensors, in a way that only its own class knows
+                    return None  # consists of other tensors, in a way that only its own class knows
                 tensor = _as_plain(tensor)
         if tensor.layout == torch.sparse_coo:
-            tensor = tensor._values()  # values() would want it coalesced first
+            tensor = tensor._values()  # values() requires a coalesced tensor
     return tensor if tensor.layout is STRIDED else None
 
 
 def _as_plain(tensor: Tensor) -> Tensor:
-    """Give what a tensor of a subclass is to torch, whatever its class makes of it: without memory if it is a wrapper."""
+    """Return a subclass's tensor as a plain one, as torch stores it; a wrapper has no memory then."""
     with torch._C._DisableTorchDispatch():
         return tensor.as_subclass(Tensor)
 
 
-# -- what the kernel does, by torch's operations
+# -- the kernel's work, by torch's operations
 
 
 def host_sums(tensor: Tensor) -> list[float]:
-    """Give the [9] sums of `Summary.of_sums` of a tensor in the host's memory that is not empty."""
+    """Return the [9] sums of `Summary.of_sums` of a non-empty tensor in host memory."""
     flat = _flat(tensor)
     zeros = flat.numel() - int(flat.count_nonzero())
     low, high = (end.item() for end in torch.aminmax(flat))
@@ -347,19 +348,19 @@ def host_sums(tensor: Tensor) -> list[float]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Give all elements in one dimension, in any order; a copy only where the memory has gaps."""
+    """Return all elements in one dimension, in any order; a copy only if the memory has gaps."""
     return (tensor if tensor.is_contiguous() else kernel.in_memory_order(tensor)).detach().reshape(-1)
 
 
 def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
-    """Give the mean of finite elements, and the sum of their squared differences from it.
+    """Return the mean of finite elements, and the sum of their squared differences from it.
 
     Each chunk is reduced about its own mean, and the chunks are combined pairwise in float64: Chan, Golub, LeVeque,
     Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1.
 
     Args:
-        flat: [n] finite.
-        peak: the largest magnitude in it.
+        flat: [n], finite.
+        peak: its largest magnitude.
     """
     wide = torch.float32 if flat.dtype != torch.float64 and SAFE[0] < peak < SAFE[1] else torch.float64
     n, mean, squares = 0, 0.0, 0.0
@@ -375,9 +376,9 @@ def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
 
 
 def device_sums(tensor: Tensor) -> Tensor:
-    """Give the [9] sums of `Summary.of_sums` on the tensor's own device, without waiting for it.
+    """Return the [9] sums of `Summary.of_sums` on the tensor's own device, without waiting for it.
 
-    A large tensor is taken in parts, so that what is made on the way has room on a device that is nearly full.
+    A large tensor is reduced in parts, so that the temporaries fit on a device that is nearly full.
     """
     parts = torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)])
     if len(parts) == 1:
@@ -391,10 +392,10 @@ def device_sums(tensor: Tensor) -> Tensor:
 
 
 def _part_sums(flat: Tensor) -> Tensor:
-    """Do that for [n] elements.
+    """Return these [9] sums of [n] elements.
 
-    They are divided by a power of two near the largest of them, which is exact, so that squares neither overflow nor
-    vanish.
+    The elements are divided by a power of two near their largest magnitude, which is exact, so that squares neither overflow
+    nor underflow.
     """
     wide = flat if flat.dtype is torch.float64 else flat.float()
     long = torch.float32 if wide.device.type == "mps" else torch.float64  # Apple's GPUs have no float64

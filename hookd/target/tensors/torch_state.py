@@ -1,10 +1,11 @@
-"""The state of torch while a plugin looks at tensors. Runs in the target.
+"""The state of torch while a plugin looks at tensors.
 
-An observer's tensor operations must leave no trace: not in the autograd graph (no_grad), not in a dispatch mode
-(under selective activation checkpointing an operation that runs in the first pass alone gives silently wrong
-gradients), not in a function mode or the `__torch_function__` of a tensor's class, where already the reading of an
-attribute shows, and not in autocast's cache of cast weights (a weight cast under no_grad and cached would lose its
-gradient).
+An observer's tensor operations must leave no trace:
+- in the autograd graph: they run under no_grad;
+- in a dispatch mode: under selective activation checkpointing, an operation that runs only in the first pass gives silently
+  wrong gradients;
+- in a function mode or the `__torch_function__` of a tensor's class, which see even the reading of an attribute;
+- in autocast's cache of cast weights: a weight cast under no_grad and cached would lose its gradient.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import ThreadState
 
 REMEMBERED = 20_000
-"""So many calls are remembered of one outermost call."""
+"""Number of calls that are remembered within one outermost call."""
 INPUTS = 8
 
 _C = torch._C
 _Tensor = torch.Tensor
-_version: Any = _Tensor._version.__get__  # type: ignore[attr-defined]  # past what a class of tensors has in its place
+_version: Any = _Tensor._version.__get__  # type: ignore[attr-defined]  # bypasses a subclass's override
 unseen: Any = _C.DisableTorchFunction
-"""A context manager: no function mode and no tensor's class is told of what is asked of tensors inside."""
+"""A context manager that hides accesses to tensors from function modes and tensor subclasses."""
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 tracing = _C._get_tracing_state
-_no_count = int  # int() is 0: stands in for a counter that this torch does not have
+_no_count = int  # int() is 0: stands in for a counter that this version of torch lacks
 _dispatch_modes = getattr(_C, "_len_torch_dispatch_stack", _no_count)
 function_modes = getattr(_C, "_len_torch_function_stack", _no_count)
 _autocast = getattr(_C, "_is_any_autocast_enabled", bool)
@@ -47,12 +48,12 @@ _UNREAL = ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode", "
 
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = _C._set_grad_enabled
-"""For the caller, who must save and restore the grad mode in its own frame, in try and finally: a signal handler of the
-user may raise after any call, also before this module's functions have returned, and the mode must not stay off."""
+"""The caller must save and restore the grad mode in its own frame, with try and finally: a signal handler of the user may
+raise after any call, even before a function of this module has returned, and the mode must not stay off."""
 
 
 def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Return `hookd.versions` of a call's inputs, or nothing where asking fails."""
+    """Return `hookd.versions` of a call's inputs; an empty tuple if that fails."""
     try:
         if len(inputs) == 1 and not kwargs and type(inputs[0]) is _Tensor and not function_modes():
             return (inputs[0]._version,)
@@ -65,49 +66,50 @@ def versions_of(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, .
 
 
 def remember(thread: ThreadState, module: Module, args: tuple[Any, ...], output: Any) -> None:
-    """Note what a call has returned, in the order of returning; nothing is kept alive, and nothing of it can fail."""
+    """Record a call's outputs, in the order of returning; this keeps no tensor alive and lets no error out."""
     returned, passing = thread.returned, thread.passing
     if len(returned) >= REMEMBERED:
         return
     try:
         with unseen():
-            # On a device nobody looks at what an output was made of: it would have to wait for it.
+            # The inputs of a device's outputs are not used: reading them would wait for the device.
             is_away = type(output) is _Tensor and not output.is_cpu
             inputs = () if is_away else tuple([passing_ref(x, passing) for x in args[:INPUTS] if type(x) is _Tensor])
-            found = tensors(output)
-            returned += [_new(Returned, (module, passing_ref(x, passing), _version(x), inputs, False)) for x in found]
+            outputs = tensors(output)
+            returned += [_new(Returned, (module, passing_ref(x, passing), _version(x), inputs, False)) for x in outputs]
     except Failure as failure:  # an inference tensor has no version
         if is_from_signal_handler(failure):
             raise
 
 
 def ask(_undo: list[Any]) -> bool:
-    """Say that Python has to look, in the place of `quiet`: calls are not entered in C."""
+    """Return False, in place of `quiet` while calls are not entered in C: Python has to check."""
     return False
 
 
 quiet: Callable[[list[Any]], bool] = ask
-"""Does what `enter` does where all is usual, in C; or says that it is not."""
+"""Does the work of `enter` in C if no mode is active and nothing else is unusual; else returns False."""
 USUAL = (
     _dispatch_modes, _functorch, _autocast, getattr(_C, "_cuda_isCurrentStreamCapturing", None), _compiler, torch.cuda,
 )  # fmt: skip
-"""By what `hookd/native/tensors.c` sees that it is."""
+"""The objects by which `hookd/native/tensors.c` checks that."""
 
 
 def enter(undo: list[Any]) -> bool:
-    """Take modes and autocast away from this thread, or say that tensors must not be looked at now.
+    """Disable modes and autocast in this thread, if tensors may be looked at now.
 
     Args:
-        undo: gets what `leave` needs, also where a signal handler raises before this has returned.
+        undo: receives the guards for `leave`, even if a signal handler raises before this has returned.
 
     Returns:
-        Whether they may be looked at: not while tracing, exporting, under vmap, with fake tensors or in a CUDA graph's capture.
+        Whether tensors may be looked at: not while tracing, exporting, under vmap, with fake tensors or during the capture of
+        a CUDA graph.
     """
     if quiet(undo):
         return True
     if is_unreal():
         return False
-    # Of a tensor's subclass as well: what it makes of a function of torch is the training's code.
+    # This also disables a tensor subclass's `__torch_function__`, which is the training's code.
     _enter(undo, unseen())
     if _dispatch_modes():
         _enter(undo, _C._DisableTorchDispatch())
@@ -117,7 +119,7 @@ def enter(undo: list[Any]) -> bool:
 
 
 def leave_in_python(undo: list[Any]) -> None:
-    """Undo `enter`, in the place of `leave`: calls are not entered in C."""
+    """Undo `enter`, in place of `leave` while calls are not entered in C."""
     while undo:
         try:
             undo[-1].__exit__(None, None, None)
@@ -135,7 +137,7 @@ def _enter(undo: list[Any], guard: Any) -> None:
 
 
 def is_unreal() -> bool:
-    """Whether what runs now is no training: a trace, an export, vmap, fake tensors, the capture of a CUDA graph."""
+    """Whether the current code is not training: it is a trace, an export, vmap, fake tensors or a CUDA graph's capture."""
     return (
         tracing() is not None
         or getattr(_compiler, "_is_compiling_flag", False)
@@ -154,13 +156,13 @@ def _is_fake() -> bool:
 
 
 def is_capturing() -> bool:
-    """Tell whether the calling thread's stream is being captured in a CUDA graph."""
-    # is_initialized() is a flag of Python's; asking CUDA before it is initialised would initialise it.
+    """Whether the calling thread's stream is being captured in a CUDA graph."""
+    # is_initialized() reads a Python flag; a query before CUDA is initialized would initialize it.
     return bool(_cuda_is_initialized()) and torch.cuda.is_current_stream_capturing()
 
 
 class _AutocastOff:
-    """Autocast switched off for all devices on which it is on (torch 2.4+ has one function for all of them)."""
+    """Disables autocast for all devices on which it is enabled (torch 2.4+ has one function for all of them)."""
 
     def __init__(self) -> None:
         self.devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
