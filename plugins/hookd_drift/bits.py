@@ -1,4 +1,4 @@
-"""The bits of tensors, added up. Runs in the target."""
+"""Checksums of tensors: the sum of their bits."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 WIDE = 8
-"""Bytes of what is added up: sums of smaller whole numbers are 25 times slower on a CPU (torch 2.13)."""
+"""Bytes of an integer in the sum: sums of narrower integers are 25 times slower on a CPU (torch 2.13)."""
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PIECES = (24, 24, 16)
-"""Bits of each piece in which a sum is read: any device's floats hold them."""
+"""Bits of each piece in which a sum is read: floats of any device represent them exactly."""
 
 
 def sum_of(tensor: Tensor) -> Tensor:
-    """Give [] int64, where the tensor is: its bits as whole numbers of 64 bits, added up, wrapping around.
+    """Return [] int64, on the tensor's device: the sum of its bits as 64-bit integers, with wraparound.
 
-    What remains at the end, and a tensor whose memory does not begin at a multiple of 8 bytes, is added up in whole
-    numbers of the element's size. Nothing is changed, and nothing waits for the device.
+    The remainder at the end, and a tensor whose memory does not begin at a multiple of 8 bytes, are summed as integers
+    of the element's size. The tensor is not changed, and the call does not wait for the device.
     """
     flat = _flat(tensor.detach())
     size = flat.element_size()
@@ -31,7 +31,7 @@ def sum_of(tensor: Tensor) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Give the elements in one dimension, in the order in which they lie in memory where that has no gaps."""
+    """Return the elements in one dimension, in memory order if the memory has no gaps."""
     for order in (None, (0, 2, 3, 1), (0, 2, 3, 4, 1)):  # contiguous, channels last
         if order is None or tensor.dim() == len(order):
             view = tensor if order is None else tensor.permute(order)
@@ -41,7 +41,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def pieces(sums: Tensor) -> list[Tensor]:
-    """Cut [n] int64 into pieces that a float holds exactly."""
+    """Split [n] int64 into pieces that a float represents exactly."""
     cut, shift = [], 0
     for bits in PIECES:
         cut.append((sums >> shift) & ((1 << bits) - 1))
@@ -50,7 +50,7 @@ def pieces(sums: Tensor) -> list[Tensor]:
 
 
 def joined(numbers: list[float], count: int) -> list[int]:
-    """Give the sums, below 2**64, whose pieces have arrived."""
+    """Return the sums, below 2**64, from their pieces."""
     found, shift = [0] * count, 0
     for n, bits in enumerate(PIECES):
         for at in range(count):
