@@ -122,10 +122,10 @@ def query(
     order: str = "time",
     processes: Collection[tuple[str, int, int]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return incidents that match all that is asked for, the newest first, `MAX_ROWS` at most.
+    """Return incidents that match all given conditions, the newest first, `MAX_ROWS` at most.
 
-    Where there are more than `limit`, they are chosen as `fair` does. Of one run or process each owner's are the newest:
-    several users may have had the name, one after the other.
+    If more than `limit` match, they are chosen as `fair` does. With `run` or `pid`, each owner's newest are chosen:
+    several users may have used the name in turn.
 
     Args:
         connection: to the file.
