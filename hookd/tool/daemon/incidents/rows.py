@@ -1,4 +1,4 @@
-"""The rows of the incident store: how an incident becomes one, and how they are asked for."""
+"""Rows of the incident store: conversion from incidents, and queries."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 MAX_ROWS = 1000
-"""What one query gives at most."""
+"""Maximum number of rows that one query returns."""
 AHEAD_S = 60.0
-"""How far a target's clock may be ahead of ours."""
+"""Seconds that a target's clock may be ahead of ours."""
 KEY = ("boot", "pid", "start", "page", "same")
-"""The columns that name an incident."""
+"""The columns that identify an incident."""
 FIELDS = (*KEY, "seq", "time", "run", "rank", "kind", "module", "step", "message", "owner", "count", "last", "last_seq")
 COLUMNS = ("id", *FIELDS, "detail")
 UNKNOWN = -1
 """The owner of a process whose user is not known."""
 _MARKS = ", ".join("?" * len(FIELDS))
 _TARGET = " AND ".join(f"{name} = ?" for name in KEY[:-1])
-# Pages are read by several daemons, at once or one after the other, and nothing is counted twice: their numbers grow.
+# Several daemons may read one page, concurrently or in turn. Sequence numbers only grow, so nothing is counted twice.
 _COUNT = f"""
 UPDATE incidents SET count = count + MIN(?, ? - last_seq), last = MAX(last, ?), last_seq = ?
 WHERE {_TARGET} AND same = ? AND last_seq < ?
 """  # noqa: S608  ours, as below
-# Not by INSERT OR IGNORE or ON CONFLICT, which use up an id each time.
+# INSERT OR IGNORE and ON CONFLICT would use up an id each time.
 _INSERT = f"""
 INSERT INTO incidents ({", ".join(FIELDS)}, detail, bytes) SELECT {_MARKS}, ?, ?
 WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE {_TARGET} AND (same = ? OR seq = ?))
 """  # noqa: S608
 _OVERHEAD = 200
-"""Bytes of a row beside its message and detail, about."""
+"""Approximate bytes of a row, without its message and detail."""
 _PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
 
 
 def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what names an incident."""
+    """Return the values that identify an incident."""
     return tuple(row[name] for name in KEY)
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one row for two of the same key: the first one's words, and the count of both.
+    """Merge two rows of the same key: the first message, and the sum of both counts.
 
-    Of what the daemon itself has seen there is one, and its last words hold.
+    Incidents that the daemon itself has seen are not counted: the newer row replaces the older.
     """
     if new["seq"] < 0:
         return dict(new)
@@ -68,12 +68,12 @@ def insertion(row: Mapping[str, Any], detail: str) -> list[tuple[str, tuple[Any,
 
 
 def size(row: Mapping[str, Any], detail: str) -> int:
-    """Return about how many bytes a row takes."""
+    """Return the approximate size of a row in bytes."""
     return _OVERHEAD + len(row["message"]) + len(detail)
 
 
 def named(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with the name of their owner as `user`, each name looked up once: that may ask the network."""
+    """Return rows with their owner's name as `user`. Each name is looked up once, because that may use the network."""
     every = list(rows)
     names = {owner: user_name(owner) for owner in {row["owner"] for row in every}}
     return [{**row, "user": names[row["owner"]]} for row in every]
@@ -122,10 +122,10 @@ def query(
     order: str = "time",
     processes: Collection[tuple[str, int, int]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return incidents that match all that is asked for, the newest first, `MAX_ROWS` at most.
+    """Return incidents that match all given conditions, the newest first, `MAX_ROWS` at most.
 
-    Where there are more than `limit`, they are chosen as `fair` does. Of one run or process each owner's are the newest:
-    several users may have had the name, one after the other.
+    If more than `limit` match, they are chosen as `fair` does. With `run` or `pid`, each owner's newest are chosen:
+    several users may have used the name in turn.
 
     Args:
         connection: to the file.
@@ -177,7 +177,7 @@ WITH portions AS (
 )
 SELECT {columns} FROM incidents WHERE id IN (SELECT id FROM turns ORDER BY turn, {by} LIMIT ?) ORDER BY {by}
 """
-"""The same choice as that of `fair`."""
+"""Makes the same choice as `fair`."""
 _NEWEST = """
 WITH RECURSIVE targets (owner, pid, start) AS (
     SELECT * FROM (SELECT owner, pid, start FROM incidents ORDER BY owner, pid, start LIMIT 1)
@@ -195,7 +195,7 @@ WITH RECURSIVE targets (owner, pid, start) AS (
     UNION SELECT id FROM (SELECT id FROM incidents ORDER BY last DESC LIMIT ?)
 )
 """
-"""The newest of each target, by way of the index alone: of a full store all others need not be looked at."""
+"""Selects the newest rows of each target through the index alone, so a full store is not scanned."""
 
 
 def fits(
@@ -210,7 +210,7 @@ def fits(
     order: str = "time",  # noqa: ARG001  the same
     **wanted: Any,
 ) -> bool:
-    """Tell whether a row that is not in the file fits a query."""
+    """Whether a row that is not in the file matches a query."""
     return (
         id is None
         and after is None
@@ -222,7 +222,7 @@ def fits(
 
 
 def row_of(values: Sequence[Any]) -> dict[str, Any]:
-    """Make a row of the values of COLUMNS."""
+    """Return a row from the values of COLUMNS."""
     row = dict(zip(COLUMNS, values, strict=True))
     return {**row, "detail": json.loads(row["detail"])}
 
@@ -232,7 +232,7 @@ def values_of(incident: Mapping[str, Any], run: str, rank: str, owner: int) -> d
     seq, when, step, module = (incident.get(name) for name in ("seq", "time", "step", "module"))
     number = seq if _is_number(seq, int) else 0
     now = time.time()
-    # A time to come would be kept for ever, and stand above all others.
+    # A row with a future time would never be pruned, and would sort above all others.
     moment = min(float(when), now + AHEAD_S) if when is not None and _is_number(when, (int, float)) else now
     return {
         "same": same({**incident, "seq": number}),
@@ -252,7 +252,7 @@ def values_of(incident: Mapping[str, Any], run: str, rank: str, owner: int) -> d
 
 
 def _text(value: object) -> str:
-    """Give a text that SQLite takes: half a surrogate pair is none."""
+    """Return text that SQLite accepts: replace lone surrogates."""
     return str(value).encode("utf-8", "replace").decode()
 
 
