@@ -64,7 +64,8 @@ class Trees:
         tour = self._tours[connection]
         rows: list[dict[str, Any]] = []
         end = clock.perf_counter() + PORTION_S
-        while len(rows) < PORTION_ROWS and clock.perf_counter() < end:
+        # At least one module: the tool takes an empty portion that is not the last for a foreign answer.
+        while not rows or (len(rows) < PORTION_ROWS and clock.perf_counter() < end):
             row = tour.row()
             if row is None:
                 del self._tours[connection]
