@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = (
-    "hookd/tool/attach", "hookd/tool/inject", "hookd/tool/linux", "hookd/tool/daemon/web", "README.md", "docs/architecture.md",
+    "hookd/target/modeltree", "hookd/target/plugins", "hookd/target/remote", "hookd/target/tensors", "hookd/tool/attach",
+    "hookd/tool/daemon/web", "hookd/tool/inject", "hookd/tool/linux", "README.md", "docs/architecture.md",
     "docs/attach.md", "docs/contributing.md", "docs/deaths.md", "docs/glossary.md", "docs/hangs.md", "docs/nan.md", "docs/on-demand.md",
     "docs/operations.md", "docs/overhead.md", "docs/plugins.md", "docs/ranks.md", "docs/start.md", "docs/top.md", "docs/web.md",
 )  # fmt: skip

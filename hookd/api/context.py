@@ -202,8 +202,8 @@ class Context:
             self_seconds: time without nested modules.
             calls: number of calls.
             recompute: add only the calls that activation checkpointing repeats.
-            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls. If `select`
-                returns `backward_totals` instead, they are added there without calling the hook.
+            backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls. A plugin that
+                wants these totals of a module, but not the hook, returns `backward_totals` from `select` instead of `backward`.
         """
         if backward:
             if self.backward_totals is None:
@@ -236,7 +236,7 @@ class Context:
                     f"{self.plugin}: no such statistic: {name!r}", hint=f"There are {', '.join(STATISTICS)}."
                 )
             if gauge.kind != "gauge" or gauge.label_names != ("module",):
-                raise PluginError(f"{self.plugin}: {gauge.name} is no gauge with the one label `module`")
+                raise PluginError(f"{self.plugin}: {gauge.name} is not a gauge with the single label `module`")
         if self.shown is None:
             self.shown = Shown(self, self._host.page.cells)
         self.shown.gauges.update(gauges)
