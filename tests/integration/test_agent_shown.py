@@ -166,7 +166,10 @@ def test_where_nothing_is_asked_nothing_is_looked_at() -> None:
     ("gauges", "says"),
     [
         (lambda context: {"median": context.gauge("median", "One.", ["module"])}, "no such statistic: 'median'"),
-        (lambda context: {"mean": context.gauge("mean", "One.")}, "hookd_shows_mean is not a gauge with the single label"),
+        (
+            lambda context: {"mean": context.gauge("mean", "One.")},
+            "hookd_shows_mean is not a gauge with the single label",
+        ),
         (lambda context: {"mean": context.counter("mean", "One.", ["module"])}, "is not a gauge with the single label"),
     ],
 )
