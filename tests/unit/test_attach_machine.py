@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from hookd.errors import AttachError, NoSuchTarget, PermissionDenied, TargetUnsupported
-from hookd.tool.inject import elf, interpreter, mailbox
+from hookd.tool.inject import elf, interpreter, mailbox, queued
 from hookd.tool.linux import permission, proc
 from hookd.tool.linux.memory import Opened
 from tests.support.stub import own_memory
@@ -110,7 +110,8 @@ def test_the_extended_state_of_a_signal_frame_says_what_it_holds(size, features,
 
 
 def test_the_injected_statement_is_one_line_that_leaves_no_name():
-    text = mailbox.at_address(mailbox.statement(mailbox.code(0, 2, 3.0)), 4096)
+    text = queued.at_address(queued.statement(queued.code(0, 2**64 - 1, 1000.0)), 2**47)
+    assert len(text) <= mailbox.DATA - mailbox.CODE
     assert text.endswith(b"\n\0")
     assert text.count(b"\n") == 1
     assert b"@" not in text

@@ -21,6 +21,7 @@ REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath qu
 tempfile threading time""".split()
 """What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
 MAY_IMPORT = {
+    "hookd/target/boot/queued.py": {"_thread"},  # comes before `originals`
     "hookd/target/boot/stub.py": {"threading"},  # to forget the thread that it runs in
     "hookd/target/remote/evaluate.py": {"builtins"},  # the names that an expression may use
     "hookd/target/plugins/global_state.py": {"threading"},  # what the training may change there is put back
@@ -120,6 +121,7 @@ def test_what_runs_in_a_target_uses_nothing_that_others_replace():
 def test_one_module_closes_descriptors_in_a_target():
     closing = {path for path, source in carried().items() if b"posix.close(" in source or b"posix.dup2(" in source}
     assert closing == {
+        "hookd/target/boot/queued.py",  # the mailbox's, likewise
         "hookd/target/boot/stub.py",  # the mailbox's, before there is a payload: it looks, too
         "hookd/wire/descriptors.py",
         "hookd/wire/page/reader.py",  # the daemon's end
