@@ -94,7 +94,7 @@ class Phases:
     def _find(self) -> None:
         active = [entry.context for entry in self._registry if entry.state == "active"]
         found = [series for context in active for series in context.phases]
-        if [id(listener) for listener in found] != [id(listener) for listener in self._wanted]:
+        if [id(series) for series in found] != [id(series) for series in self._wanted]:
             self._wanted = found
         self._heard = [listener for listener in self._listeners("phase", None) if listener.is_on]
         self._is_known = True
