@@ -187,7 +187,7 @@ class _Host(ctypes.Structure):
 
 
 class Counted(NamedTuple):
-    """What the entry counts for a module while no Python function listens to its calls; an attribute of the plan.
+    """The configuration by which the entry counts a module's calls while no Python function listens; an attribute of the plan.
 
     The entry does not keep `totals`, `backward` and `shown` alive.
 
@@ -435,9 +435,8 @@ class Entry:
         if None in offsets or not hasattr(torch._C, "_len_torch_function_stack"):
             return
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
-        cells = ctypes.addressof(
-            ctypes.c_char.from_buffer(page.cells)
-        )  # keeps no reference, so that the page can be closed
+        # Only the address: a reference would keep the page from being closed.
+        cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))
         host = _Host(
             local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_TELLING),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,

@@ -56,7 +56,7 @@ class Counting:
         self._passed = 0  # number of calls whose outputs could not be looked at
 
     def prepare(self) -> None:
-        """Do the slowest part of `begin` in advance."""
+        """Run the slowest part of `begin` in advance."""
         if self._entry is not None:
             self._entry.find_layout()
 
