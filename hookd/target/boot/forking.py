@@ -104,7 +104,7 @@ class Forks:
     def _guarded(self, act: Callable[[], None]) -> None:
         """Call a function and suppress its exceptions, which the interpreter would only print.
 
-        An exception from a signal handler belongs to the program, and is raised later.
+        An exception from a signal handler belongs to the program: it is raised after the fork, and the function is called again.
         """
         while True:
             try:
