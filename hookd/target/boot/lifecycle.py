@@ -203,11 +203,11 @@ class Agent:
         old = self.parts.registry.named(str(spec["name"]))
         if self._loader is None:
             raise PluginError(f"{old.name} is imported by the program itself, not carried", reason="in-process",
-                              hint="Start the program anew.")  # fmt: skip
+                              hint="Restart the program.")  # fmt: skip
         with self._renewing(request):
             plugin = self._made(spec)
             if plugin.name != old.name:
-                raise PluginError(f"the new source of {old.name} calls itself {plugin.name!r}")
+                raise PluginError(f"the new source of {old.name} has another name: {plugin.name!r}")
             entry = self.parts.loading.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
         entry.source = source_of(spec)
         return {**self._change("reload", old, entry), **entry.source}
@@ -284,14 +284,14 @@ class Agent:
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._control.asking.is_gone():  # the process was suspended meanwhile, and the tool has reported a timeout
-            raise ControlError("who asks has gone", reason="bad-request")
+            raise ControlError("the client has closed its connection", reason="bad-request")
         self._page.update_identity(sent_away=True)  # so that a daemon can tell this from an agent that leaves by itself
         result = self.detach(float(request.get("timeout", 10.0)))
         self._leave_soon()
         return result
 
     def _expired(self) -> None:
-        self._page.log("info", "the last lease has been gone for its time: detaching")
+        self._page.log("info", "the last lease has expired: detaching")
         self.detach(10.0)
         self._leave_soon()
 

@@ -356,7 +356,7 @@ class Entry:
         try:
             library = native.load("hookd-entry", image, keeps_lock=True)
             if native.function(library, "hookd_entry_version")() != VERSION:
-                raise CannotEnterError("the entry is of another version of hookd: install hookd anew")
+                raise CannotEnterError("the compiled entry belongs to another version of hookd: reinstall hookd")
             return cls(library, call, missing)
         except (OSError, AttributeError) as error:  # no memory file, not executable, for another machine, not an entry
             raise CannotEnterError(str(error)) from None
@@ -369,7 +369,7 @@ class Entry:
         """
         if self._watch(self.original, _SIZE):
             raise AttachError(
-                "another tool has entered nn.Module.__call__ at this moment", reason="busy", hint="Try again."
+                "another tool has entered nn.Module.__call__ during the attach", reason="busy", hint="Try again."
             )
 
     def leave_room(self, room: int = ROOM) -> None:
@@ -536,7 +536,11 @@ class Entry:
             A message if another tool has entered it after hookd, so that hookd's entry has to stay; else "".
         """
         is_foreign = self._unwatch(self.original, _SIZE)
-        return "nn.Module.__call__: another tool has entered it after us; ours passes through" if is_foreign else ""
+        return (
+            "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
+            if is_foreign
+            else ""
+        )
 
     def close(self) -> None:
         """Free all memory.

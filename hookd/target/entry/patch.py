@@ -121,7 +121,11 @@ class ClassPatch:
         if nn.Module.__dict__["__call__"] is self.ours:
             nn.Module.__call__ = self.original  # type: ignore[method-assign]
         is_original = nn.Module.__dict__["__call__"] is self.original
-        return "" if is_original else "nn.Module.__call__: somebody has patched on top of us; ours passes through"
+        return (
+            ""
+            if is_original
+            else "nn.Module.__call__: another tool has patched it on top of hookd; hookd's function stays and calls through"
+        )
 
     def close(self) -> None:
         """Drop the plans; the function outlives them if something keeps a bound copy."""

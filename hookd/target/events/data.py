@@ -65,7 +65,10 @@ class Data:
         """Undo `install`, and return what could not be undone."""
         stuck = [replaced for replaced in self._replaced if not replaced.restore()]
         self._replaced.clear()
-        return [f"{replaced.owner.__name__}.{replaced.name}: somebody has patched on top of us" for replaced in stuck]
+        return [
+            f"{replaced.owner.__name__}.{replaced.name}: another tool has patched it on top of hookd, so it was not restored"
+            for replaced in stuck
+        ]
 
     def _wrap(self, original: Any) -> Callable[[Any], Any]:
         def waited(self: Any) -> Any:

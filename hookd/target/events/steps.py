@@ -127,7 +127,11 @@ class Steps:
             handle.remove()
         self._handles.clear()
         restored = self._backward is None or self._backward.restore()
-        return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
+        return (
+            []
+            if restored
+            else ["torch.autograd.backward: another tool has patched it on top of hookd, so it was not restored"]
+        )
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that have made a step since the attach."""
