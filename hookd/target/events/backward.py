@@ -1,4 +1,4 @@
-"""The gradients that enter and leave a module, observed without adding nodes to the graph.
+"""Gradients that enter and leave a module, without nodes added to the graph.
 
 torch's own full backward hook inserts nodes (another accumulation order, so other bits), raises if an operation works in
 place, and misses dict outputs. Here hooks are put on the existing autograd nodes:
@@ -73,7 +73,7 @@ marks = NO_MARKS
 
 
 def no_walk(_nodes: list[Any], _edges: list[Any], _sequence: int, _is_timed: bool) -> Any:  # noqa: FBT001  as C has it
-    """Return None, in the place of `walk_in_c` where calls are not entered in C."""
+    """Return None; replaces `walk_in_c` if calls are not entered in C."""
     return None
 
 
@@ -103,7 +103,7 @@ class Entered:
 
 
 class Slot(NamedTuple):
-    """The position of one tensor among the module's outputs, and its output number at its node."""
+    """The position of an output tensor, and its output number at its node."""
 
     at: int
     nr: int
@@ -129,7 +129,7 @@ def _view_of_leaf(x: torch.Tensor) -> torch.Tensor | None:
 
 
 class Flow:
-    """The gradients of one call of one module, while a backward runs through it.
+    """The gradients of one call during a backward through it.
 
     It does not hold a node of the module.
 
@@ -247,7 +247,7 @@ def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
 
 
 def is_reentrant() -> bool:
-    """Whether a module called inside a backward builds a graph that will be used.
+    """Whether the graph of a call inside a backward will be used.
 
     True in the backward of a Python function (reentrant checkpointing: torch/utils/checkpoint.py
     `CheckpointFunction.backward`, 2.13). In a non-reentrant recompute, the graph of the first pass is used instead.
@@ -303,11 +303,11 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
 
 
 def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) -> list[tuple[Any, int]]:
-    """Return the node and the output number of each output tensor, (None, 0) if there is nothing to hook.
+    """Return the node and the output number of each output tensor.
 
-    A module may return an input beside its own outputs, as a T5 block does with its position bias. The node of such a tensor
-    belongs to the module that made it, and runs long after this module's backward, so it is left out. If a module makes no
-    node of its own, such as Identity, these nodes are used.
+    The result is (None, 0) for a tensor that is not to be hooked. A module may return an input beside its own outputs, as a
+    T5 block does with its position bias. The node of such a tensor belongs to the module that made it, and runs long after
+    this module's backward, so it is left out. If a module makes no node of its own, such as Identity, these nodes are used.
     """
     with unseen():
         slots = [(_grad_fn(t), _output_nr(t)) for t in outputs]
@@ -318,7 +318,10 @@ def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) ->
 
 
 def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
-    """Hook the input's own node as a fallback: an in-place operation on the view drops the view's node."""
+    """Hook the input's own node as a fallback.
+
+    An in-place operation on the view drops the view's node.
+    """
     for slot, i in passed:
         edge = entered.edges[i]
         if edge is not None and edge[0]._sequence_nr() < _ACCUMULATE:
@@ -435,7 +438,10 @@ def added(one: Any, other: Any) -> Any:
 
 
 def _harmless(flow: Flow, hook: Any) -> Any:
-    """Return a hook that reports hookd's own errors, which autograd would otherwise raise in the training."""
+    """Return a hook that reports hookd's own errors.
+
+    Autograd would otherwise raise them in the training.
+    """
 
     def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         try:

@@ -1,4 +1,4 @@
-"""Portions: several module calls that are handed to plugins together, in the hook `forwards`.
+"""Portions: module calls that plugins get together, in the hook `forwards`.
 
 A plugin's tensor operations are isolated from the training's. Entering and leaving that isolation costs more than reading a
 small tensor, so calls that return small tensors are held until there are enough of them. Held tensors are kept alive; they
@@ -98,9 +98,10 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Hold a call that has just returned; if it may not wait, hand it over with the calls that are held.
+        """Hold a call that has just returned, or hand it over.
 
-        The call is still at the top of its thread's stack.
+        A call that may not wait is handed over with the calls that are held. The call is still at the top of its thread's
+        stack.
 
         Raises:
             TrainingError: a plugin raised it.
@@ -141,7 +142,7 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Hold a call that the C entry has counted, but whose output C cannot look at.
+        """Hold a counted call whose output C cannot look at.
 
         Args:
             thread: the calling thread, which has left the call.
@@ -171,7 +172,7 @@ class Portions:
             accounts.settle(begun, charged)
 
     def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Hand over a call that may not wait, with the calls that are held.
+        """Hand over the held calls, and one that may not wait.
 
         Args:
             thread: the calling thread.
@@ -230,7 +231,9 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Report a suspect that the C entry has counted: its output is not finite, or an earlier call's was not.
+        """Report a suspect that the C entry has counted.
+
+        Its output is not finite, or an earlier call's output was not.
 
         Args:
             thread: the calling thread, which has left the call.
@@ -255,7 +258,10 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Check the output of a call that ran through its plan, as the C entry does for calls that it counts."""
+        """Check the output of a call that ran through its plan.
+
+        The C entry does the same for calls that it counts.
+        """
         counting = self._counting
         if not counting.is_alert:
             is_root = thread.top is None or thread.top[1] is None
@@ -267,7 +273,10 @@ class Portions:
         self._suspect(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, thread.top, False)))
 
     def _is_good(self, output: Any) -> bool | None:
-        """Whether all numbers of an output are finite or -inf; None if that cannot be found out at once."""
+        """Whether all numbers of an output are finite or -inf.
+
+        None if that cannot be found out at once.
+        """
         outputs = [tensor for tensor in (output if type(output) is tuple else (output,)) if tensor is not None]
         try:
             if torch_state.is_unreal() or torch_state.function_modes() or len(outputs) > 8:
@@ -322,7 +331,10 @@ class Portions:
 
     @staticmethod
     def _weak(record: Any, thread: ThreadState) -> Any:
-        """Return a record of a call that keeps nothing alive; it does not refer to the call's inputs."""
+        """Return a record of a call that keeps nothing alive.
+
+        It does not refer to the call's inputs.
+        """
         call = _named(record)
         if isinstance(call, Returned):
             return call
@@ -330,7 +342,10 @@ class Portions:
 
     @staticmethod
     def end_passing(thread: ThreadState) -> None:
-        """End the references to tensors that may be buffers of a model, which the training may be about to swap."""
+        """End the references to tensors that may be buffers.
+
+        The training may be about to swap the buffers of a model.
+        """
         while thread.passing:
             thread.passing.pop().end()
 
@@ -374,7 +389,10 @@ class Portions:
 
     @staticmethod
     def _note(thread: ThreadState, calls: list[Call], size: int) -> None:
-        """Record the calls of a portion; all but the last are known to be small."""
+        """Record the calls of a portion.
+
+        All but the last are known to be small.
+        """
         *waited, last = calls
         if thread.kept + size <= KEPT + ENOUGH:
             thread.returned += waited
@@ -385,7 +403,10 @@ class Portions:
         torch_state.remember(thread, last.module, last.inputs, last.output)
 
     def _learn(self, thread: ThreadState, calls: list[Call]) -> None:
-        """Find out which modules' calls may wait from now on; only the last call of a portion can be of one that did not."""
+        """Find out which modules' calls may wait from now on.
+
+        Only the last call of a portion can belong to a module whose calls did not wait.
+        """
         *waited, last = calls
         if not last.module._waits and _is_small(last):
             if last.module.id in self.changed:
@@ -429,12 +450,18 @@ class Portions:
 
 
 def _versions(before: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the versions of a call's inputs at entry, from the form that the C entry passes; empty if unknown."""
+    """Return the versions of a call's inputs at entry; empty if unknown.
+
+    `before` is in the form that the C entry passes.
+    """
     return () if before is None else before if isinstance(before, tuple) else (before,)
 
 
 def _version(output: Any) -> int:
-    """Return the version of a plain tensor, -1 for anything else and for an inference tensor, which has none."""
+    """Return the version of a plain tensor, otherwise -1.
+
+    An inference tensor has no version.
+    """
     try:
         return output._version if type(output) is _Tensor else -1  # noqa: SLF001
     except RuntimeError:
@@ -442,7 +469,7 @@ def _version(output: Any) -> int:
 
 
 def _unrolled(thread: ThreadState) -> list[Any]:
-    """Return a thread's records, with each module replaced by its call in the thread's ring."""
+    """Return a thread's records, with the calls from its ring."""
     records: list[Any] = list(thread.returned)
     place, left = thread.newest, RING
     for at in range(len(records) - 1, -1, -1):
@@ -473,7 +500,10 @@ def _named(record: Call | Returned | tuple[Any, ...]) -> Call | Returned:
 
 
 def _gone() -> None:
-    """Return None, as a dead reference does; stands for an output that was finite and is not kept."""
+    """Return None, as a dead weak reference does.
+
+    Stands for an output that was finite and is not kept.
+    """
 
 
 def _as_returned(call: Call) -> Returned:

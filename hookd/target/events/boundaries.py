@@ -99,14 +99,17 @@ class Boundaries:
         self._dispatch.emit("step_done", {"step": self._count.absolute()})
 
     def step_begins(self) -> None:
-        """Settle the accounts of the last step, and switch to the hooks of the one that begins."""
+        """Settle the accounts of the last step, and switch hooks."""
         try:
             self._governor.begin(self._count.turns)
         except Failure as failure:
             self._dispatch.own_failure("the beginning of a step", failure)
 
     def call_begins(self) -> None:
-        """Begin a call of a model in a process that does not train: such a call is a turn, as a step is."""
+        """Begin a call of a model in a process that does not train.
+
+        Such a call is a turn, as a step is.
+        """
         try:
             self._deliver_numbers()
             self._step_calls.inc()

@@ -61,7 +61,10 @@ class Dispatch:
         self._on: dict[str, list[Listener]] = {}  # active listeners by hook; only of hooks without a module
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
-        """Return the listeners of a hook that are switched on; for a module's hook, those at `module`."""
+        """Return the active listeners of a hook.
+
+        For a module's hook, these are the listeners at `module`.
+        """
         on = self._on  # `turned` replaces it
         listeners = on.get(hook) if module is None else None
         if listeners is None:
@@ -71,12 +74,18 @@ class Dispatch:
         return listeners
 
     def turned(self) -> None:
-        """Drop the cached listeners, because a switch was turned, or a plugin was loaded or unloaded."""
+        """Drop the cached listeners.
+
+        Called when a switch was turned, or a plugin was loaded or unloaded.
+        """
         self._on = {}
         self._phases.turned()
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Call the listeners of a hook that is not part of a plan, and ignore their results."""
+        """Call the listeners of a hook, and ignore their results.
+
+        For hooks that are not part of a plan.
+        """
         listeners = self._on.get(hook) if module is None else None
         if listeners is None:
             listeners = self.switched_on(hook, module)
@@ -131,7 +140,7 @@ class Dispatch:
         elapsed_ns: int,
         self_ns: int,
     ) -> None:
-        """Call the observers of the gradients of a module that was hooked in C.
+        """Call the observers of a module that was hooked in C.
 
         Args:
             module: the module.
@@ -160,7 +169,10 @@ class Dispatch:
             self.tell(listeners, values)
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
-        """Pass numbers that have arrived to the plugin that asked for them, if it is still active."""
+        """Pass numbers that have arrived to the plugin that asked for them.
+
+        A plugin that is no longer active does not get them.
+        """
         entry = next((e for e in self._registry if e.context is context), None)
         if entry is None or entry.state != "active":
             return

@@ -1,7 +1,8 @@
-"""Liveness facts that only the process can report, for the diagnosis of a hang from outside.
+"""Liveness facts that only the process can report.
 
-hookd's own thread publishes them once a second, never the training. If some thread takes the GIL and keeps it, the page still
-has the last values before that, and `hookd_agent_ticks` stands still.
+They serve the diagnosis of a hang from outside. hookd's own thread publishes them once a second, never the training. If
+some thread takes the GIL and keeps it, the page still has the last values before that, and `hookd_agent_ticks` stands
+still.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _COMPILES = "torch/_inductor/compile_fx.py"
 
 
 class Stall:
-    """Publishes the collectives that this rank has issued, and whether torch compiles. For hookd's own thread only."""
+    """Publishes issued collectives, and whether torch compiles.
+
+    For hookd's own thread only.
+    """
 
     def __init__(self, page: PageWriter) -> None:
         self._ticks = Counter(
@@ -46,7 +50,7 @@ class Stall:
 
 
 def _is_compiling() -> bool:
-    """Whether a thread is inside of dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
+    """Whether a thread is in dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
     with held() as frames:
@@ -66,7 +70,10 @@ def _compiles(frame: Any) -> bool:
 
 
 def _issued() -> Iterator[tuple[str, int]]:
-    """Yield each process group's name and the number of its last collective; nothing if torch does not provide it."""
+    """Yield each process group's name and its last collective's number.
+
+    Yields nothing if torch does not provide it.
+    """
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names: set[str] = set()
     try:
@@ -79,7 +86,10 @@ def _issued() -> Iterator[tuple[str, int]]:
 
 
 def _sequence(group: Any) -> int | None:
-    """Return the number of a group's last collective, over all its backends; takes about 1 us."""
+    """Return the number of a group's last collective; takes about 1 us.
+
+    Collectives of all its backends count.
+    """
     # torch/csrc/distributed/c10d/ProcessGroup.hpp `getSequenceNumberForGroup`, 2.0 to 2.14: gloo and nccl have it.
     ask = getattr(group, "_get_sequence_number_for_group", None)
     try:
@@ -89,7 +99,10 @@ def _sequence(group: Any) -> int | None:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Return a group's name, made of its ranks and the same on all of them: 0-3,8."""
+    """Return a group's name, made of its ranks: 0-3,8.
+
+    The name is the same on all of them.
+    """
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -101,7 +114,10 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """Return a name that is not taken; groups of the same ranks are numbered in creation order, the same on all ranks."""
+    """Return a unique name for a group.
+
+    Groups of the same ranks are numbered in creation order, which is the same on all ranks.
+    """
     number = next(n for n in range(1, MAX_GROUPS + 1) if (name if n == 1 else f"{name}#{n}") not in taken)
     unique = name if number == 1 else f"{name}#{number}"
     taken.add(unique)

@@ -1,4 +1,4 @@
-"""Steps of a training without an optimizer of torch, as in `p -= lr * p.grad`.
+"""Steps without an optimizer of torch, as in `p -= lr * p.grad`.
 
 Such steps call no hook, so they are inferred from the parameters. A step was made if, since the last backward, parameters
 were written to (their versions differ), or their gradients were cleared, as code does that writes to `p.data`, which has no
@@ -54,7 +54,10 @@ class Place(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The ids and versions of a trained parameter and its gradient; 0 and 0 if there is no gradient."""
+    """The ids and versions of a trained parameter and its gradient.
+
+    Those of the gradient are 0 if there is none.
+    """
 
     parameter: int
     version: int
@@ -63,7 +66,9 @@ class Seen(NamedTuple):
 
 
 class ByHand:
-    """Finds steps by looking at some parameters when a forward or a backward begins, in the training thread.
+    """Finds steps by looking at some parameters.
+
+    It looks in the training thread, when a forward or a backward begins.
 
     Args:
         names: the models whose parameters are watched.
@@ -84,7 +89,7 @@ class ByHand:
         self._called = 0  # root id of the model that was called last
 
     def forward_begins(self) -> int:
-        """Look at the parameters, and return the number of steps that are over and not reported yet."""
+        """Return the number of unreported steps that are over."""
         had_graph, self._had_graph = self._had_graph, torch.is_grad_enabled()
         try:
             self._find()
@@ -107,7 +112,10 @@ class ByHand:
         return self._over() if has_moved and had_graph else 0
 
     def backward_begins(self) -> int:
-        """Look and return the same as `forward_begins`: gradients may be cleared after the forward."""
+        """Return the same as `forward_begins`, at a backward.
+
+        Gradients may be cleared after the forward.
+        """
         is_over = False
         try:
             for model in self._models.values():
@@ -137,7 +145,10 @@ class ByHand:
         return steps or self._told()
 
     def is_turn(self, module: Module) -> bool:
-        """Whether the previous call of the largest model stands for a step, because no backward has followed it."""
+        """Whether the previous call of the largest model stands for a step.
+
+        It does if no backward has followed it.
+        """
         if self._has_backward or module.root != self._main:
             return False
         last, self._called = self._called, module.root
@@ -212,7 +223,10 @@ def _places(root: nn.Module) -> Iterator[Place]:
 
 
 def _look(place: Place) -> Seen | None:
-    """Return the state of a parameter; None if it is gone, not trained, or currently replaced by a computed tensor."""
+    """Return the state of a parameter.
+
+    None if it is gone, not trained, or currently replaced by a computed tensor.
+    """
     module = place.module()
     parameter = None if module is None else entries(attributes_of(module).get("_parameters")).get(place.name)
     if parameter is None or not (_requires_grad(parameter) and _is_leaf(parameter)) or _Tensor.is_inference(parameter):
@@ -224,7 +238,10 @@ def _look(place: Place) -> Seen | None:
 
 
 def _have_moved(before: list[Seen | None], now: list[Seen | None]) -> bool:
-    """Whether any parameter was written to; one that was replaced by another tensor does not count."""
+    """Whether any parameter was written to.
+
+    A parameter that was replaced by another tensor does not count.
+    """
     both = ((then, one) for then, one in zip(before, now) if then is not None and one is not None)
     return any(then.parameter == one.parameter and then.version != one.version for then, one in both)
 

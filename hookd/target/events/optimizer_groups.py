@@ -15,11 +15,11 @@ MOST_SIZES = 1000
 
 
 class Together:
-    """Infers from the order in which optimizers step which of them together make one step of the training.
+    """Infers which optimizers together make one step of the training.
 
-    Optimizers that step with nothing else in between form a *row*. The expected length of a row is that of the longest one that
-    the same optimizer began. Two optimizers that take turns, as those of a GAN do, are in separate rows, and also make one
-    step together.
+    It uses the order in which they step. Optimizers that step with nothing else in between form a *row*. The expected
+    length of a row is that of the longest one that the same optimizer began. Two optimizers that take turns, as those of a
+    GAN do, are in separate rows, and also make one step together.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Together:
         return makes_step
 
     def _is_new_turn(self) -> bool:
-        """Whether an optimizer that has not stepped in this turn makes a step of the training.
+        """Whether an optimizer that is new in this turn makes a step.
 
         It does if it is the first one, or if the training keeps creating new optimizers.
         """
@@ -62,7 +62,7 @@ class Together:
         return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
 
     def is_whole(self) -> bool:
-        """Whether the row is as long as the longest one that the same optimizer began."""
+        """Whether the row has its expected length."""
         return len(self._row) >= self._size()
 
     def _size(self) -> int:

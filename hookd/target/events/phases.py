@@ -1,7 +1,7 @@
-"""Time spent in each phase; every moment of a training thread belongs to exactly one phase.
+"""Time spent in each phase.
 
-Plugins ask for it with `Context.add_up_phases`. A thread changes its phase six times in a step, so hookd adds up the times
-itself, and does not call these plugins at each change.
+Every moment of a training thread belongs to exactly one phase. Plugins ask for it with `Context.add_up_phases`. A thread
+changes its phase six times in a step, so hookd adds up the times itself, and does not call these plugins at each change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ It adds them at each step anyway. To do so at each change of phase would cost mo
 
 
 class Spent:
-    """Time that one thread has spent in each phase and not yet added to the counters ("shown").
+    """Time that one thread has spent in each phase.
+
+    This is the time that is not yet added to the counters ("shown").
 
     Attributes:
         phase: the current phase, as numbered in the page.
@@ -62,7 +64,9 @@ Wanted = list[dict[int, "CounterChild"]]
 
 
 class Phases:
-    """Publishes each thread's phase in its heartbeat, to the plugins that listen, and in the counters that add phases up.
+    """Publishes the phase of each thread.
+
+    The phase goes to the thread's heartbeat, to plugins that listen, and into the counters that add phases up.
 
     Args:
         count: number of the step in progress.
@@ -88,7 +92,10 @@ class Phases:
         self._is_known = False
 
     def turned(self) -> None:
-        """Drop the cached listeners and counters, because a switch was turned, or a plugin was loaded or unloaded."""
+        """Drop the cached listeners and counters.
+
+        Called when a switch was turned, or a plugin was loaded or unloaded.
+        """
         self._is_known = False
 
     def _find(self) -> None:
@@ -128,7 +135,7 @@ class Phases:
             self._tell(thread, heard, {"name": pages.PHASES[phase], "now_ns": now_ns}, accounts.is_metered)
 
     def step_done(self, spent: Spent) -> None:
-        """Add the time that a thread has spent until its last change of phase to the counters."""
+        """Add a thread's time until its last change of phase to the counters."""
         if not self._is_known:
             self._find()
         wanted = self._wanted

@@ -24,19 +24,25 @@ class StepCount:
 
     @property
     def turns(self) -> int:
-        """Steps since the attach, plus the calls that stood for steps before the first one."""
+        """Steps since the attach, plus the calls that stood for steps."""
         return self.done + self.calls
 
     def number(self) -> int:
-        """Return the number of the step in progress, from 1, counted from the attach."""
+        """Return the step in progress, from 1, counted from the attach."""
         return self.done + (0 if self.is_open else 1)
 
     def absolute(self) -> int:
-        """Return the number of the step in progress, from 1, counted from the beginning of the training if that is known."""
+        """Return the step in progress, from 1, counted from the training's beginning.
+
+        If that is unknown, it is counted from the attach.
+        """
         return (
             self.done + (not self.is_open) + (self.offset or 0)
         )  # does not call `number`, for speed: plugins call this some ten times a step
 
     def origin(self) -> str:
-        """Return the step in progress in words, and where its count begins if that is not the beginning of the training."""
+        """Return the step in progress in words.
+
+        If the beginning of the training is unknown, the text says that the attach is counted from.
+        """
         return f"step {self.absolute()}" + ("" if self.offset is not None else " (counted from the attach)")

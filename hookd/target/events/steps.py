@@ -201,9 +201,10 @@ class Steps:
                 self._close()
 
     def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
-        """Count one or more completed steps; events until `_close` belong to the last of them.
+        """Count one or more completed steps.
 
-        Several steps are counted together if they were uncertain until now.
+        Events until `_close` belong to the last of them. Several steps are counted together if they were uncertain until
+        now.
         """
         count = self._count
         count.done += steps
@@ -245,7 +246,9 @@ class Steps:
             self._close()
 
     def _find_offset(self, optimizer: Any, completed: int) -> None:
-        """Read the absolute step number from the optimizer's state, once per optimizer, if that needs no device sync.
+        """Read the absolute step number from the optimizer's state.
+
+        This is done once per optimizer, if it needs no device sync.
 
         Args:
             optimizer: the optimizer, which has its state from its first step on.
@@ -311,7 +314,10 @@ class Steps:
             self._dispatch.own_failure("loss", failure)
 
     def forward_begins(self, thread: ThreadState) -> None:
-        """Handle the beginning of an outermost call: it closes the last step, and may end a step without an optimizer."""
+        """Handle the beginning of an outermost call.
+
+        It closes the last step, and may end a step without an optimizer.
+        """
         self.begins()
         by_hand = self._by_hand
         if by_hand is None:
@@ -352,10 +358,11 @@ def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Any) -> tu
 
 
 def _is_nested(wrapper: Any) -> bool:
-    """Whether a `step` runs inside another one: a subclass calls super().step(), SAM calls the optimizer it wraps.
+    """Whether a `step` runs inside another one.
 
-    This looks at the stack, because no hook is called after a step that raised (a closure's error, an interrupt). All
-    steps run in frames of one code object: torch/optim/optimizer.py `profile_hook_step`, 2.0 to 2.14.
+    A subclass calls super().step(), SAM calls the optimizer that it wraps. This looks at the stack, because no hook is
+    called after a step that raised (a closure's error, an interrupt). All steps run in frames of one code object:
+    torch/optim/optimizer.py `profile_hook_step`, 2.0 to 2.14.
     """
     frame = wrapper.f_back
     while frame is not None:
