@@ -82,7 +82,9 @@ _OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph
 
 
 class Gradients(IntFlag):
-    """Flags for what listeners need of a module's gradients; the same as in `hookd/native/entry.h`.
+    """Flags for what listeners need of a module's gradients.
+
+    The values are the same as in `hookd/native/entry.h`.
 
     Attributes:
         HEARS_BEFORE: a listener is called for the gradients that enter the module.
@@ -130,7 +132,10 @@ class Gradients(IntFlag):
 
 
 class Wanted(IntFlag):
-    """Flags for the values that listeners take, beside the module and its output; the same as in `hookd/native/entry.h`."""
+    """Flags for the values that listeners take of a call.
+
+    The module and its output are always there. The values are the same as in `hookd/native/entry.h`.
+    """
 
     INPUTS = 1
     VERSIONS = 2
@@ -187,9 +192,10 @@ class _Host(ctypes.Structure):
 
 
 class Counted(NamedTuple):
-    """The configuration by which the entry counts a module's calls while no Python function listens; an attribute of the plan.
+    """The configuration for counting a module's calls; an attribute of the plan.
 
-    The entry does not keep `totals`, `backward` and `shown` alive.
+    Calls are counted while no Python function listens to them. The entry does not keep `totals`, `backward` and `shown`
+    alive.
 
     Attributes:
         module: the module.
@@ -214,7 +220,7 @@ class Counted(NamedTuple):
 
 
 class Plans(dict[int, Any]):
-    """Plans by id(module), with a copy in the table in which the entry looks them up.
+    """Plans by id(module), copied to the entry's own table.
 
     The table itself keeps them alive, because a signal handler may raise between any two lines here.
     """
@@ -274,7 +280,10 @@ class Plans(dict[int, Any]):
         super().clear()
 
     def close(self) -> None:
-        """Forget all modules and disconnect from the table; some of the modules may be freed later."""
+        """Forget all modules, and disconnect from the table.
+
+        Some of the modules may be freed later.
+        """
         self.clear()
         self._put = self._drop = self._count = self._clear = _ignore
 
@@ -373,7 +382,7 @@ class Entry:
             )
 
     def leave_room(self, room: int = ROOM) -> None:
-        """Stop observing calls that have fewer than `room` levels left until the recursion limit.
+        """Stop observing calls that are too near the recursion limit.
 
         This finds the depth in the interpreter's thread state: the one number that changes with each level.
         """
@@ -388,7 +397,7 @@ class Entry:
                 self._set_depth(4 * found[0], sign > 0, sys.getrecursionlimit(), room)
 
     def _numbers_at(self, levels: int) -> list[int]:
-        """Return the first numbers of the thread state, read this many levels further down."""
+        """Return the first numbers of the thread state, some levels further down."""
         if levels:
             return self._numbers_at(levels - 1)
         numbers = (ctypes.c_int * _LOOKED_AT)()
@@ -396,11 +405,14 @@ class Entry:
         return list(numbers)
 
     def too_deep(self) -> int:
-        """Return the number of calls since the last time that were not observed, for lack of recursion depth."""
+        """Return the number of calls that were too deep to be observed, since the last time."""
         return int(self._deep())
 
     def find_layout(self) -> layout.Layout | None:
-        """Return the memory layout of torch's tensors, or None if it cannot be found; the first call takes some milliseconds."""
+        """Return the memory layout of torch's tensors, None if unknown.
+
+        The first call takes some milliseconds.
+        """
         if not self._found:
             self._found.append(layout.find(_DTYPES))
         return self._found[0]
@@ -417,7 +429,9 @@ class Entry:
         shown: Callable[..., None],
         hand: Callable[..., None],
     ) -> None:
-        """Count calls in C from now on; if objects do not have the usual memory layout, plans count.
+        """Count calls in C from now on.
+
+        If objects do not have the usual memory layout, plans count.
 
         Args:
             names: functions of `hookd.target.entry.calls`, by name.
@@ -455,11 +469,13 @@ class Entry:
             numeric.number_at_once = self._number
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
-        """Set whether the calls of a shape go through their plans, or are counted in C."""
+        """Set whether a shape's calls go through their plans, or are counted."""
         self._arm(shape, is_armed)
 
     def tell(self, shape: int, heard: list[Listener]) -> None:
-        """Set the listeners that are called for the counted calls of a shape (`hookd.target.plugins.telling`).
+        """Set the listeners for the counted calls of a shape.
+
+        `hookd.target.plugins.telling` describes how they are called.
 
         Args:
             shape: number of the shape.
@@ -470,7 +486,9 @@ class Entry:
         self._tell(shape, before if heard else None, after, Wanted.of(heard))
 
     def hear(self, shape: int, heard: list[Listener] | None) -> None:
-        """Set the listeners to gradients for which the graph of a shape's counted calls is hooked.
+        """Set the gradient listeners for the counted calls of a shape.
+
+        The graph is hooked for them.
 
         Args:
             shape: number of the shape.
@@ -493,7 +511,10 @@ class Entry:
         return passed
 
     def hand(self, shape: int, *, hands: bool) -> None:
-        """Set whether large outputs of a shape are looked at as well, and those that C cannot look at are handed over."""
+        """Set whether large outputs of a shape are looked at as well.
+
+        Outputs that C cannot look at are then handed over.
+        """
         self._hand(shape, hands)
 
     def meter(self, *, is_metered: bool) -> None:
@@ -501,12 +522,15 @@ class Entry:
         self._meter(is_metered)
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Keep only the last recorded calls, with weak references; return the number of records that are left as they are."""
+        """Keep only the last recorded calls, with weak references.
+
+        Return the number of records that are left as they are.
+        """
         left: int = self._let_go(thread, last)
         return left
 
     def metered_ns(self) -> list[int]:
-        """Return the time that the C code has taken in metered steps since the last time.
+        """Return the time spent in C in metered steps, since the last time.
 
         Returns:
             [4] ns: counted calls, hooks on graphs, showing outputs, and looking at large outputs.
@@ -520,7 +544,7 @@ class Entry:
         return self._aloud(function, args, kwargs)
 
     def aloud_of(self, module: Any) -> Callable[..., Any]:
-        """Return a function that runs a module as if hookd were not there, visible to profilers.
+        """Return a function that runs a module without hookd, visible to profilers.
 
         `torch.profiler` recognizes a module's call by the code of this function.
         """
@@ -556,7 +580,10 @@ class Entry:
 
 
 def _for_marks() -> tuple[Any, Any, Any]:
-    """Return two functions of torch that `hookd/native/marks.c` needs, and a tensor; Nones if torch lacks them."""
+    """Return two functions of torch and a tensor for `hookd/native/marks.c`.
+
+    Nones if torch lacks the functions.
+    """
     task = getattr(torch._C, "_current_graph_task_id", None)
     queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
     if None in (task, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
@@ -566,12 +593,18 @@ def _for_marks() -> tuple[Any, Any, Any]:
 
 
 def _has_usual_layout() -> bool:
-    """Whether objects begin as the C code expects: in a CPython that is neither a trace-refs nor a free-threaded build."""
+    """Whether Python objects begin as the C code expects.
+
+    They do in a CPython that is neither a trace-refs nor a free-threaded build.
+    """
     return sys.version_info >= (3, 10) and not hasattr(sys, "getobjects") and "t" not in getattr(sys, "abiflags", "")
 
 
 def _offset(instance: Any, name: str) -> int | None:
-    """Return the offset in an object of one of its `__slots__`, in bytes; None if it cannot be found."""
+    """Return the offset of one of an object's `__slots__`, in bytes.
+
+    None if it cannot be found.
+    """
     mark, before = object(), getattr(instance, name)
     setattr(instance, name, mark)
     words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))

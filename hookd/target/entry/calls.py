@@ -1,6 +1,6 @@
-"""Hookd's own work when a module's call begins, ends or is left by an exception.
+"""Hookd's own work at the beginning and end of a call.
 
-The plans (`hookd.target.entry.plan`) and the C entry call it.
+A call may also end by an exception. The plans (`hookd.target.entry.plan`) and the C entry call it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class Calls:
         }  # fmt: skip
 
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
-        """Restore the thread's state after an exception has left a call, and call the listeners of `forward_error`."""
+        """Restore the thread's state after an exception has left a call.
+
+        This also calls the listeners of `forward_error`.
+        """
         thread.busy = False
         if thread.held and not is_from_signal_handler(error):
             self.portions.hand_over(thread)  # an output among them may be the reason for the exception
@@ -107,7 +110,10 @@ class Calls:
     def hook_outputs(
         self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool = False
     ) -> Any:
-        """Hook the graph that a call has made; in a recompute, only if that graph will be used (reentrant)."""
+        """Hook the graph that a call has made.
+
+        In a recompute, the graph is hooked only if it will be used (reentrant).
+        """
         if recompute and not backward.is_reentrant():
             return output
         mark = self._clock()
@@ -166,14 +172,20 @@ class Calls:
             self._turn(thread, thread.outside)
 
     def output_shown(self, module: Module, output: Any) -> None:
-        """Call the listeners of `output_summary` for a counted call, where the C entry cannot do the work itself."""
+        """Call the listeners of `output_summary` for a counted call.
+
+        The C entry calls this where it cannot do the work itself.
+        """
         dispatch = self.dispatch
         listeners = dispatch.switched_on("output_summary", module)
         if listeners and self._life.is_live:
             dispatch.tell(listeners, values_of(module, output=output))
 
     def _may_hook(self) -> bool:
-        """Whether the graph that is about to be made may be hooked; asked once per outermost call."""
+        """Whether to hook the graph of an outermost call; asked once for each.
+
+        The C code asks this, too (`hookd/native/graph.c`).
+        """
         if is_autograd_compiled():
             self._tell_unobserved()
             return False
@@ -186,7 +198,10 @@ class Calls:
         self.dispatch.own_failure("the backward of a module", error)
 
     def hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
-        """Return the state of the graph before a call; None if the graph is not to be hooked."""
+        """Return the state of the graph before a call.
+
+        None if the graph is not to be hooked.
+        """
         if is_autograd_compiled():
             self._tell_unobserved()
             return None

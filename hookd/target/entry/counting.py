@@ -1,6 +1,7 @@
-"""Configuration of the C entry: which calls it counts, which listeners it calls, and which outputs it looks at.
+"""Configuration of the C entry.
 
-If calls are not entered in C, all of them go through their plans, and their outputs are not looked at here.
+It says which calls the entry counts, which listeners it calls, and which outputs it looks at. If calls are not entered in
+C, all of them go through their plans, and their outputs are not looked at here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ TOLD = ("forward_pre", "forward")
 
 
 class Counting:
-    """Configures the entry for the calls of modules; switches and shapes change, the modules' plans do not.
+    """Configures the entry for the calls of modules.
+
+    Switches and shapes change; the modules' plans do not.
 
     Args:
         patch: observes the calls of modules.
@@ -72,7 +75,7 @@ class Counting:
             self._check()
 
     def too_deep(self) -> int:
-        """Return the number of calls since the last time that were not observed, for lack of recursion depth."""
+        """Return the number of calls that were too deep to be observed, since the last time."""
         return 0 if self._entry is None else self._entry.too_deep()
 
     # -- the parts of plans
@@ -89,7 +92,10 @@ class Counting:
         )
 
     def shape(self, heard: tuple[Listener, ...]) -> Shape:
-        """Return the shape of the modules with these listeners; its number is SHAPES if the entry has no number left."""
+        """Return the shape of the modules with these listeners.
+
+        Its number is SHAPES if the entry has no number left.
+        """
         shape = self._shapes.get(heard)
         if shape is None:
             # Numbers from before the last change are not reused yet, because modules with them may still be called.
@@ -124,7 +130,10 @@ class Counting:
         return old
 
     def end(self, old: list[Shape]) -> None:
-        """Stop calling the listeners of these shapes; until now the training may have called modules with their old plans."""
+        """Stop calling the listeners of these shapes.
+
+        Until now the training may have called modules with their old plans.
+        """
         if self._entry is not None:
             for shape in old:
                 self._entry.tell(shape.number, [])
@@ -147,7 +156,7 @@ class Counting:
             self._entry.meter(is_metered=is_metered)
 
     def metered_ns(self) -> list[int]:
-        """Return the time that the C code has taken in the metered step that is over.
+        """Return the time spent in C in the metered step that is over.
 
         Returns:
             [4] ns: calls without a plan, hooks on graphs, showing outputs, and looking at large outputs.
@@ -193,13 +202,19 @@ class Counting:
             self.passed()
 
     def alert(self) -> None:
-        """Report every call that returns until `calm`, and let every plan hold its call, because an output was not finite."""
+        """Report every call that returns, until `calm`.
+
+        Called when an output was not finite. Plans hold their calls during this time.
+        """
         if not self.is_alert:
             self.is_alert = True
             self._check()
 
     def calm(self) -> None:
-        """Report only calls whose output is not finite again, because the outermost call is over."""
+        """End an alert, because the outermost call is over.
+
+        From now on, only calls whose output is not finite are reported.
+        """
         self.is_alert = False
         self._check()
 
@@ -208,7 +223,10 @@ class Counting:
         self._passed += 1
 
     def passed(self) -> int:
-        """Return the number of calls in all threads so far whose outputs could not be looked at."""
+        """Return the number of calls so far whose outputs could not be looked at.
+
+        This counts the calls of all threads.
+        """
         if self._entry is not None:
             self._passed += self._entry.check(checks=self.looks, alert=self.is_alert)
         return self._passed
@@ -228,13 +246,19 @@ class Counting:
         )
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Make the entry release the outputs that it keeps alive, and return the number of records that it has left as they are."""
+        """Make the entry release the outputs that it keeps alive.
+
+        Return the number of records that it has left as they are.
+        """
         return len(thread.returned) if self._entry is None else self._entry.let_go(thread, last)
 
     # -- hiding from a profiler
 
     def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a function that runs a module as if hookd were not there, visible to profilers; for plans called from C."""
+        """Return a function that runs a module without hookd, visible to profilers.
+
+        For plans that are called from C.
+        """
         return self._entry.aloud_of(module)  # type: ignore[union-attr]
 
     def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +269,10 @@ class Counting:
 
 
 def _looks_at_all(heard: tuple[Listener, ...]) -> bool:
-    """Whether a plugin that listens to `suspect` takes all outputs in this step, also large ones and those on a device."""
+    """Whether a plugin that listens to `suspect` takes all outputs in this step.
+
+    This includes large outputs and those on a device.
+    """
     on = [listener for listener in heard if listener.is_on]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"}
     return any(listener.hook == "forwards" and listener.plugin in suspecting for listener in on)

@@ -60,7 +60,10 @@ def skip_package(package: str, rest: Callable[[], None]) -> None:
 
 
 def _codes(namespace: Any, module: str) -> Iterator[CodeType]:
-    """Yield the code of all functions that a module and its classes define, including nested functions."""
+    """Yield the code of all functions of a module and its classes.
+
+    Nested functions are included.
+    """
     for value in list(namespace.values()):
         if isinstance(value, type):
             if value.__module__ == module:
@@ -84,9 +87,10 @@ def no_frame() -> Callable[[Any], Any]:
 
 
 def is_autograd_compiled() -> bool:
-    """Whether backward passes are compiled; hooks on the graph then become part of the compiled code.
+    """Whether backward passes are compiled.
 
-    Source: torch/_dynamo/compiled_autograd.py and torch/_dynamo/config.py, 2.4 to 2.14.
+    Hooks on the graph then become part of the compiled code. Source: torch/_dynamo/compiled_autograd.py and
+    torch/_dynamo/config.py, 2.4 to 2.14.
     """
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     if getattr(module, "compiled_autograd_enabled", False):
@@ -96,10 +100,11 @@ def is_autograd_compiled() -> bool:
 
 
 def replace_call(old: Any, new: Any) -> None:
-    """Replace `old` by `new` as the function that dynamo, if it is loaded, takes for the unpatched `nn.Module.__call__`.
+    """Replace dynamo's idea of the unpatched `nn.Module.__call__`.
 
-    With that function, dynamo calls `forward` directly if a module has no hooks: torch/_dynamo/variables/nn_module.py
-    `UnspecializedNNModuleVariable.call_function`, 2.1 to 2.14.
+    If dynamo is loaded, it takes `new` for this function instead of `old`. With that function, dynamo calls `forward`
+    directly if a module has no hooks: torch/_dynamo/variables/nn_module.py `UnspecializedNNModuleVariable.call_function`,
+    2.1 to 2.14.
     """
     for name in _CALL_MODULES:
         module: Any = sys.modules.get(name)

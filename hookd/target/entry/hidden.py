@@ -31,7 +31,9 @@ tool: Callable[[], object] = profile if _monitoring is None else partial(_monito
 
 
 class Entrances:
-    """Makes the functions through which the training calls hookd, hidden from a profiler while the agent observes.
+    """Makes the functions through which the training calls hookd.
+
+    They are hidden from a profiler while the agent observes.
 
     Args:
         life: the agent's life; once it has ended, nothing is hidden.

@@ -27,7 +27,10 @@ HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
 
 
 def is_pristine(call: Any) -> bool:
-    """Whether `nn.Module.__call__` is torch's own, so that hookd may run its body instead of calling it."""
+    """Whether `nn.Module.__call__` is torch's own.
+
+    If it is, hookd may run its body instead of calling it.
+    """
     code = getattr(call, "__code__", None)
     return code is not None and code.co_filename == nn.Module._call_impl.__code__.co_filename
 
@@ -74,7 +77,10 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
 
 
 def is_in_flight() -> bool:
-    """Whether this thread is inside a module's call: one that began before the attach, or one of an unnamed module."""
+    """Whether this thread is inside a module's call.
+
+    The call may have begun before the attach, or be one of an unnamed module.
+    """
     codes = {nn.Module._call_impl.__code__}
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -85,7 +91,9 @@ def is_in_flight() -> bool:
 
 
 class ClassPatch:
-    """A replacement of `nn.Module.__call__`, which is restored only if it is still in place.
+    """A replacement of `nn.Module.__call__`.
+
+    The original is restored only if the replacement is still in place.
 
     Attributes:
         original: the original function.
@@ -133,7 +141,10 @@ class ClassPatch:
 
 
 class Replaced:
-    """A wrapper in the place of one function of a module or class, which is restored only if it is still in place."""
+    """A wrapper in the place of one function of a module or class.
+
+    The original is restored only if the wrapper is still in place.
+    """
 
     def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         self.owner, self.name = owner, name
@@ -145,7 +156,10 @@ class Replaced:
         setattr(owner, name, self.ours)
 
     def restore(self) -> bool:
-        """Restore the original; return False if something else has replaced the wrapper in the meantime."""
+        """Restore the original.
+
+        Return False if something else has replaced the wrapper in the meantime.
+        """
         if self.owner.__dict__.get(self.name) is not self.ours:
             return False
         setattr(self.owner, self.name, self.original)

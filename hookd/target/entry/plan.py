@@ -160,7 +160,7 @@ class Plan:
         values: list[Any],
         is_metered: bool,
     ) -> Any:
-        """Call the listeners after the module has returned, and return the output for its caller."""
+        """Call the listeners after the module, and return its output."""
         calls, module = self._calls, self._module
         if heard.wants_is_again:
             values[IS_AGAIN] = is_inside(top, module)
@@ -180,7 +180,10 @@ class Plan:
         return calls.hook_outputs(module, values[INPUTS], values[OUTPUT], flow, values[RECOMPUTE])
 
     def _tell_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
-        """Call the listeners for a recompute that torch has ended early: it has taken time as well."""
+        """Call the listeners for a recompute that torch has ended early.
+
+        It has taken time as well.
+        """
         heard = self._shape.find(recompute=True)
         values[IS_AGAIN] = is_inside(top, self._module)
         listeners = heard.after if self._is_nested(top) else heard.after + heard.root_after
@@ -209,5 +212,8 @@ def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | No
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether torch.utils.checkpoint uses this exception to end a recompute early (2.1 to 2.14); it is not an error."""
+    """Whether torch.utils.checkpoint ends a recompute early by this exception.
+
+    It is not an error (2.1 to 2.14).
+    """
     return type(error).__name__ == "_StopRecomputationError"

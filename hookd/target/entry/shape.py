@@ -102,7 +102,10 @@ class Shape:
 
 
 def is_timed(listeners: Iterable[Listener]) -> bool:
-    """Whether a listener takes the time of a call, in this or in other steps."""
+    """Whether a listener takes the time of a call.
+
+    The step in which it is active does not matter.
+    """
     return any(listener.hook in _AFTER and not TIMES.isdisjoint(listener.arguments) for listener in listeners)
 
 
@@ -112,5 +115,8 @@ def remembers(listeners: tuple[Listener, ...]) -> bool:
 
 
 def without_output(listeners: list[Listener]) -> list[Listener]:
-    """Return the listeners for a recompute that torch ends early, and which therefore has no output."""
+    """Return the listeners for a recompute that torch ends early.
+
+    Such a recompute has no output.
+    """
     return [listener for listener in listeners if not listener.mutates and "output" not in listener.arguments]

@@ -1,4 +1,4 @@
-"""The state of each thread that calls modules: its stack of modules, its heartbeat, and the outputs of its calls."""
+"""The state of each thread that calls modules."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ class Heartbeats:
 
 
 class Threads(Local):
-    """The state of the calling thread as `local.thread`, created at the thread's first access.
+    """The state of the calling thread, as `local.thread`.
+
+    It is created at the thread's first access.
 
     Args:
         heartbeats: the heartbeats of all threads.
@@ -163,10 +165,11 @@ def _name() -> str:
 
 
 def frames_inside() -> list[str]:
-    """Return the idents of the threads with a frame of hookd's on their stack, except this one and hookd's own.
+    """Return the idents of threads with a frame of hookd's on their stack.
 
-    Frames of a daemon in this process (`hookd.testing`) do not count: they are not in a call of the training, and stay as long
-    as the daemon. Nor do frames above a fork's handler, which waits for this agent and stores nothing.
+    This thread and hookd's own are left out. Frames of a daemon in this process (`hookd.testing`) do not count: they are
+    not in a call of the training, and stay as long as the daemon. Nor do frames above a fork's handler, which waits for
+    this agent and stores nothing.
     """
     inside = []
     with held() as frames:

@@ -469,7 +469,10 @@ def _version(output: Any) -> int:
 
 
 def _unrolled(thread: ThreadState) -> list[Any]:
-    """Return a thread's records, with the calls from its ring."""
+    """Return a thread's records, with the calls from its ring.
+
+    Each of these calls takes the place of its module in `returned`.
+    """
     records: list[Any] = list(thread.returned)
     place, left = thread.newest, RING
     for at in range(len(records) - 1, -1, -1):
