@@ -61,7 +61,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one agent, for the code that creates and ends them, and for tests.
+    """The parts of one agent.
+
+    For the code that creates and ends them, and for tests.
 
     Attributes:
         rest: leaves the interpreter to the training for a while, during long work of hookd's own thread.

@@ -73,13 +73,18 @@ def _left() -> None:
 
 
 def came() -> float | None:
-    """Return the time of the attach in unix seconds, which identifies this process's agent; None without an agent."""
+    """Return the time of the attach in unix seconds.
+
+    It identifies this process's agent; None without an agent.
+    """
     agent = _agent
     return None if agent is None else float(agent.came)
 
 
 def page() -> int:
-    """Open the page of this process again, for its own code; the caller closes the descriptor.
+    """Open the page of this process again, for its own code.
+
+    The caller closes the descriptor.
 
     Raises:
         ControlError: reason "not-attached", or "already-attached" if the agent belongs to another copy of hookd.
@@ -103,7 +108,10 @@ def _hint() -> str:
 
 
 def orphan() -> None:
-    """Limit the agent's stay even if it was to be kept, because the tool that attached it died before it saw the answer."""
+    """Limit the agent's stay, even if it was to be kept.
+
+    Called if the tool that attached it died before it saw the answer.
+    """
     agent = _agent
     if agent is not None:
         agent.orphan()

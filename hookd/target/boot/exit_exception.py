@@ -26,13 +26,15 @@ MAX_WHERE = 200
 
 
 def printed() -> int:
-    """Return the id of the last exception that Python has printed, 0 for none."""
+    """Return the id of Python's last printed exception, 0 for none."""
     error = _last()
     return 0 if error is None else id(error)
 
 
 def last_words(before: int, name_of: Callable[[Any], str]) -> dict[str, str] | None:
-    """Return a description of the last exception that Python has printed; None if there is none except `before`.
+    """Return a description of the exception that Python printed last.
+
+    None if there is none, or if it is the one that `before` identifies.
 
     Args:
         before: an earlier result of `printed`.
@@ -57,7 +59,10 @@ def _last() -> BaseException | None:
 
 
 def _trace(traceback: TracebackType | None, name_of: Callable[[Any], str]) -> tuple[str, str]:
-    """Return where an exception was raised, and the name of the innermost module whose call it has left."""
+    """Return where an exception was raised, and in which module's call.
+
+    The module is the innermost one whose call the exception has left.
+    """
     where = module = ""
     while traceback is not None:
         code = traceback.tb_frame.f_code

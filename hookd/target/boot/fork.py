@@ -1,7 +1,8 @@
-"""Calls around a fork of the process, because a DataLoader worker is not a target.
+"""Calls around a fork of the process.
 
-`posix.register_at_fork` cannot be undone, so its empty trampolines are the only residue that a detach leaves. They are kept in an
-attribute of `sys`, where the next agent of the process finds them.
+They exist because a child such as a DataLoader worker is not a target. `posix.register_at_fork` cannot be undone, so its
+empty trampolines are the only residue that a detach leaves. They are kept in an attribute of `sys`, where the next agent of
+the process finds them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class AtFork(NamedTuple):
 
 
 def set_at_fork(calls: AtFork | None) -> None:
-    """Set the functions that are called at every fork from now on; None for no functions."""
+    """Set the functions to call at every fork, None for none."""
     slot: list[AtFork] | None = getattr(sys, _ATTRIBUTE, None)
     if slot is None:
         if calls is None:

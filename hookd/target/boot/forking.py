@@ -61,7 +61,7 @@ class Forks:
         return bool(thread.is_main())
 
     def _end_all(self, since: float) -> None:
-        """Wait until no thread is left, or until the fork has waited as long as it may."""
+        """Wait until no thread is left, or as long as the fork may."""
         most_s = min(spawn.PATIENCE_S, spawn.PATIENCE_S + _SHARE * (since - self._began) - self._waited_s)
         while True:
             # Repeated, because a nested fork (in a signal handler) or the end of a step in another thread may resume them.
@@ -89,7 +89,10 @@ class Forks:
             raise errors[0]
 
     def resume(self) -> None:
-        """Restart the threads that a fork has ended; may be called at any time, in any thread."""
+        """Restart the threads that a fork has ended.
+
+        May be called at any time, in any thread.
+        """
         if not self._is_halted or posix.getpid() != self._pid:
             return
         self._is_halted = False

@@ -34,7 +34,10 @@ _CALLABLE = (
 
 
 class Check(NamedTuple):
-    """The result for one part: its name, whether it is as hookd needs it, and what was found."""
+    """The result for one part.
+
+    It consists of the name, whether the part is as hookd needs it, and what was found.
+    """
 
     name: str
     holds: bool
@@ -49,7 +52,9 @@ def checks(torch: Any) -> Iterator[Check]:
 
 
 def require(torch: Any) -> None:
-    """Raise if torch is newer than any version that hookd was tested with and a check fails.
+    """Raise if torch is too new and a check fails.
+
+    Too new is a version newer than any that hookd was tested with.
 
     Raises:
         TargetUnsupported: reason "torch-version".

@@ -40,7 +40,10 @@ class Process:
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the page's identity; `config` may override run and rank. Pids are those in the target's own namespace."""
+    """Return the page's identity.
+
+    `config` may override run and rank. Pids are those in the target's own namespace.
+    """
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
     variables = dict(environ)
@@ -58,9 +61,10 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def ranks() -> tuple[int, int] | None:
-    """Return rank and world size from torch.distributed; None before its initialization, or without it.
+    """Return rank and world size from torch.distributed.
 
-    The environment may lack them: torch.multiprocessing.spawn passes them as arguments.
+    None before its initialization, or without it. The environment may lack them: torch.multiprocessing.spawn passes them as
+    arguments.
     """
     distributed: Any = getattr(sys.modules["torch"], "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -76,7 +80,10 @@ def _user() -> str:
 
 
 def _start_ticks() -> int:
-    """Return the start time in ticks, field 22 of /proc/self/stat; 0 in a container without /proc."""
+    """Return the start time in ticks, field 22 of /proc/self/stat.
+
+    0 in a container without /proc.
+    """
     try:
         # The name in field 2 may contain any character, including spaces and parentheses.
         return int(read("/proc/self/stat").rpartition(b")")[2].split()[19])

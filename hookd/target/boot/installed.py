@@ -24,13 +24,18 @@ GROUP = "hookd.plugins"
 
 
 def installed() -> list[dict[str, str]]:
-    """Return `name`, `entry`, `version` and `origin` of each plugin in this process's environment, without importing it."""
+    """Return `name`, `entry`, `version` and `origin` of each plugin.
+
+    These are the plugins in this process's environment; none is imported.
+    """
     plugins = {plugin.name: plugin for plugin in reversed(list(entry_points(group=GROUP)))}
     return [_described(plugins[name]) for name in sorted(plugins)]
 
 
 def find(name: str) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Find a plugin in this process's environment, with the sources of its top-level module.
+    """Find a plugin in this environment, with its sources.
+
+    The sources are those of its top-level module.
 
     Returns:
         The plugin as `installed` describes it plus the `sha256` of its sources, and the sources by path.
@@ -93,7 +98,10 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder; links to folders are not followed."""
+    """Yield the paths of all files below a folder.
+
+    Links to folders are not followed.
+    """
     for name in sorted(posix.listdir(folder)):
         path = f"{folder}/{name}"
         if stat.S_ISDIR(posix.lstat(path).st_mode):

@@ -48,7 +48,7 @@ ORPHAN_S = 60.0
 
 
 class Agent:
-    """The agent: owns its parts, the page and the control socket, and ends them.
+    """The agent: owns its parts, page and control socket.
 
     Attributes:
         came: time of the attach, in unix seconds.
@@ -197,7 +197,10 @@ class Agent:
         return {**self._change("load", None, entry), **entry.source}
 
     def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Replace a plugin by a new one from new source, with the same options; on an error the old one stays."""
+        """Replace a plugin by a new one from new source.
+
+        It gets the same options. On an error the old one stays.
+        """
         self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
         old = self.parts.registry.named(str(spec["name"]))
@@ -238,7 +241,10 @@ class Agent:
         return self._change("unload", self.parts.registry.named(str(request.get("name"))), None)
 
     def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Replace a plugin by a new one with other options; if it refuses them, the old one stays."""
+        """Replace a plugin by a new one with other options.
+
+        If it refuses them, the old one stays.
+        """
         self.parts.changes.require_idle()
         entry = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
@@ -263,7 +269,10 @@ class Agent:
         return {"state": "done"}
 
     def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Start the prepared change; with several ranks, at the boundary `mark` through the agreement in the request."""
+        """Start the prepared change.
+
+        With several ranks it takes place at the boundary `mark`, through the agreement in the request.
+        """
         mark, files = request.get("mark"), self._control.asking.files
         agreement = Agreement(files.pop()) if files else None
         if (mark is None or agreement is None) and self.parts.process.world_size > 1:
@@ -296,17 +305,26 @@ class Agent:
         self._leave_soon()
 
     def _robbed(self) -> None:
-        """Detach, because the control socket was closed: the agent is not reachable, and another one can be attached."""
+        """Detach, because the control socket was closed.
+
+        The agent is not reachable, and another one can be attached.
+        """
         self._page.log("warning", "the program has closed hookd's descriptors: detaching; attach again")
         self.detach(10.0)
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Clean up at the end of the control thread; that thread calls this, and still has to send an answer."""
+        """Clean up at the end of the control thread.
+
+        That thread calls this, and still has to send an answer.
+        """
         self._control.end(then=self.leave)
 
     def orphan(self) -> None:
-        """Detach when no lease is left, unless a later request has asked to keep the agent."""
+        """Detach when no lease is left.
+
+        A later request to keep the agent prevents that.
+        """
         if self._config.get("lease_s") is None and not self._is_kept:
             self._page.update_identity(keep=False)
             self._control.stay(ORPHAN_S)
@@ -374,7 +392,10 @@ class Agent:
         return self.parts.local.thread.top is not None
 
     def leave_outside(self) -> None:
-        """Leave; if the caller is inside an observed call, in another thread, which waits for the end of that call."""
+        """Leave, also if the caller is inside an observed call.
+
+        In that case another thread leaves, which waits for the end of that call.
+        """
         if self._is_inside():
             if self._leaving is None:
                 self._leaving = Thread(self.leave)
@@ -408,7 +429,10 @@ class Agent:
         self._page.close()  # last, because a waiting tool takes the end of the page for the end of the agent
 
     def _exiting(self) -> None:
-        """Publish the end of the interpreter in the page, which a reader may still have open, and remove the socket file."""
+        """Publish the end of the interpreter, and remove the socket file.
+
+        The end is published in the page, which a reader may still have open.
+        """
         if self._detached is not None:  # the agent is leaving at this moment
             self._work.end(TICK_END_S)
             return
@@ -428,7 +452,10 @@ class Agent:
             self._control.unlink()
 
     def _silence(self) -> None:
-        """Disable the agent in a forked child: no patches, page, socket or threads. Takes no lock."""
+        """Disable the agent in a forked child; takes no lock.
+
+        The child has no patches, page, socket or threads.
+        """
         self.parts.life.is_live = False
         self.parts.tracing.forget()
         self.parts.arming.restore_in_child()

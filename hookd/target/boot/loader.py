@@ -98,7 +98,10 @@ class Loader:
         return module
 
     def _module(self, name: str) -> ModuleType:
-        """Return a module by its private name, and import it and its parent packages if necessary."""
+        """Return a module by its private name; import it if necessary.
+
+        Its parent packages are imported as well.
+        """
         module = self._loaded.get(name)
         if module is not None:
             return module
@@ -136,9 +139,10 @@ class Loader:
 
     @contextlib.contextmanager
     def renewing(self, files: Mapping[str, str | bytes]) -> Iterator[None]:
-        """Add sources inside a context; a top-level module whose source has changed is imported again there.
+        """Add sources inside a context, and import changed modules again there.
 
-        Objects of the old source continue to use it. If an exception leaves the context, everything is restored.
+        A top-level module is imported again if its source has changed. Objects of the old source continue to use it. If an
+        exception leaves the context, everything is restored.
         """
         before, tops = dict(self._files), self._renewed(files)
         old = self._taken_out(tops)
@@ -158,7 +162,10 @@ class Loader:
                 self._let_go(name, module)
 
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
-        """Return the top-level modules that are loaded here with a different source or a different set of files."""
+        """Return the loaded top-level modules whose sources differ.
+
+        A different set of files is a difference, too.
+        """
         new: dict[str, dict[str, bytes]] = {}
         held: dict[str, dict[str, bytes]] = {}
         for sources, by_top in ((files, new), (self._files, held)):
@@ -169,7 +176,10 @@ class Loader:
         return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
 
     def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
-        """Remove the modules below some top-level modules, and return them by their private names."""
+        """Remove and return the modules below some top-level modules.
+
+        The result has their private names.
+        """
         names = [name for name in self._loaded if public(name).partition(".")[0] in tops]
         out = {name: self._loaded.pop(name) for name in names}
         _withdraw(out)
@@ -177,7 +187,9 @@ class Loader:
         return out
 
     def again(self, config: dict[str, Any]) -> None:
-        """Start another agent in a forked child, from a new import of the same sources.
+        """Start another agent in a forked child.
+
+        The same sources are imported again.
 
         Raises:
             HookdError: the new agent refuses to start.
@@ -206,7 +218,10 @@ class Loader:
 
     @staticmethod
     def _let_go(name: str, module: ModuleType) -> None:
-        """Remove a module's references to the loader: typing's caches keep some functions, which must not reach the payload."""
+        """Remove a module's references to the loader.
+
+        typing's caches keep some functions, which must not reach the payload.
+        """
         getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
         for attribute in ("__loader__", "__spec__"):
             getattr(module, "__dict__", {}).pop(attribute, None)
@@ -233,7 +248,10 @@ class Loader:
         return
 
     def exec_module(self, module: ModuleType) -> None:
-        """Implement the loader protocol: run the module piece by piece, because other threads wait for the interpreter."""
+        """Implement the loader protocol: run the module piece by piece.
+
+        Other threads wait for the interpreter meanwhile.
+        """
         name, space = module.__name__, vars(module)
         space["__builtins__"] = self._builtins
         self._loading[name] = module
@@ -246,7 +264,10 @@ class Loader:
             del self._loading[name]
 
     def rest(self) -> None:
-        """Leave the interpreter to the training, for longer than hookd has held it since the last rest."""
+        """Leave the interpreter to the training.
+
+        A rest is longer than the time for which hookd has held the interpreter since the last rest.
+        """
         if self._gentle:
             _collect_young()
             busy_s = time.thread_time() - self._rested_at
@@ -263,7 +284,7 @@ class Loader:
         return _is_package(self._find(name) or "")
 
     def get_data(self, path: str) -> bytes:
-        """Return the content of a payload file, by a path in the form of `__file__`."""
+        """Return a payload file, by a path in the form of `__file__`."""
         try:
             return self._files[path[len(_SOURCE_ROOT) :]]
         except KeyError:
@@ -290,7 +311,10 @@ def _private(name: str) -> str:
 
 
 def public(name: str) -> str:
-    """Return the name by which carried code imports a module; the name of a module that is not carried stays the same."""
+    """Return the name by which carried code imports a module.
+
+    The name of a module that is not carried stays the same.
+    """
     top, dot, rest = name.partition(".")
     return ("hookd" if top == _PRIVATE else top.removeprefix(_PRIVATE + "_")) + dot + rest
 
@@ -319,7 +343,10 @@ def _top(path: str) -> str:
 
 
 def _forget_lines(tops: Iterable[str] | None = None) -> None:
-    """Remove carried sources, or only those of some top-level modules, from `linecache`, which tracebacks fill."""
+    """Remove carried sources from `linecache`, which tracebacks fill.
+
+    With `tops`, only those of these top-level modules.
+    """
     linecache = sys.modules.get("linecache")
     for path in list(getattr(linecache, "cache", ())):
         if path.startswith(_SOURCE_ROOT) and (tops is None or _top(path[len(_SOURCE_ROOT) :]) in tops):
@@ -331,7 +358,10 @@ def _is_package(path: str) -> bool:
 
 
 class RefusalError(Exception):
-    """A refusal that the tool reports as its error class `kind`; `hookd.errors` is not loaded here yet."""
+    """A refusal that the tool reports as its error class `kind`.
+
+    `hookd.errors` is not loaded here yet.
+    """
 
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)
@@ -339,14 +369,17 @@ class RefusalError(Exception):
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep without `time.sleep`, which may have been replaced; see `hookd/wire/originals.py`, which is loaded later."""
+    """Sleep without `time.sleep`, which may have been replaced.
+
+    See `hookd/wire/originals.py`, which is loaded later.
+    """
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
 
     _signal.sigtimedwait((), seconds)
 
 
 def is_claimed() -> bool:
-    """Whether this process has an agent, of this or of another copy of hookd."""
+    """Whether this process has an agent, of any copy of hookd."""
     import posix  # noqa: PLC0415
 
     claimed: tuple[int, object] = sys.__dict__.get(CLAIM, (0, None))

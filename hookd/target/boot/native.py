@@ -17,7 +17,9 @@ _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 ma
 
 
 def image_of(name: str) -> bytes:
-    """Return the bytes of a shared object for this architecture, from the payload or from hookd's installation.
+    """Return the bytes of a shared object for this architecture.
+
+    They come from the payload, or from hookd's installation.
 
     Raises:
         OSError: it was not built for this architecture.
@@ -57,7 +59,9 @@ def function(library: Any, name: str, *arguments: Any) -> Any:
 
 
 def caller(library: Any, name: str) -> Any:
-    """Return a function of a library that takes a callable, a tuple and a dict, and returns the callable's result.
+    """Return a function of a library that calls a callable.
+
+    It takes the callable, a tuple and a dict, and returns the callable's result.
 
     Raises:
         AttributeError: the library has no such function.
@@ -80,16 +84,20 @@ def objects(library: Any, name: str) -> tuple[Any, ...]:
 
 
 def unload(library: Any) -> None:
-    """Unload a library (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
+    """Unload a library (musl's dlclose keeps it mapped).
+
+    No thread may be inside it, or call it later.
+    """
     import _ctypes  # noqa: PLC0415  # always there beside ctypes
 
     _ctypes.dlclose(library._handle)
 
 
 def _path_of(descriptor: int) -> str:
-    """Return a spelling of a descriptor's path that no other file has had: the loader takes a known path for the same file.
+    """Return a spelling of a descriptor's path that is new to the loader.
 
-    Source: glibc elf/dl-load.c `_dl_map_object`, 2.36; it compares names before it opens anything.
+    The dynamic loader takes two files with the same path for one. Source: glibc elf/dl-load.c `_dl_map_object`, 2.36; it
+    compares names before it opens anything.
     """
     bits = f"{posix.fstat(descriptor).st_ino:b}"
     return "/proc/self/fd/" + "".join("./" if bit == "1" else "/" for bit in bits) + str(descriptor)

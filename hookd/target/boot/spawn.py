@@ -31,7 +31,7 @@ PATIENCE_S = 1.0
 
 
 class Thread:
-    """A thread that receives no signals, and for which the end of the process does not wait.
+    """A thread without signals, which does not delay the end of the process.
 
     Args:
         function: the function that it runs.
@@ -104,7 +104,10 @@ def _nothing() -> None:
 
 
 class _Visitor:
-    """The injected thread that brought the agent in; hookd did not start it here, and it ends by itself."""
+    """The injected thread that brought the agent in.
+
+    hookd did not start it here, and it ends by itself.
+    """
 
     is_over = True
 
@@ -118,7 +121,10 @@ def note_visitor() -> None:
 
 
 def remaining() -> list[Thread | _Visitor]:
-    """Return the threads for which a fork waits: those that the kernel still knows."""
+    """Return the threads for which a fork waits.
+
+    The kernel still knows them.
+    """
     _forget_gone()
     return [living for living in [*_LIVING] if living.awaited_s < PATIENCE_S]
 
@@ -154,7 +160,10 @@ def is_own() -> bool:
 
 
 def forget() -> None:
-    """Remove the dummy that `threading` has created for this thread, if its name was asked there; it would stay forever."""
+    """Remove the dummy that `threading` has created for this thread.
+
+    It creates one when its name is asked there; the dummy would stay forever.
+    """
     known, ident = threading._active, threading.get_ident()  # type: ignore[attr-defined]
     if isinstance(known.get(ident), threading._DummyThread):
         known.pop(ident, None)

@@ -1,8 +1,9 @@
-"""Under `hookd run`, a forked child that begins to train gets its own agent.
+"""Attach to a forked child that begins to train, under `hookd run`.
 
-Nothing may be started during the fork, and the child's purpose is not known yet. A data loader's worker, a tokenizer or a pool
-never creates an optimizer, clears gradients or runs a backward; a rank does. So these three are watched until the first of them
-happens, in its thread and long after the fork. Then the watched functions are restored.
+The child gets its own agent. Nothing may be started during the fork, and the child's purpose is not known yet. A data
+loader's worker, a tokenizer or a pool never creates an optimizer, clears gradients or runs a backward; a rank does. So
+these three are watched until the first of them happens, in its thread and long after the fork. Then the watched functions
+are restored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Standby:
-    """Calls `start` when this process begins to train; reports an error of it only to `hookd run`.
+    """Calls `start` when this process begins to train.
+
+    An error of it is reported only to `hookd run`.
 
     Args:
         start: starts an agent.

@@ -1,4 +1,4 @@
-"""The stub: it waits for torch, loads the payload, and reports the result to the tool.
+"""The stub: waits for torch, loads the payload, and reports the result.
 
 The *text* of this file is injected and executed on its own thread before any other code of hookd is loaded. So it uses only
 the standard library, and its top level imports only modules that every interpreter has loaded. Under `hookd run`,
@@ -68,7 +68,10 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 
 
 def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
-    """Yield the code of a module's pieces; the tool has compiled it if its Python has the same bytecode."""
+    """Yield the code of a module's pieces.
+
+    The tool has compiled it if its Python has the same bytecode.
+    """
     compiled = files.get(path + "c", b"")
     if compiled.startswith(importlib.util.MAGIC_NUMBER):
         yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
@@ -133,7 +136,10 @@ class _Mailbox:
         return self.word(32) != 0
 
     def close(self) -> None:
-        """Free the memory, except the first page if code in it may still be queued."""
+        """Free the memory of the mailbox.
+
+        The first page stays if code in it may still be queued.
+        """
         size = self.word(40)
         keep = 0 if self.word(8) == self.word(64) else 4096
         if self._fd is not None:
@@ -155,9 +161,10 @@ class _Mailbox:
 
 
 def run(data: bytes, fd: int | None, base: int) -> None:
-    """Serve one request: start the agent, or report why not. Runs on the injected thread, which then ends.
+    """Serve one request: start the agent, or report why not.
 
-    `threading` did not start this thread. Once code asks `threading` for its name, it would stay in the list of threads forever.
+    Runs on the injected thread, which then ends. `threading` did not start this thread. Once code asks `threading` for its
+    name, it would stay in the list of threads forever.
 
     Args:
         data: length and JSON of the request, then the payload.
@@ -213,9 +220,10 @@ def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agen
 
 
 def _disabled() -> dict[str, Any] | None:
-    """Return a refusal if HOOKD_DISABLE is set in the environment, now or at the start of the process.
+    """Return a refusal if HOOKD_DISABLE is set in the environment.
 
-    The initial environment may not be readable from outside.
+    It may be set now, or have been set at the start of the process. The initial environment may not be readable from
+    outside.
     """
     import posix  # noqa: PLC0415
     from os import environ  # noqa: PLC0415
@@ -228,9 +236,10 @@ def _disabled() -> dict[str, Any] | None:
 
 
 def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Wait until `import torch` is complete and, in a child of multiprocessing, until its work is known.
+    """Wait until torch is imported and the process's work is known.
 
-    The patch needs nn.Module, and must not be the first to import it.
+    The work of a child of multiprocessing is not known at first. The patch needs nn.Module, and must not be the first to
+    import it.
 
     Returns:
         A refusal, or None if the agent may start.

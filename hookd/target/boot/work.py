@@ -1,8 +1,9 @@
-"""The work of hookd's own threads, which must not be in progress when the interpreter ends.
+"""The work of hookd's own threads.
 
-If a thread returns from torch's C++ code while the interpreter ends, CPython ends it with `pthread_exit`. That unwinds the stack
-through functions that do not allow exceptions: `terminate called without an active exception`, SIGABRT, and a completed training
-counts as failed. Source: CPython Python/ceval_gil.c `take_gil`, 3.10 to 3.13 (3.14 lets such a thread hang).
+It must not be in progress when the interpreter ends. If a thread returns from torch's C++ code while the interpreter ends,
+CPython ends it with `pthread_exit`. That unwinds the stack through functions that do not allow exceptions: `terminate
+called without an active exception`, SIGABRT, and a completed training counts as failed. Source: CPython Python/ceval_gil.c
+`take_gil`, 3.10 to 3.13 (3.14 lets such a thread hang).
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Work:
 
     @contextlib.contextmanager
     def piece(self) -> Iterator[None]:
-        """Enclose one piece of work; once the process ends, wait for its end instead."""
+        """Enclose one piece of work.
+
+        Once the process ends, wait for its end instead.
+        """
         while not self._begins():
             self._may_begin.wait()  # CPython's own code, which may be unwound
         try:
@@ -51,7 +55,7 @@ class Work:
         self._may_begin.set()
 
     def end(self, timeout_s: float) -> None:
-        """Allow no further piece of work, and wait until none is in progress, for at most `timeout_s`."""
+        """Allow no further work, and wait until none is in progress."""
         with self._lock:
             self._may_begin.clear()
             is_idle = not self._under_way
