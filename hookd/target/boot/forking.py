@@ -61,7 +61,7 @@ class Forks:
         return bool(thread.is_main())
 
     def _end_all(self, since: float) -> None:
-        """Wait until no thread is left, or as long as the fork may."""
+        """Wait until no thread is left, or the fork's time is up."""
         most_s = min(spawn.PATIENCE_S, spawn.PATIENCE_S + _SHARE * (since - self._began) - self._waited_s)
         while True:
             # Repeated, because a nested fork (in a signal handler) or the end of a step in another thread may resume them.

@@ -54,7 +54,7 @@ def checks(torch: Any) -> Iterator[Check]:
 def require(torch: Any) -> None:
     """Raise if torch is too new and a check fails.
 
-    Too new is a version newer than any that hookd was tested with.
+    A version is too new if it is newer than any that hookd was tested with.
 
     Raises:
         TargetUnsupported: reason "torch-version".

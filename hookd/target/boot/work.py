@@ -55,7 +55,10 @@ class Work:
         self._may_begin.set()
 
     def end(self, timeout_s: float) -> None:
-        """Allow no further work, and wait until none is in progress."""
+        """Allow no further work, and wait until none is in progress.
+
+        It waits for at most `timeout_s`.
+        """
         with self._lock:
             self._may_begin.clear()
             is_idle = not self._under_way

@@ -100,7 +100,7 @@ def is_autograd_compiled() -> bool:
 
 
 def replace_call(old: Any, new: Any) -> None:
-    """Replace dynamo's idea of the unpatched `nn.Module.__call__`.
+    """Replace the function that dynamo takes for the unpatched `nn.Module.__call__`.
 
     If dynamo is loaded, it takes `new` for this function instead of `old`. With that function, dynamo calls `forward`
     directly if a module has no hooks: torch/_dynamo/variables/nn_module.py `UnspecializedNNModuleVariable.call_function`,

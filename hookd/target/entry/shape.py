@@ -104,7 +104,7 @@ class Shape:
 def is_timed(listeners: Iterable[Listener]) -> bool:
     """Whether a listener takes the time of a call.
 
-    The step in which it is active does not matter.
+    Listeners that are switched off in this step count as well.
     """
     return any(listener.hook in _AFTER and not TIMES.isdisjoint(listener.arguments) for listener in listeners)
 
