@@ -214,6 +214,6 @@ def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | No
 def was_stopped(error: BaseException) -> bool:
     """Whether this exception ends a recompute of torch.utils.checkpoint early (2.1 to 2.14).
 
-    It is not an error (2.1 to 2.14).
+    It is not an error then.
     """
     return type(error).__name__ == "_StopRecomputationError"
