@@ -162,7 +162,7 @@ class Loader:
                 self._let_go(name, module)
 
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
-        """Return the loaded top-level modules whose sources differ.
+        """Return the carried top-level modules whose sources differ from `files`.
 
         A different set of files is a difference, too.
         """

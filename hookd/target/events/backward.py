@@ -90,7 +90,7 @@ class Entered:
         thread: the thread that runs the module.
         lost: `thread.lost` when the call itself begins.
         sequence: sequence number of the graph's next node.
-        edges: the edges of the positional inputs, None for an input without a gradient.
+        edges: the edges of the positional inputs, None for an input that needs no gradient.
     """
 
     __slots__ = ("edges", "lost", "sequence", "thread")

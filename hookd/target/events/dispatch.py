@@ -182,7 +182,7 @@ class Dispatch:
         try:
             thread.busy = True
             then(numbers)
-        except BaseException as failure:  # noqa: BLE001  as above
+        except BaseException as failure:  # noqa: BLE001  counts against the plugin
             self._fault(entry.number, "later", failure)
         finally:
             thread.busy = was_busy

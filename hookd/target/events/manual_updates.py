@@ -86,7 +86,7 @@ class ByHand:
         self._main = 0  # the model with the most parameters
         self._backwards = 0  # since the last step
         self._had_graph = self._has_backward = self._has_moved = False
-        self._called = 0  # root id of the model that was called last
+        self._called = 0  # ordinal of the model whose call was the last turn, 0 for none
 
     def forward_begins(self) -> int:
         """Return the number of unreported steps that are over."""
