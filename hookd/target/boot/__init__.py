@@ -1,1 +1,1 @@
-"""How the agent comes into a process, and how it leaves."""
+"""Arrival of the agent in a process, and its departure."""

@@ -1,4 +1,4 @@
-"""When the agent observes the training, and when it does not. Runs in the target."""
+"""Begin and end of observation: the patches in torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Life:
-    """Whether the agent observes.
+    """The flag that says whether the agent observes.
 
     Attributes:
-        is_live: False from the beginning of a detach; functions of hookd's that are still called then call through.
+        is_live: False from the beginning of a detach; hookd's functions that are called after that only call through.
     """
 
     __slots__ = ("is_live",)
@@ -27,20 +27,20 @@ class Life:
 
 
 class Arming:
-    """Replaces functions of torch with hookd's, and puts them back.
+    """Replaces functions of torch by hookd's, and restores them.
 
     Attributes:
-        residue: what could not be put back.
+        residue: messages about functions that could not be restored.
     """
 
     def __init__(self, *, life: Life, steps: Steps, data: Data, models: Models) -> None:
         self._life, self._steps, self._data, self._models = life, steps, data, models
         self._installing = RLock()
-        self._imported = 0  # how many modules were imported at the last `install_late`
+        self._imported = 0  # number of imported modules at the last `install_late`
         self.residue: list[str] = []
 
     def arm(self) -> None:
-        """Install everything; modules are observed from the next outermost call on."""
+        """Install all patches; modules are observed from the next outermost call on."""
         self._life.is_live = True
         self._imported = 0
         self._steps.install()
@@ -49,7 +49,7 @@ class Arming:
         self._models.install()
 
     def install_late(self) -> None:
-        """Install in modules that were imported since: dynamo, the DataLoader."""
+        """Patch modules that were imported since the last time: dynamo, the DataLoader."""
         if len(sys.modules) == self._imported:
             return
         with self._installing:
@@ -59,10 +59,10 @@ class Arming:
                 self._data.install()
 
     def disarm(self) -> str:
-        """Restore everything; calls that are under way finish by themselves.
+        """Restore everything; current calls continue to their end.
 
         Returns:
-            `identity`, or `pass-through` where another tool has patched `nn.Module.__call__` on top of hookd.
+            `identity`, or `pass-through` if another tool has patched `nn.Module.__call__` on top of hookd.
         """
         self._steps.finish()
         with self._installing:  # a step that ends now must install nothing
@@ -73,7 +73,10 @@ class Arming:
         return "identity" if restored else "pass-through"
 
     def restore_in_child(self) -> None:
-        """Restore everything in a forked child, where another thread of the parent's may have held a lock."""
+        """Restore everything in a forked child, without locks.
+
+        A thread of the parent may have held one at the fork.
+        """
         self._steps.restore()
         self._data.restore()
         self._models.restore_in_child()

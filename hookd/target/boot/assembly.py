@@ -1,7 +1,7 @@
-"""Makes the parts of an agent, and hands each what it needs. Runs in the target.
+"""Creates the parts of an agent, and passes each the others that it needs.
 
-`hookd.target.boot` alone holds all parts. No part is handed this file's `Parts`: each takes the few others that it uses as
-arguments. Where two parts call each other, the later one is set by a method of the earlier one (`stop_with`, `report_to`,
+Only `hookd.target.boot` refers to all parts. No part gets this file's `Parts`; each takes the few others that it uses as
+arguments. If two parts call each other, a method of the earlier one sets the later one (`stop_with`, `report_to`,
 `pause_until`, `plan_with`).
 """
 
@@ -61,10 +61,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one agent, for what makes and ends them, and for tests.
+    """The parts of one agent.
+
+    For the code that creates and ends them, and for tests.
 
     Attributes:
-        rest: lets the training have the interpreter for a while, in work that takes hookd's own thread long.
+        rest: leaves the interpreter to the training for a while, during long work of hookd's own thread.
     """
 
     page: PageWriter
@@ -100,15 +102,15 @@ class Parts:
 def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     page: PageWriter, process: Process, *, work: Work, budget: float, clock: Callable[[], int], rest: Callable[[], None]
 ) -> Parts:
-    """Make all parts of an agent, which does nothing until it is armed.
+    """Create all parts of an agent, which does nothing until it is armed.
 
     Args:
-        page: of the agent.
-        process: that it is in.
+        page: the agent's page.
+        process: the process that the agent is in.
         work: counts the pieces of work of all its threads.
         budget: the share of the step time that sampled hooks may take.
-        clock: ns; steps and what plugins take of them are measured by it.
-        rest: lets the training have the interpreter for a while.
+        clock: returns the time in ns; measures steps and the time of plugins.
+        rest: leaves the interpreter to the training for a while.
     """
 
     def host_calls(entry: Entry) -> None:
@@ -129,12 +131,12 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     rest()
     core = CoreMetrics(page, budget=budget)
     stall = Stall(page)
-    # What leaves plugins, and what is reported of them.
+    # Plugins' errors and reports.
     errors = Errors(registry=registry, page=page, counter=core.plugin_errors, life=life)
     incidents = Incidents(page=page, counter=core.incidents, count=count)
     cold = Cold(page=page, errors=errors, work=work)
     aside = Aside(errors.failed_aside, work)
-    # How events come to them.
+    # Dispatch of events to plugins.
     entrances = Entrances(life)
     audience = Audience(registry, cold.select, errors.fault)
     accounts = Accounts(clock)
@@ -156,7 +158,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     counting = models.counting
     entrances.hidden = counting.hidden
     portions = Portions(life=life, numeric=numeric, counting=counting, dispatch=dispatch, listeners=audience.listeners)
-    # How plugins come and go.
+    # Loading, unloading and stopping of plugins.
     stopping = Stopping(counting=counting, core=core, incidents=incidents, marks=marks)
     errors.stop_with(stopping.quarantine)
     governor = Governor(
@@ -177,7 +179,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     host.pause_until(changes.is_due)
     tracing = Tracing(process=process, count=count, loading=loading, registry=registry, aside=aside)
-    # Where events come from.
+    # Sources of events.
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
         listeners=audience.listeners, aloud=counting.aloud, turn=phases.turn, change=changes.boundary,
@@ -199,7 +201,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     steps.report_to(boundaries)
     models.plan_with(calls)
-    # Beside the training.
+    # Work in hookd's own threads.
     overdue = Overdue(
         states=states, page=page, registry=registry, governor=governor, turned=counting.act_on_switches,
         errors=errors, count=count,

@@ -1,4 +1,4 @@
-"""Start and stop the one agent of this process. Runs in the target."""
+"""Start and stop of this process's agent."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] =
 
     Args:
         config: method, plugins, lease_s, budget, run, rank (see the working contract of the attach side).
-        loader: what imported this code, where that was a payload: it lends its importer and cleans up at the end.
-        clock: ns; steps and what plugins take of them are measured by it.
+        loader: the loader that imported this code, if it came in a payload; it imports plugins and cleans up at the end.
+        clock: returns the time in ns; measures steps and the time of plugins.
 
     Raises:
-        HookdError: an agent runs already, torch is not there, the page or a plugin is refused. Nothing is left behind.
+        HookdError: an agent runs already, torch is not imported, the page cannot be created, or a plugin cannot be loaded.
+            Nothing is left behind.
     """
     global _agent
     with _lock:
-        if loader is not None:  # it has claimed this process before it imported us
+        if loader is not None:  # it has already claimed this process
             _agent = _begin(config, loader, clock)
             return
         try:
@@ -53,7 +54,8 @@ def _begin(config: dict[str, Any], loader: Any, clock: Callable[[], int]) -> Any
     if torch is None or not hasattr(getattr(torch, "nn", None), "Module"):
         raise TargetUnsupported("torch is not imported in this process", reason="no-torch")
     foundation.require(torch)
-    # Not before: it imports torch, and everything else that will ever be needed, for the payload may be gone later.
+    # Imported only now, because it imports torch. It also imports everything that will be needed later, because the payload
+    # may be gone then.
     from hookd.target.boot.lifecycle import Agent  # noqa: PLC0415
 
     agent = Agent(config, loader, _left, clock)
@@ -71,21 +73,26 @@ def _left() -> None:
 
 
 def came() -> float | None:
-    """Tell when the agent of this process came, in unix seconds: no two come at one time. None without one."""
+    """Return the time of the attach in unix seconds.
+
+    It identifies this process's agent; None without an agent.
+    """
     agent = _agent
     return None if agent is None else float(agent.came)
 
 
 def page() -> int:
-    """Open the page of this process once more, for its own code; who asks closes the descriptor.
+    """Open the page of this process again, for its own code.
+
+    The caller closes the descriptor.
 
     Raises:
-        ControlError: reason "not-attached"; "already-attached" where the agent is of another hookd.
+        ControlError: reason "not-attached", or "already-attached" if the agent belongs to another copy of hookd.
     """
     agent = _agent
     try:
         return int(agent.page())
-    except (AttributeError, OSError):  # none, or it has let go of its page just now
+    except (AttributeError, OSError):  # no agent, or it has just closed its page
         raise _not_ours() from None
 
 
@@ -101,20 +108,25 @@ def _hint() -> str:
 
 
 def orphan() -> None:
-    """Who attached has died before it saw the agent: do not keep it for ever, even where that was asked for."""
+    """Limit the agent's stay, even if it was to be kept.
+
+    Called if the tool that attached it died before it saw the answer.
+    """
     agent = _agent
     if agent is not None:
         agent.orphan()
 
 
 def stop(timeout_s: float = 10.0) -> dict[str, Any]:
-    """Detach the agent of this process; called inside of a module's call it is gone when that has returned.
+    """Detach the agent of this process.
+
+    If this is called inside a module's call, the agent is gone when that call has returned.
 
     Returns:
-        `restored` and `residue`, as the control socket's `detach` answers.
+        `restored` and `residue`, as in the control socket's answer to `detach`.
 
     Raises:
-        ControlError: as of `page`.
+        ControlError: as for `page`.
     """
     agent = _agent
     if agent is None:

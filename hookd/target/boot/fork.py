@@ -1,7 +1,8 @@
-"""Calls around a fork of the process: a DataLoader worker is no target. Runs in the target.
+"""Calls around a fork of the process.
 
-`posix.register_at_fork` cannot be undone, so its empty trampolines are the only residue that a detach leaves. They are
-kept where the next agent of the process finds them: as an attribute of `sys`.
+They exist because a child such as a DataLoader worker is not a target. `posix.register_at_fork` cannot be undone, so its
+empty trampolines are the only residue that a detach leaves. They are kept in an attribute of `sys`, where the next agent of
+the process finds them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _ATTRIBUTE = "_hookd_at_fork"
 
 
 class AtFork(NamedTuple):
-    """What to call at a fork.
+    """The functions to call at a fork.
 
     Attributes:
-        before: in the thread that forks; returns whether `returned` is to be called.
-        in_parent: in the same thread, while the call that forks is still under way.
-        returned: in the parent's main thread, at its next safe point after that call. What this raises is raised in the
-            code of the program that runs there, as what a signal handler raises.
-        in_child: in the child.
+        before: called in the thread that forks; returns whether to call `returned`.
+        in_parent: called in the same thread of the parent, before the call that forks returns.
+        returned: called in the parent's main thread, at its next safe point after that call. An exception of it is raised in
+            the program's code that runs there, as with a signal handler.
+        in_child: called in the child.
     """
 
     before: Callable[[], bool]
@@ -36,7 +37,7 @@ class AtFork(NamedTuple):
 
 
 def set_at_fork(calls: AtFork | None) -> None:
-    """Have these called at every fork from now on; None: nothing."""
+    """Set the functions to call at every fork, None for none."""
     slot: list[AtFork] | None = getattr(sys, _ATTRIBUTE, None)
     if slot is None:
         if calls is None:
@@ -48,11 +49,11 @@ def set_at_fork(calls: AtFork | None) -> None:
 
 
 def _register(slot: list[AtFork]) -> None:
-    # No name of a module's globals inside: the module that defines this is gone after a detach.
+    # These functions use no global names, because the module is gone after a detach.
     class Returned:
         def __bool__(self) -> bool:
-            for one in [*slot]:
-                one.returned()
+            for calls in [*slot]:
+                calls.returned()
             waiting.clear()
             return False
 
@@ -60,20 +61,20 @@ def _register(slot: list[AtFork]) -> None:
     pointer = ctypes.c_void_p(id(returned))
     waiting: list[ctypes.c_void_p] = []
 
-    def before(_kept: Returned = returned) -> None:  # its address is what the interpreter is given below
-        for one in [*slot]:
-            if one.before() and not waiting:
+    def before(_kept: Returned = returned) -> None:  # keeps the object alive whose address the interpreter gets below
+        for calls in [*slot]:
+            if calls.before() and not waiting:
                 waiting.append(pointer)
 
     def in_parent() -> None:
-        for one in [*slot]:
-            one.in_parent()
+        for calls in [*slot]:
+            calls.in_parent()
 
     def in_child() -> None:
         while slot:
             slot.pop().in_child()
 
     posix.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
-    # Not in a function of Python: the interpreter would make the call at once, before that function has returned.
+    # Not in a Python function: the interpreter would make the pending call at once, before that function returns.
     call, queue = ctypes.pythonapi["PyObject_IsTrue"], ctypes.pythonapi["Py_AddPendingCall"]
     posix.register_at_fork(after_in_parent=functools.partial(functools.reduce, queue, waiting, call))

@@ -1,10 +1,10 @@
-"""No thread of hookd's while the process forks. Runs in the target.
+"""Ends hookd's threads while the process forks.
 
-What another thread holds at a fork stays held in the child for ever, so CPython (3.12 and newer) warns of a process that
-forks and has several threads, and a program may turn that warning into an error. A training of one thread is to stay one: its
-fork waits until hookd's threads have ended, as the kernel counts them, and they are started again after it.
+A lock that another thread holds at a fork stays locked in the child forever. So CPython (3.12 and newer) warns if a process with
+several threads forks, and a program may turn that warning into an error. A training with one thread must not get this warning: its
+fork waits until hookd's threads have ended, as the kernel counts them, and they are started again afterwards.
 
-They are not started in the hook that runs after the fork: CPython 3.12 and 3.13 count the threads behind it
+They are not started in the hook that runs after the fork, because CPython 3.12 and 3.13 count the threads after that hook
 (Modules/posixmodule.c, `warn_about_fork_with_threads`). They are started as soon as `os.fork` has returned.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.0002
 _LEAST_S, _SHARE = 0.005, 0.01
-"""How long each fork may wait, and the part of the time that all of them may wait beyond that."""
+"""How long each fork may wait in any case, and the share of the time since the attach that all forks may wait beyond that."""
 
 
 class Forks:
     """Ends the threads of an agent before a fork, and starts them again.
 
-    It takes no lock: a signal handler may fork while another fork of the same thread is under way.
+    It takes no lock, because a signal handler may fork during another fork of the same thread.
 
     Args:
-        control, aside, cold: what has threads.
+        control, aside, cold: the parts that have threads.
         silence: called in the child.
     """
 
@@ -50,33 +50,35 @@ class Forks:
         self._began, self._waited_s = clock.monotonic(), 0.0
 
     def calls(self) -> AtFork:
-        """Return what is to be called at a fork."""
+        """Return the functions to call at a fork."""
         return AtFork(self._before, self._in_parent, self._returned, self._in_child)
 
     def _before(self) -> bool:
-        if not spawn.is_own():  # an expression that somebody evaluates here forks: it cannot wait for itself
+        if (
+            not spawn.is_own()
+        ):  # a user's expression that is evaluated in hookd's thread may fork; it cannot wait for itself
             self._guarded(functools.partial(self._end_all, clock.monotonic()))
         return bool(thread.is_main())
 
     def _end_all(self, since: float) -> None:
-        """Wait until no thread is left, or for as long as what they do may hold a fork up."""
+        """Wait until no thread is left, or the fork's time is up."""
         most_s = min(spawn.PATIENCE_S, spawn.PATIENCE_S + _SHARE * (since - self._began) - self._waited_s)
         while True:
-            # Each time: a fork inside of this one (in a signal handler) and a step's end in another thread resume.
+            # Repeated, because a nested fork (in a signal handler) or the end of a step in another thread may resume them.
             self._aside.halt()
             self._control.halt()
-            self._cold.halt()  # one that was busy for the control thread is idle now
+            self._cold.halt()  # last: a thread that worked for the control thread is idle now
             left, waited_s = spawn.remaining(), clock.monotonic() - since
             self._is_halted = True
             if not left or waited_s >= max(_LEAST_S, most_s):
                 break
             clock.sleep(_LOOK_S)
-        for one in left:
-            one.awaited_s += waited_s
+        for living in left:
+            living.awaited_s += waited_s
         self._waited_s += max(0.0, waited_s - _LEAST_S)
 
     def _in_parent(self) -> None:
-        # Beside the main thread there was another one anyhow, and the main thread may not come back for long.
+        # There were two threads anyway, and the main thread may not reach its next safe point for a long time.
         if not thread.is_main():
             self._guarded(self.resume)
 
@@ -87,7 +89,10 @@ class Forks:
             raise errors[0]
 
     def resume(self) -> None:
-        """Start the threads again that a fork has ended; may be called at any time, in any thread."""
+        """Restart the threads that a fork has ended.
+
+        May be called at any time, in any thread.
+        """
         if not self._is_halted or posix.getpid() != self._pid:
             return
         self._is_halted = False
@@ -100,7 +105,10 @@ class Forks:
         self._silence()
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Call what must not raise here: the interpreter would only print it. What a signal handler raises is the program's."""
+        """Call a function and suppress its exceptions, which the interpreter would only print.
+
+        An exception from a signal handler belongs to the program: it is raised after the fork, and the function is called again.
+        """
         while True:
             try:
                 act()

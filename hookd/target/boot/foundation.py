@@ -1,7 +1,8 @@
-"""What the agent stands on in torch, each part checked. Runs in the target.
+"""Checks of the parts of torch that the agent depends on.
 
-On a torch that hookd was tried on these parts are known to be there. On a newer one the agent starts if all checks hold,
-and refuses with the name of the first that does not. `hookd/tool/inject/foundation.py` does the same for the interpreter.
+Versions of torch that hookd was tested with are known to have these parts. With a newer version, the agent starts only if all
+checks hold; otherwise the refusal names the first that fails. `hookd/tool/inject/foundation.py` does the same for the
+interpreter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FUNCTION = "nn.Module.__call__"
-"""Below torch: what is entered, or replaced."""
+"""The function that is entered or replaced, by its name below `torch`."""
 _CALLABLE = (
     "nn.Module._call_impl",
     "nn.Module.train",
@@ -29,11 +30,14 @@ _CALLABLE = (
     "_C._get_tracing_state",
     "_C._set_grad_enabled",
 )
-"""What is replaced or called, whatever it is made of: other tools have wrapped some of it."""
+"""Objects that are replaced or called; they may be of any callable type, because other tools wrap some of them."""
 
 
 class Check(NamedTuple):
-    """One part: its name, whether it is as hookd needs it, and what was seen."""
+    """The result for one part.
+
+    It consists of the name, whether the part is as hookd needs it, and what was found.
+    """
 
     name: str
     holds: bool
@@ -41,14 +45,16 @@ class Check(NamedTuple):
 
 
 def checks(torch: Any) -> Iterator[Check]:
-    """Look at all parts of a torch."""
-    yield _checked(_FUNCTION, one := _found(torch, _FUNCTION), holds=isinstance(one, FunctionType))
+    """Check all parts of a torch module, and yield the results."""
+    yield _checked(_FUNCTION, value := _found(torch, _FUNCTION), holds=isinstance(value, FunctionType))
     for name in _CALLABLE:
-        yield _checked(name, one := _found(torch, name), holds=callable(one))
+        yield _checked(name, value := _found(torch, name), holds=callable(value))
 
 
 def require(torch: Any) -> None:
-    """Refuse a torch that is newer than any that hookd was tried on where a check fails.
+    """Raise if torch is too new and a check fails.
+
+    A version is too new if it is newer than any that hookd was tested with.
 
     Raises:
         TargetUnsupported: reason "torch-version".

@@ -1,4 +1,4 @@
-"""Who this process is: what the page says of it to a reader. Runs in the target."""
+"""The identity of this process, as the page publishes it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hookd.wire.page import PROTOCOL
 
 @dataclass
 class Process:
-    """This process among those of its training.
+    """The place of this process in its training job.
 
     Attributes:
-        run: the training job.
-        rank: which process of the job it is. torch.distributed may tell that later than the agent comes.
-        world_size: how many processes the job has; likewise.
-        method: how the agent came: attach, run or start.
+        run: name of the training job.
+        rank: number of the process in the job; torch.distributed may know it only after the attach.
+        world_size: number of processes in the job; likewise.
+        method: how the agent was started: attach, run or start.
     """
 
     run: str
@@ -35,12 +35,15 @@ class Process:
 
     @classmethod
     def of(cls, identity: dict[str, Any]) -> Process:
-        """Take it from the page's identity."""
+        """Return the process that a page's identity describes."""
         return cls(identity["run"], identity["rank"], identity["world_size"], identity["method"])
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """Give the page's identity; `config` may override run and rank. Pids are those of the target's own namespace."""
+    """Return the page's identity.
+
+    `config` may override run and rank. Pids are those in the target's own namespace.
+    """
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
     variables = dict(environ)
@@ -58,9 +61,10 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def ranks() -> tuple[int, int] | None:
-    """Give rank and world size as torch.distributed has them; None before its initialization, or without it.
+    """Return rank and world size from torch.distributed.
 
-    They need not stand in the environment: torch.multiprocessing.spawn hands them over as arguments.
+    None before its initialization, or without it. The environment may lack them: torch.multiprocessing.spawn passes them as
+    arguments.
     """
     distributed: Any = getattr(sys.modules["torch"], "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -76,9 +80,12 @@ def _user() -> str:
 
 
 def _start_ticks() -> int:
-    """Give field 22 of /proc/self/stat; 0 in a container without /proc."""
+    """Return the start time in ticks, field 22 of /proc/self/stat.
+
+    0 in a container without /proc.
+    """
     try:
-        # The name in field 2 may hold anything, also spaces and parentheses.
+        # The name in field 2 may contain any character, including spaces and parentheses.
         return int(read("/proc/self/stat").rpartition(b")")[2].split()[19])
     except OSError:
         return 0

@@ -1,6 +1,7 @@
-"""Plugins that are installed where the training is: found as metadata, their source read. Runs in the target.
+"""Plugins that are installed in the training's environment.
 
-They go the way of what is carried: imported from their source by hookd's own loader, so that they leave with it.
+They are found by their metadata. As with carried plugins, hookd's own loader imports them from source, so that they can be
+unloaded with it.
 """
 
 from __future__ import annotations
@@ -23,19 +24,24 @@ GROUP = "hookd.plugins"
 
 
 def installed() -> list[dict[str, str]]:
-    """Give every plugin of this process's environment: `name`, `entry`, `version` and `origin`; nothing is imported."""
-    found = {one.name: one for one in reversed(list(entry_points(group=GROUP)))}
-    return [_described(found[name]) for name in sorted(found)]
+    """Return `name`, `entry`, `version` and `origin` of each plugin.
+
+    These are the plugins in this process's environment; none is imported.
+    """
+    plugins = {plugin.name: plugin for plugin in reversed(list(entry_points(group=GROUP)))}
+    return [_described(plugins[name]) for name in sorted(plugins)]
 
 
 def find(name: str) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Find a plugin of this process's environment, with the sources of its top-level module.
+    """Find a plugin in this environment, with its sources.
+
+    The sources are those of its top-level module.
 
     Returns:
-        What `installed` says of it with the `sha256` of its sources, and these by path.
+        The plugin as `installed` describes it plus the `sha256` of its sources, and the sources by path.
 
     Raises:
-        PluginError: reason "no-such-plugin", or its source cannot be read.
+        PluginError: reason "no-such-plugin", or the source cannot be read.
     """
     entry = _named(name)
     files = dict(_sources(name, entry.value.partition(":")[0].partition(".")[0]))
@@ -47,7 +53,7 @@ def find(name: str) -> tuple[dict[str, str], dict[str, bytes]]:
 
 
 def entry_point(name: str) -> str:
-    """Give `module:Class` of a plugin of this process's environment.
+    """Return `module:Class` of a plugin in this process's environment.
 
     Raises:
         PluginError: reason "no-such-plugin".
@@ -56,9 +62,9 @@ def entry_point(name: str) -> str:
 
 
 def _named(name: str) -> Any:
-    for one in entry_points(group=GROUP):
-        if one.name == name:
-            return one
+    for plugin in entry_points(group=GROUP):
+        if plugin.name == name:
+            return plugin
     raise PluginError(f"no plugin {name!r} is installed here", reason="no-such-plugin")
 
 
@@ -69,10 +75,10 @@ def _described(entry: Any) -> dict[str, str]:
 
 
 def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
-    """Read a top-level module without importing it.
+    """Yield path and content of a top-level module's sources, without importing it.
 
     Raises:
-        PluginError: it is not there, or is not Python alone.
+        PluginError: the module cannot be found, or contains files other than Python.
     """
     spec = importlib.machinery.PathFinder.find_spec(module, sys.path)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -84,13 +90,18 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
     above = root.rpartition("/")[0] + "/"
     for path in _files(root):
         if path.endswith((".so", ".pyd")):
-            raise PluginError(f"{plugin}: {path} is no Python, and only Python can leave without a trace")
+            raise PluginError(
+                f"{plugin}: {path} is not Python code, and only Python code can be unloaded without a trace"
+            )
         if path.endswith(".py"):
             yield path.removeprefix(above), read(path)
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder; links to folders are not followed."""
+    """Yield the paths of all files below a folder.
+
+    Links to folders are not followed.
+    """
     for name in sorted(posix.listdir(folder)):
         path = f"{folder}/{name}"
         if stat.S_ISDIR(posix.lstat(path).st_mode):

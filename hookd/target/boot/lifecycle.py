@@ -1,4 +1,4 @@
-"""One agent from its first page to its last: page, control socket, detach, fork, exit. Runs in the target."""
+"""The life of one agent: page, control socket, detach, fork and exit."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Entry
 
 AGREED_END_S = 5.0
-"""How long a detach waits for the step at which all ranks do without what changed their training."""
+"""How long a detach waits for the step at which all ranks stop the plugins that change the training."""
 TICK_END_S = 2.0
-"""How long the end of the process waits for what hookd's own threads are doing at that moment."""
+"""How long the end of the process waits for the current work of hookd's own threads."""
 ORPHAN_S = 60.0
-"""How long an agent stays that was to be kept, when who attached it has died before it could tell of it."""
+"""How long an agent stays that was to be kept, if the tool that attached it died before it saw the answer."""
 
 
 class Agent:
-    """All parts, the page, the control socket, and their end.
+    """The agent: owns its parts, page and control socket.
 
     Attributes:
-        came: when, in unix seconds.
-        parts: each is handed what it needs of the others; nothing but the agent and tests reaches them through this.
+        came: time of the attach, in unix seconds.
+        parts: the parts; only the agent and tests use this attribute, because each part gets what it needs at its creation.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Agent:
         self._printed = printed()
 
     def begin(self) -> None:
-        """Load the plugins, listen, arm."""
+        """Load the plugins, patch torch, and listen for requests."""
         self.parts.rest()
         for spec in self._config.get("plugins", ()):
             self._load(spec)
@@ -103,20 +103,20 @@ class Agent:
         """Open the page again, for a reader in this process.
 
         Raises:
-            OSError: it is closed.
+            OSError: the page is closed.
         """
         return self._page.duplicate()
 
     def _tick(self, now_s: float) -> None:
         tick, settle = functools.partial(self.parts.ticks.tick, now_s), self.parts.changes.settle
         for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
-            try:  # this thread is the one that detaches: it must go on
+            try:  # this thread must continue, because it serves detach requests
                 part()
             except Failure as failure:
                 self.parts.errors.own_failure("tick", failure)
 
     def _tell_options(self) -> None:
-        """Tell the page what each plugin was given, and with what it works: also what is the default."""
+        """Publish each plugin's options, and its settings including the defaults, in the page."""
         entries = [entry for entry in self.parts.registry if entry.state != "waiting"]
         told = {
             entry.name: {
@@ -132,7 +132,7 @@ class Agent:
             self._page.update_identity(plugins=told)
 
     def _find_rank(self) -> None:
-        """Tell the page which rank this is, once torch.distributed knows: often later than the agent comes."""
+        """Publish the rank once torch.distributed knows it, which is often after the attach."""
         found, process = ranks(), self.parts.process
         if found is None or self._config.get("rank") is not None or found == (process.rank, process.world_size):
             return
@@ -155,7 +155,9 @@ class Agent:
 
     def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
         parts = self.parts
-        change = parts.changes.describe()  # before it is settled: what is told as done has been cleaned up by then
+        change = (
+            parts.changes.describe()
+        )  # before `settle`, so that a change is reported as done only after its cleanup
         parts.changes.settle()
         self._tell_options()
         plugins = [
@@ -181,8 +183,8 @@ class Agent:
         self._page.update_identity(keep=True)
         return {}
 
-    # Each of these three is done when it is answered, unless it changes what changes the training: then it is prepared,
-    # and `arm` lets it take place at a step's boundary.
+    # These operations are complete when they are answered, unless they concern a plugin that changes the training. Such a
+    # change is only prepared, and takes place between two steps after `arm`.
 
     def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
         self.parts.changes.require_idle()
@@ -195,23 +197,29 @@ class Agent:
         return {**self._change("load", None, entry), **entry.source}
 
     def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make a plugin anew from new source, with its options; if that is refused, the old one goes on."""
+        """Replace a plugin by a new one from new source.
+
+        It gets the same options. On an error the old one stays.
+        """
         self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
         old = self.parts.registry.named(str(spec["name"]))
         if self._loader is None:
             raise PluginError(f"{old.name} is imported by the program itself, not carried", reason="in-process",
-                              hint="Start the program anew.")  # fmt: skip
+                              hint="Restart the program.")  # fmt: skip
         with self._renewing(request):
             plugin = self._made(spec)
             if plugin.name != old.name:
-                raise PluginError(f"the new source of {old.name} calls itself {plugin.name!r}")
+                raise PluginError(f"the new source of {old.name} has another name: {plugin.name!r}")
             entry = self.parts.loading.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
         entry.source = source_of(spec)
         return {**self._change("reload", old, entry), **entry.source}
 
     def _found_here(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Give the plugin that is asked for, and the request its sources: of one without, those in this environment."""
+        """Return the specification of the requested plugin.
+
+        If the request has no sources, it gets those of the plugin installed in this environment.
+        """
         spec: dict[str, Any] = request["plugin"]
         if "entry" in spec or self._loader is None:
             return spec
@@ -233,7 +241,10 @@ class Agent:
         return self._change("unload", self.parts.registry.named(str(request.get("name"))), None)
 
     def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the plugin anew with other options; if it refuses them, the old one goes on."""
+        """Replace a plugin by a new one with other options.
+
+        If it refuses them, the old one stays.
+        """
         self.parts.changes.require_idle()
         entry = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
@@ -258,7 +269,10 @@ class Agent:
         return {"state": "done"}
 
     def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let the prepared change take place: at the boundary `mark` if all ranks agree, whose agreement comes with it."""
+        """Start the prepared change.
+
+        With several ranks it takes place at the boundary `mark`, through the agreement in the request.
+        """
         mark, files = request.get("mark"), self._control.asking.files
         agreement = Agreement(files.pop()) if files else None
         if (mark is None or agreement is None) and self.parts.process.world_size > 1:
@@ -271,39 +285,46 @@ class Agent:
         return {}
 
     def _left(self, connection: Any) -> None:
-        """Who has prepared a change, or asked for a trace, has gone."""
+        """Abandon the change or the trace of a connection that was closed."""
         self.parts.tracing.left(connection)
         if connection is self._changing:
             self._changing = None
             self.parts.changes.abandon()
 
     def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
-        if (
-            self._control.asking.is_gone()
-        ):  # after the process was stopped: who asked has been told that nothing came back
-            raise ControlError("who asks has gone", reason="bad-request")
-        self._page.update_identity(sent_away=True)  # a daemon must tell it from an agent that leaves by itself
+        if self._control.asking.is_gone():  # the process was suspended meanwhile, and the tool has reported a timeout
+            raise ControlError("the client has closed its connection", reason="bad-request")
+        self._page.update_identity(sent_away=True)  # so that a daemon can tell this from an agent that leaves by itself
         result = self.detach(float(request.get("timeout", 10.0)))
         self._leave_soon()
         return result
 
     def _expired(self) -> None:
-        self._page.log("info", "the last lease has been gone for its time: detaching")
+        self._page.log("info", "the last lease has expired: detaching")
         self.detach(10.0)
         self._leave_soon()
 
     def _robbed(self) -> None:
-        """Leave: nobody can reach the agent any more, and the next one finds the process free."""
+        """Detach, because the control socket was closed.
+
+        The agent is not reachable, and another one can be attached.
+        """
         self._page.log("warning", "the program has closed hookd's descriptors: detaching; attach again")
         self.detach(10.0)
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Clean up at the end of the control thread, which calls this and has an answer to send."""
+        """Clean up at the end of the control thread.
+
+        That thread calls this, and still has to send an answer.
+        """
         self._control.end(then=self.leave)
 
     def orphan(self) -> None:
-        """Stay only while somebody holds the agent, unless somebody who is there has asked to keep it."""
+        """Detach when no lease is left.
+
+        A later request to keep the agent prevents that.
+        """
         if self._config.get("lease_s") is None and not self._is_kept:
             self._page.update_identity(keep=False)
             self._control.stay(ORPHAN_S)
@@ -329,23 +350,23 @@ class Agent:
             text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
             raise PluginError(text) from exc
         if not (isinstance(kind, type) and issubclass(kind, Plugin)):
-            raise PluginError(f"{spec['name']}: {plain}:{name} is no subclass of hookd.Plugin")
+            raise PluginError(f"{spec['name']}: {plain}:{name} is not a subclass of hookd.Plugin")
         return kind()
 
     # -- the end
 
     def detach(self, timeout_s: float) -> dict[str, Any]:
-        """Restore torch and wait until no thread is inside a frame of ours.
+        """Restore torch, and wait until no thread is inside a frame of hookd's.
 
         Returns:
-            `restored`: identity; pass-through (somebody patched on top); pending (a call that began under us is
-            still running, and the page stays until it returns).
+            `restored`: identity; pass-through (another patch is on top of hookd's); pending (a call that hookd observed is
+            still running, and the page stays until it returns). `residue`: what could not be restored.
         """
         if self._detached is not None:
             return self._detached
-        self._work.go_on()  # where a function for the end of the process, called after ours, detaches
+        self._work.go_on()  # needed if another atexit function detaches after ours was called
         self.parts.tracing.abandon()
-        # A training thread that calls `hookd.stop()` takes no step while it waits.
+        # A training thread that calls `hookd.stop()` makes no step while it waits.
         self.parts.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
         self._page.set_state("detaching")
         restored = self.parts.arming.disarm()
@@ -371,7 +392,10 @@ class Agent:
         return self.parts.local.thread.top is not None
 
     def leave_outside(self) -> None:
-        """Leave; where the caller is inside of a call that goes on under us, in a thread of hookd's, which waits for its end."""
+        """Leave, also if the caller is inside an observed call.
+
+        In that case another thread leaves, which waits for the end of that call.
+        """
         if self._is_inside():
             if self._leaving is None:
                 self._leaving = Thread(self.leave)
@@ -382,13 +406,13 @@ class Agent:
             self.leave()
 
     def leave(self) -> None:
-        """Let go of the socket, the page, the payload; the last thing that an agent does."""
+        """Release the socket, the page and the payload, as the last act of the agent."""
         if self._detached is None:
             self.detach(10.0)
         set_at_fork(None)
         if self._control is not None:
             self._control.end()
-        while frames_inside():  # a call that began under us still stores to the page
+        while frames_inside():  # an observed call still stores to the page
             clock.sleep(0.05)
         self.parts.models.patch.close()
         self.parts.numeric.close()
@@ -402,11 +426,14 @@ class Agent:
             self._loader.purge()
         release()
         atexit.unregister(self._exiting)
-        self._page.close()  # the last: to a tool that waits, we are gone when the page is
+        self._page.close()  # last, because a waiting tool takes the end of the page for the end of the agent
 
     def _exiting(self) -> None:
-        """The interpreter ends: say so in the page, which a reader may still hold, and leave no socket file."""
-        if self._detached is not None:  # and is leaving now
+        """Publish the end of the interpreter, and remove the socket file.
+
+        The end is published in the page, which a reader may still have open.
+        """
+        if self._detached is not None:  # the agent is leaving at this moment
             self._work.end(TICK_END_S)
             return
         with contextlib.suppress(*Failure):
@@ -425,12 +452,15 @@ class Agent:
             self._control.unlink()
 
     def _silence(self) -> None:
-        """In a forked child: unpatched, no page, no socket, no thread; it takes no lock."""
+        """Disable the agent in a forked child; takes no lock.
+
+        The child has no patches, page, socket or threads.
+        """
         self.parts.life.is_live = False
         self.parts.tracing.forget()
         self.parts.arming.restore_in_child()
         self.parts.changes.close()
-        # Forked inside a module's forward: frames of ours go on in this child, and store to the page when they end.
+        # If the fork was inside a module's forward, hookd's frames continue in this child, and store to the page at their end.
         if self._is_inside():
             self._page.sever()
         else:
@@ -444,12 +474,12 @@ class Agent:
 
 
 def source_of(spec: dict[str, Any]) -> dict[str, str]:
-    """Give what the tool says of a plugin's source."""
+    """Return the tool's information about a plugin's source: version, sha256 and origin."""
     return {key: str(spec[key]) for key in ("version", "sha256", "origin") if spec.get(key)}
 
 
 def _text(value: object) -> str:
     try:
         return str(value).lower() if isinstance(value, bool) else str(value)
-    except Failure:  # the plugin's own class: its other options are told, and those of other plugins
+    except Failure:  # the option has a class of the plugin's that fails; all other options are still published
         return type(value).__name__

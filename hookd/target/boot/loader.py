@@ -1,8 +1,8 @@
-"""Import the agent out of memory and start it. Runs in the target.
+"""Import of the agent from memory, and its start.
 
-`stub.py` executes this file before anything else of hookd is there, so it uses the standard library alone and imports
-at the top only what every interpreter has loaded. `Loader` is then kept by the agent, which imports plugins through it
-and purges it at detach.
+`stub.py` executes this file before any other code of hookd is loaded. So it uses only the standard library, and its top level
+imports only modules that every interpreter has loaded. The agent keeps the `Loader`, imports plugins through it, and purges it
+at detach.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     Codes = Callable[[Mapping[str, bytes], str], Iterable[CodeType]]
 
 CLAIM = "_hookd_claim"
-"""The attribute of `sys` that the one agent of a process has from before its first import until it has left."""
+"""Attribute of `sys` that marks the process as having an agent, from before its first import until it has left."""
 _SOURCE_ROOT = "/hookd-payload/"
 _PIECE = b"\n\f\f\f"
-"""What `hookd/tool/attach/payload.py` has marked pieces with; the same as in `stub.py`."""
+"""The mark between pieces, set by `hookd/tool/attach/payload.py`; the same as in `stub.py`."""
 _REST = 3.0
-"""How much longer we leave the interpreter alone than we have just held it."""
+"""Length of a rest, as a multiple of the time for which hookd has just held the interpreter."""
 _PRIVATE = "_hookd"
 ROOM = "@"
-"""Stands in the name of a module that comes out of a directory, before what tells the directory."""
+"""Separates the name of a module from a directory from the directory's tag ("room")."""
 
 
 class Loader:
-    """Imports modules from sources held in memory, and can take all of them back.
+    """Imports modules from sources in memory, and can remove all of them.
 
-    The names in `sys.modules` are common to all code of a process, and `hookd`, `hookd_nan` or `widths` may be installed
-    in the training's environment, too. So each module is known there by a private name: `hookd.wire.page` is `_hookd.wire.page`,
-    `widths` is `_hookd_widths`. The carried code need not know: its modules have builtins of their own, whose `__import__`
-    finds carried modules by their public names. No import of the training is affected by it.
+    All code of a process shares the names in `sys.modules`, and `hookd`, `hookd_nan` or `widths` may also be installed in the
+    training's environment. So each module has a private name there: `hookd.wire.page` is `_hookd.wire.page`, `widths` is
+    `_hookd_widths`. The carried code does not notice: its modules have their own builtins, whose `__import__` finds carried
+    modules by their public names. Imports of the training are not affected.
 
-    What comes out of a directory has that one's room behind its name, `widths@1f2e3d`, and imports itself without.
+    The name of a module from a directory ends with that directory's room, `widths@1f2e3d`; the module imports itself without it.
 
     Args:
-        files: source by path: `hookd/__init__.py`.
-        codes: returns the code of one of them, piece by piece (`codes` in `stub.py`).
+        files: sources by path, such as `hookd/__init__.py`.
+        codes: yields the code of one file, piece by piece (`codes` in `stub.py`).
         gentle: whether the training runs meanwhile, so that the interpreter must not be held for long.
     """
 
@@ -60,7 +60,7 @@ class Loader:
         self._rested_at = time.thread_time()
         self._loaded: dict[str, ModuleType] = {}
         self._loading: dict[str, ModuleType] = {}
-        # CPython 3.15 asks the second one where a program makes all imports lazy; ours are complete when they are made.
+        # CPython 3.15 calls the second one if a program makes all imports lazy; imports of carried code are never lazy.
         self._builtins = {**vars(builtins), "__import__": self._import, "__lazy_import__": self._import}
 
     def module(self, name: str) -> ModuleType:
@@ -92,19 +92,22 @@ class Loader:
         module = self._module(full)
         if not fromlist:
             return self._module(full.partition(".")[0])
-        for one in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
-            if not hasattr(module, one) and self._find(f"{full}.{one}"):
-                self._module(f"{full}.{one}")
+        for attribute in getattr(module, "__all__", ()) if "*" in fromlist else fromlist:
+            if not hasattr(module, attribute) and self._find(f"{full}.{attribute}"):
+                self._module(f"{full}.{attribute}")
         return module
 
     def _module(self, name: str) -> ModuleType:
-        """Return a module by its private name; import it, and the packages that it is in, if that was not done yet."""
+        """Return a module by its private name; import it if necessary.
+
+        Its parent packages are imported as well.
+        """
         module = self._loaded.get(name)
         if module is not None:
             return module
         above, _, child = name.rpartition(".")
         package = self._module(above) if above else None
-        # The import system's own lock: it notices where two threads wait for each other, one for a module of the program.
+        # The import system's own lock detects a deadlock of two threads, one of which waits for a module of the program.
         with _bootstrap._ModuleLockManager(name):  # type: ignore[attr-defined]  # noqa: SLF001
             if name in self._loading:  # a circular import
                 return self._loading[name]
@@ -127,7 +130,7 @@ class Loader:
         return self._loaded[name]
 
     def add(self, files: Mapping[str, str | bytes]) -> None:
-        """Add or replace sources; modules already imported stay as they are."""
+        """Add or replace sources; modules that are already imported do not change."""
         for path, source in files.items():
             self._files[path] = source.encode() if isinstance(source, str) else bytes(source)
             if path.endswith(".py") and path + "c" not in files:
@@ -136,9 +139,10 @@ class Loader:
 
     @contextlib.contextmanager
     def renewing(self, files: Mapping[str, str | bytes]) -> Iterator[None]:
-        """Add sources; of a top-level module with another source than before, import all anew inside of this.
+        """Add sources inside a context, and import changed modules again there.
 
-        What was made of the old source goes on with it. Whatever leaves this puts everything back as it was.
+        A top-level module is imported again if its source has changed. Objects of the old source continue to use it. If an
+        exception leaves the context, everything is restored.
         """
         before, tops = dict(self._files), self._renewed(files)
         old = self._taken_out(tops)
@@ -158,18 +162,24 @@ class Loader:
                 self._let_go(name, module)
 
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
-        """Return the top-level modules that are held with another source, or with files that they no longer have."""
+        """Return the carried top-level modules whose sources differ from `files`.
+
+        A different set of files is a difference, too.
+        """
         new: dict[str, dict[str, bytes]] = {}
         held: dict[str, dict[str, bytes]] = {}
         for sources, by_top in ((files, new), (self._files, held)):
             for path, source in sources.items():
-                if path.endswith(".py"):  # the marks where it may be cut say nothing
+                if path.endswith(".py"):  # the marks between pieces are not a difference
                     text = source.encode() if isinstance(source, str) else bytes(source)
                     by_top.setdefault(_top(path), {})[path] = text.replace(b"\f", b"")
         return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
 
     def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
-        """Forget the modules below some top-level ones, and return them by their private names."""
+        """Remove and return the modules below some top-level modules.
+
+        The result has their private names.
+        """
         names = [name for name in self._loaded if public(name).partition(".")[0] in tops]
         out = {name: self._loaded.pop(name) for name in names}
         _withdraw(out)
@@ -177,42 +187,50 @@ class Loader:
         return out
 
     def again(self, config: dict[str, Any]) -> None:
-        """Start another agent from the same sources, imported anew: in a child that has been forked.
+        """Start another agent in a forked child.
+
+        The same sources are imported again.
 
         Raises:
-            HookdError: the agent's own, when it refuses.
+            HookdError: the new agent refuses to start.
         """
-        # The other one has the same private names; our code, under way in this fork, needs none.
+        # The new agent uses the same private names; the code that is running in this fork does not need them.
         _withdraw(self._loaded)
         start(config, self._files, self._codes)
 
     def purge(self) -> None:
-        """Remove exactly what was loaded, and everything that ties it to us."""
+        """Remove exactly the loaded modules, and all references from them to the loader."""
         _withdraw(self._loaded)
         for name, module in self._loaded.items():
             self._let_go(name, module)
         if getattr(globals().get("__spec__"), "loader", None) is self:
             del globals()["__spec__"]
-        # As CPython's own leak tests do (Lib/test/libregrtest/utils.py `clear_caches`): a generic class is kept by them.
+        # As CPython's own leak tests do (Lib/test/libregrtest/utils.py `clear_caches`): these caches keep generic classes.
         for clear in getattr(sys.modules.get("typing"), "_cleanups", ()):
             clear()
         for location in [path for path, finder in list(sys.path_importer_cache.items()) if finder is self]:
             del sys.path_importer_cache[location]
         for name in ("__import__", "__lazy_import__"):
-            self._builtins[name] = importlib.__import__  # a function that somebody keeps has these builtins
+            self._builtins[name] = importlib.__import__  # a function that is still referred to keeps these builtins
         self._loaded.clear()
         self._files.clear()
         _forget_lines()
 
     @staticmethod
     def _let_go(name: str, module: ModuleType) -> None:
-        """Take away what ties a module to us: typing's caches keep some functions, which must not reach the payload."""
+        """Remove a module's references to the loader.
+
+        typing's caches keep some functions, which must not reach the payload.
+        """
         getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
         for attribute in ("__loader__", "__spec__"):
             getattr(module, "__dict__", {}).pop(attribute, None)
 
     def find_spec(self, name: str, target: object = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002
-        """Serve as a finder for the directory of a carried package, to `importlib.import_module(".part", __package__)`."""
+        """Return the spec of a carried module.
+
+        Implements a finder for the directory of a carried package, for `importlib.import_module(".part", __package__)`.
+        """
         found = self._find(name)
         if found is None:
             return None
@@ -226,11 +244,14 @@ class Loader:
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:  # noqa: ARG002
-        """Serve as a loader: an ordinary module object will do."""
+        """Implement the loader protocol: an ordinary module object is sufficient."""
         return
 
     def exec_module(self, module: ModuleType) -> None:
-        """Serve as a loader: run the module piece by piece, because others wait for the interpreter meanwhile."""
+        """Implement the loader protocol: run the module piece by piece.
+
+        Other threads wait for the interpreter meanwhile.
+        """
         name, space = module.__name__, vars(module)
         space["__builtins__"] = self._builtins
         self._loading[name] = module
@@ -238,29 +259,32 @@ class Loader:
             for code in self._codes(self._files, self._path(name)):
                 exec(code, space)  # noqa: S102  this is what a loader does
                 self.rest()
-            self._loaded[name] = sys.modules.get(name, module)  # it may have put an object in its place
+            self._loaded[name] = sys.modules.get(name, module)  # the module may have replaced itself by another object
         finally:
             del self._loading[name]
 
     def rest(self) -> None:
-        """Let the training thread have the interpreter, for longer than we have had it since the last rest."""
+        """Leave the interpreter to the training.
+
+        A rest is longer than the time for which hookd has held the interpreter since the last rest.
+        """
         if self._gentle:
             _collect_young()
             busy_s = time.thread_time() - self._rested_at
-            _sleep(min(max(_REST * busy_s, 0.001), 0.1))  # another thread's clock may show anything
+            _sleep(min(max(_REST * busy_s, 0.001), 0.1))  # the last time may be from another thread's clock: limit it
             self._rested_at = time.thread_time()
 
     def get_source(self, name: str) -> str:
-        """Return the source of a module: `linecache` asks, so that tracebacks show it."""
+        """Return the source of a module, for `linecache` and tracebacks."""
         text = self._files[self._path(name)]
-        return text.replace(_PIECE, b"\n").decode()  # `str.splitlines` takes a form feed for a line's end
+        return text.replace(_PIECE, b"\n").decode()  # `str.splitlines` splits at form feeds
 
     def is_package(self, name: str) -> bool:
         """Whether a module is a package."""
         return _is_package(self._find(name) or "")
 
     def get_data(self, path: str) -> bytes:
-        """Return a file of the payload by the path that `__file__` is relative to."""
+        """Return a payload file, by a path in the form of `__file__`."""
         try:
             return self._files[path[len(_SOURCE_ROOT) :]]
         except KeyError:
@@ -287,23 +311,26 @@ def _private(name: str) -> str:
 
 
 def public(name: str) -> str:
-    """Return the name by which carried code imports a module; of one that is not carried, its own."""
+    """Return the name by which carried code imports a module.
+
+    The name of a module that is not carried stays the same.
+    """
     top, dot, rest = name.partition(".")
     return ("hookd" if top == _PRIVATE else top.removeprefix(_PRIVATE + "_")) + dot + rest
 
 
 def _withdraw(modules: Mapping[str, ModuleType]) -> None:
-    """Take modules out of `sys.modules`, unless somebody has put others in their places."""
+    """Remove modules from `sys.modules`, except names that now refer to other modules."""
     for name, module in modules.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
 
 
 def _collect_young() -> None:
-    """Look at what we have just allocated, before there is so much that the interpreter looks at all there is.
+    """Collect the youngest generation, before hookd's allocations cause a full collection.
 
-    A full collection among the 286,000 objects of a small training stops it for 160 to 210 ms, and in a young process
-    one is nearly due: the import of an agent was the last straw. Where nothing collects by itself, we do not either.
+    A full collection among the 286,000 objects of a small training stops it for 160 to 210 ms. In a young process one is nearly
+    due, so the import of an agent would trigger it. If automatic collection is disabled, nothing is collected here.
     """
     threshold = gc.get_threshold()[0]
     if gc.isenabled() and 0 < threshold < 2 * gc.get_count()[0]:
@@ -311,12 +338,15 @@ def _collect_young() -> None:
 
 
 def _top(path: str) -> str:
-    """Give the top-level module that a path of the payload belongs to."""
+    """Return the top-level module that a path of the payload belongs to."""
     return path.partition("/")[0].partition(".")[0]
 
 
 def _forget_lines(tops: Iterable[str] | None = None) -> None:
-    """Take our sources, or those of some top-level modules, out of what tracebacks have read."""
+    """Remove carried sources from `linecache`, which tracebacks fill.
+
+    With `tops`, only those of these top-level modules.
+    """
     linecache = sys.modules.get("linecache")
     for path in list(getattr(linecache, "cache", ())):
         if path.startswith(_SOURCE_ROOT) and (tops is None or _top(path[len(_SOURCE_ROOT) :]) in tops):
@@ -328,7 +358,10 @@ def _is_package(path: str) -> bool:
 
 
 class RefusalError(Exception):
-    """A refusal that is told as the tool's error `kind`: hookd.errors is not there yet."""
+    """A refusal that the tool reports as its error class `kind`.
+
+    `hookd.errors` is not loaded here yet.
+    """
 
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)
@@ -336,14 +369,17 @@ class RefusalError(Exception):
 
 
 def _sleep(seconds: float) -> None:
-    """Wait for nothing, for so long: what `time` has may have been replaced (see `hookd/wire/originals.py`, which comes later)."""
+    """Sleep without `time.sleep`, which may have been replaced.
+
+    See `hookd/wire/originals.py`, which is loaded later.
+    """
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
 
     _signal.sigtimedwait((), seconds)
 
 
 def is_claimed() -> bool:
-    """Whether this process has an agent, of this hookd or of another."""
+    """Whether this process has an agent, of any copy of hookd."""
     import posix  # noqa: PLC0415
 
     claimed: tuple[int, object] = sys.__dict__.get(CLAIM, (0, None))
@@ -351,7 +387,9 @@ def is_claimed() -> bool:
 
 
 def claim() -> None:
-    """Keep every other agent out of this process. Each brings modules of its own: only the interpreter is in common.
+    """Claim this process, so that no other agent starts in it.
+
+    The claim is in `sys`, because each agent brings its own modules: agents share only the interpreter.
 
     Raises:
         RefusalError: reason "already-attached".
@@ -360,30 +398,31 @@ def claim() -> None:
 
     mine = (posix.getpid(), object())
     there = sys.__dict__.setdefault(CLAIM, mine)
-    if there is not mine and there[0] == mine[0]:  # one that a fork has inherited is nobody's
+    if there is not mine and there[0] == mine[0]:  # ignore a claim that was inherited by a fork
         raise RefusalError("AttachError", "already-attached", "an agent runs in this process already")
     sys.__dict__[CLAIM] = mine
 
 
 def release() -> None:
-    """Let the next agent in."""
+    """Release the claim, so that another agent may start."""
     sys.__dict__.pop(CLAIM, None)
 
 
 def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> ModuleType:
-    """Import the agent and start it; leave nothing behind if it cannot.
+    """Import the agent and start it; leave nothing behind if that fails.
 
     Returns:
-        `hookd.target.boot.bootstrap`, by which it is stopped.
+        The module `hookd.target.boot.bootstrap`, which can stop the agent.
 
     Raises:
-        HookdError: the agent's own, when it refuses; RefusalError when another is there.
+        HookdError: the agent refuses to start.
+        RefusalError: the process has an agent already.
     """
     claim()
     loader = None
     try:
         loader = Loader(files, codes, gentle=config.get("method") == "attach")
-        if "__file__" not in globals():  # this module came without a loader, and tracebacks ask for it
+        if "__file__" not in globals():  # this module was executed without a loader, which tracebacks need
             globals()["__spec__"] = loader.find_spec(__name__)
         bootstrap = loader.module("hookd.target.boot.bootstrap")
         bootstrap.start(config, loader)

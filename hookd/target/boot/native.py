@@ -1,7 +1,7 @@
-"""Shared objects that travel in the payload, loaded from memory. Runs in the target.
+"""Loading of the payload's shared objects from memory.
 
-They depend on no library, and are loaded through a memory file: no file system is written, and one mounted noexec does not
-matter. torch itself imports ctypes, so it is there.
+They do not depend on any library, and are loaded through a memory file: nothing is written to a file system, and a file system
+mounted noexec does not matter. ctypes is available, because torch itself imports it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ _MFD_EXEC = 0x10  # Linux 6.3: without it, a machine with vm.memfd_noexec = 1 ma
 
 
 def image_of(name: str) -> bytes:
-    """Return the bytes of a shared object for this kind of machine, from the payload or from where hookd is installed.
+    """Return the bytes of a shared object for this architecture.
+
+    They come from the payload, or from hookd's installation.
 
     Raises:
-        OSError: it was not built for that.
+        OSError: it was not built for this architecture.
     """
     path = f"{__file__.rpartition('target/')[0]}native/{name}-{posix.uname().machine}.so"
-    image = bytes(__spec__.loader.get_data(path))  # type: ignore[union-attr]  # all loaders that we meet have it
+    image = bytes(__spec__.loader.get_data(path))  # type: ignore[union-attr]  # every loader used here has it
     if not image:
         raise FileNotFoundError(path)
     return image
 
 
 def load(name: str, image: bytes, *, keeps_lock: bool = False) -> Any:
-    """Load a shared object; return the ctypes library.
+    """Load a shared object, and return the ctypes library.
 
     Args:
-        name: of the memory file, as /proc/PID/maps shows it.
+        name: name of the memory file, as shown in /proc/PID/maps.
         image: the shared object's bytes.
         keeps_lock: whether its functions are called with the interpreter's lock held, and may use Python objects.
 
     Raises:
-        OSError: the system does not allow it, or it is made for another machine.
+        OSError: the system does not allow it, or the object is for another architecture.
     """
     with Descriptor(moved_up(_memory_file(name))) as file:
         fill(file.number, image)
@@ -49,47 +51,53 @@ def function(library: Any, name: str, *arguments: Any) -> Any:
     """Return a function of a library that returns an int.
 
     Raises:
-        AttributeError: there is none of this name.
+        AttributeError: the library has no such function.
     """
-    found = library[name]  # by index, for an attribute access would keep it in the library's dict: a cycle
-    found.argtypes, found.restype = arguments, ctypes.c_int
-    return found
+    symbol = library[name]  # by index, because an attribute access would keep it in the library's dict: a cycle
+    symbol.argtypes, symbol.restype = arguments, ctypes.c_int
+    return symbol
 
 
 def caller(library: Any, name: str) -> Any:
-    """Return a function of a library that takes a callable, a tuple and a dict, and returns what the callable does.
+    """Return a function of a library that calls a callable.
+
+    It takes the callable, a tuple and a dict, and returns the callable's result.
 
     Raises:
-        AttributeError: there is none of this name.
+        AttributeError: the library has no such function.
     """
-    found = library[name]
-    found.argtypes, found.restype = (ctypes.py_object,) * 3, ctypes.py_object
-    return found
+    symbol = library[name]
+    symbol.argtypes, symbol.restype = (ctypes.py_object,) * 3, ctypes.py_object
+    return symbol
 
 
 def objects(library: Any, name: str) -> tuple[Any, ...]:
-    """Return the objects that a function of a library makes.
+    """Return the objects that a function of a library creates.
 
     Raises:
-        AttributeError: there is none of this name.
+        AttributeError: the library has no such function.
     """
-    found = library[name]
-    found.argtypes, found.restype = (), ctypes.py_object
-    made: tuple[Any, ...] = found()
+    symbol = library[name]
+    symbol.argtypes, symbol.restype = (), ctypes.py_object
+    made: tuple[Any, ...] = symbol()
     return made
 
 
 def unload(library: Any) -> None:
-    """Return a library's memory (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
-    import _ctypes  # noqa: PLC0415  # where there is ctypes there is this
+    """Unload a library (musl's dlclose keeps it mapped).
+
+    No thread may be inside it, or call it later.
+    """
+    import _ctypes  # noqa: PLC0415  # always there beside ctypes
 
     _ctypes.dlclose(library._handle)
 
 
 def _path_of(descriptor: int) -> str:
-    """Spell the path of a descriptor as no other file's was: the loader takes a path that it has seen for the same file.
+    """Return a spelling of a descriptor's path that is new to the loader.
 
-    Source: glibc elf/dl-load.c `_dl_map_object`, 2.36; it compares names before it opens anything.
+    The dynamic loader takes two files with the same path for one. Source: glibc elf/dl-load.c `_dl_map_object`, 2.36; it
+    compares names before it opens anything.
     """
     bits = f"{posix.fstat(descriptor).st_ino:b}"
     return "/proc/self/fd/" + "".join("./" if bit == "1" else "/" for bit in bits) + str(descriptor)

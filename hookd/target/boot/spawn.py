@@ -1,7 +1,7 @@
-"""hookd's own threads in somebody else's process. Runs in the target.
+"""Hookd's own threads in the target.
 
-`threading` does not know them: a program that joins all threads that it finds there would never end, and a library may have
-put greenlets in the place of threads (`hookd.wire.originals`).
+They are hidden from `threading`: a program that joins all threads listed there would never end, and a library may have replaced
+threads by greenlets (`hookd.wire.originals`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 NAME = "hookd"
 _LOOK_S = 0.05
 OWN: set[int] = set()
-"""The idents of all of them."""
+"""The idents of hookd's threads."""
 _LIVING: set[Thread | _Visitor] = set()
-"""All that the kernel may still know: a thread is counted until a moment after it has done its work."""
+"""The threads that the kernel may still know: it counts a thread until shortly after the end of its work."""
 PATIENCE_S = 1.0
-"""For how long forks wait in all for a thread that does not end."""
+"""Total time that forks wait for a thread that does not end."""
 
 
 class Thread:
-    """A thread that receives no signal, and that the end of the process does not wait for.
+    """A thread without signals, which does not delay the end of the process.
 
     Args:
-        function: what it does.
+        function: the function that it runs.
 
     Attributes:
-        ident: its number as `sys._current_frames` has it; None before it has begun.
+        ident: its key in `sys._current_frames`; None before it has begun.
     """
 
     def __init__(self, function: Callable[[], object]) -> None:
@@ -47,10 +47,10 @@ class Thread:
         self._begun, self._over = Event(), Event()
 
     def start(self) -> None:
-        """Start it, and wait until it has begun.
+        """Start the thread, and wait until it has begun.
 
         Raises:
-            ControlError: reason "no-threads", the system gives none.
+            ControlError: reason "no-threads": the system does not create one.
         """
         beginning = functools.partial(self._run)
         held = weakref.ref(beginning)
@@ -62,7 +62,7 @@ class Thread:
             self._forget()
             raise _no_thread() from exc
         del beginning
-        # Without memory for its first frame it ends before that, and lets go of what it was to call.
+        # Without memory for its first frame, the thread ends before it begins, and releases `beginning`.
         while not self._begun.wait(_LOOK_S):
             if held() is None:
                 self._forget()
@@ -74,11 +74,11 @@ class Thread:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has done its work."""
+        """Whether its function has returned."""
         return self._over.is_set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it is over, or for so long."""
+        """Wait until it is over, for at most `timeout_s`."""
         if self.ident is not None:
             self._over.wait(timeout_s)
 
@@ -86,10 +86,10 @@ class Thread:
         thread.block_signals()
         self.ident, self.native = thread.get_ident(), thread.get_native_id()
         OWN.add(self.ident)
-        with contextlib.suppress(OSError):  # for `top -H`; in a container without /proc it has none
+        with contextlib.suppress(OSError):  # the name for `top -H`; not possible in a container without /proc
             write(f"/proc/self/task/{self.native}/comm", NAME.encode())
         self._begun.set()
-        function, self._function = self._function, _nothing  # it has all of an agent, which this may outlive
+        function, self._function = self._function, _nothing  # it refers to a whole agent, which this object may outlive
         try:
             function()
         finally:
@@ -100,11 +100,14 @@ class Thread:
 
 
 def _nothing() -> None:
-    """Stand in for what a thread has done."""
+    """Replace the function of a thread that has begun."""
 
 
 class _Visitor:
-    """A thread that hookd has not started here and that ends by itself: the one that brought the agent in."""
+    """The injected thread that brought the agent in.
+
+    hookd did not start it here, and it ends by itself.
+    """
 
     is_over = True
 
@@ -113,32 +116,35 @@ class _Visitor:
 
 
 def note_visitor() -> None:
-    """Have forks wait for the end of the calling thread as well."""
+    """Make forks wait for the end of the calling thread as well."""
     _LIVING.add(_Visitor())
 
 
 def remaining() -> list[Thread | _Visitor]:
-    """Return the threads that the kernel still knows and for which a fork waits."""
+    """Return the threads for which a fork waits.
+
+    The kernel still knows them.
+    """
     _forget_gone()
-    return [one for one in [*_LIVING] if one.awaited_s < PATIENCE_S]
+    return [living for living in [*_LIVING] if living.awaited_s < PATIENCE_S]
 
 
 def _forget_gone() -> None:
-    for one in [*_LIVING]:
-        if one.is_over and not _is_known(one.native):
-            _LIVING.discard(one)
+    for living in [*_LIVING]:
+        if living.is_over and not _is_known(living.native):
+            _LIVING.discard(living)
 
 
 def _is_known(native: int) -> bool:
     try:
         posix.stat(f"/proc/self/task/{native}")
     except OSError:
-        return False  # also without /proc, where nobody else can count them either
+        return False  # also without /proc; other programs cannot count the threads then, either
     return True
 
 
 def forget_all() -> None:
-    """Know of no thread: in a forked child there is only the one that forked."""
+    """Forget all threads: a forked child has only the thread that forked."""
     _LIVING.clear()
     OWN.clear()
 
@@ -149,12 +155,15 @@ def _no_thread() -> ControlError:
 
 
 def is_own() -> bool:
-    """Whether the caller runs in one of them."""
+    """Whether the caller runs in a thread of hookd's."""
     return thread.get_ident() in OWN
 
 
 def forget() -> None:
-    """Take out of `threading` what it made up for this thread because somebody asked there who it is: it would stay for ever."""
+    """Remove the dummy that `threading` has created for this thread.
+
+    It creates one when its name is asked there; the dummy would stay forever.
+    """
     known, ident = threading._active, threading.get_ident()  # type: ignore[attr-defined]
     if isinstance(known.get(ident), threading._DummyThread):
         known.pop(ident, None)

@@ -1,8 +1,9 @@
-"""Under `hookd run`, a forked child that begins to train gets an agent of its own. Runs in the target.
+"""Attach to a forked child that begins to train, under `hookd run`.
 
-At the fork nothing may be started, and it cannot be told yet what the child is for. A data loader's worker, a tokenizer,
-a pool never make an optimizer, clear gradients or run a backward; who does is a rank. So these three are watched until
-the first of them happens, in the thread that does it and far from the fork; then they are as they were.
+The child gets its own agent. Nothing may be started during the fork, and the child's purpose is not known yet. A data
+loader's worker, a tokenizer or a pool never creates an optimizer, clears gradients or runs a backward; a rank does. So
+these three are watched until the first of them happens, in its thread and long after the fork. Then the watched functions
+are restored.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 
 class Standby:
-    """Calls `start` when this process begins to train. An error of it is told to `hookd run` and to nobody else.
+    """Calls `start` when this process begins to train.
+
+    An error of it is reported only to `hookd run`.
 
     Args:
         start: starts an agent.
-        directory: where `hookd run` looks for word of a failure, see `_site/sitecustomize.py`.
+        directory: directory in which `hookd run` looks for reports of failures, see `_site/sitecustomize.py`.
     """
 
     def __init__(self, start: Callable[[], None], directory: str) -> None:
@@ -47,9 +50,9 @@ class Standby:
 
     def _begin(self) -> None:
         replaced, self._replaced = self._replaced, []
-        for one in replaced:
-            one.restore()
-        if not replaced:  # a copy that somebody has kept
+        for function in replaced:
+            function.restore()
+        if not replaced:  # called again through a reference that was kept to a wrapper
             return
         try:
             self._start()

@@ -1,8 +1,8 @@
-"""The first of hookd in a target: wait for torch, bring in the loader, tell the tool how it went. Runs in the target.
+"""The stub: waits for torch, loads the payload, and reports the result.
 
-The *text* of this file is what is injected: it is executed on a thread of its own before anything of hookd is there, so
-it uses the standard library alone and imports at the top only what every interpreter has loaded. Under `hookd run` it
-is `sitecustomize` that executes it, and `start` is all it needs.
+The *text* of this file is injected and executed on its own thread before any other code of hookd is loaded. So it uses only
+the standard library, and its top level imports only modules that every interpreter has loaded. Under `hookd run`,
+`sitecustomize` executes it and uses only `start`.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ if TYPE_CHECKING:
 _SOURCE_ROOT = "/hookd-payload/"
 _LOADER = "hookd/target/boot/loader.py"
 _PIECE = b"\n\f\f\f"
-"""Where `hookd/tool/attach/payload.py` has marked that a source may be cut."""
+"""The mark between pieces of a source, set by `hookd/tool/attach/payload.py`."""
 _POLL_S = 0.002
 _BREATH_S = 0.01
 
 
 def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> Any:
-    """Start the agent that a payload holds.
+    """Start the agent from a payload.
 
     Args:
-        config: the agent's.
+        config: configuration of the agent.
         archive: the payload's bytes.
-        breath_s: for how long to leave the interpreter to the training between two pieces of the loader.
+        breath_s: for how long to leave the interpreter to the training between two pieces of the loader, in s.
 
     Returns:
-        The module that stops it, as `start` of the loader does.
+        The module that can stop the agent, as `start` of the loader returns it.
 
     Raises:
-        HookdError: the agent's own, when it refuses; `RefusalError` of the loader, when another is there.
+        HookdError: the agent refuses to start.
+        RefusalError: the process has an agent already (the loader's class).
     """
     files = unpack(archive)
     loader: dict[str, Any] = {"__name__": "_hookd.target.boot.loader"}
     for code in codes(files, _LOADER):
-        exec(code, loader)  # noqa: S102  this is how it comes in
+        exec(code, loader)  # noqa: S102  this is how the loader is imported
         sleep(breath_s)
     return loader["start"](config, files, codes)
 
 
 def sleep(seconds: float) -> None:
-    """Wait for no signal, for so long: what `time` has may have been replaced (see `hookd/wire/originals.py`).
+    """Sleep without `time.sleep`, which may have been replaced (see `hookd/wire/originals.py`).
 
-    Not `SimpleQueue.get`: its lock is free at first, and a thread that has lost its processor for longer than the time-out
-    when it has taken that waits for ever (CPython 3.11 Modules/_queuemodule.c: a time-out below 0).
+    `SimpleQueue.get` is not an alternative: its lock is free at first, and a thread that takes it and then loses its processor
+    for longer than the timeout waits forever (CPython 3.11 Modules/_queuemodule.c: a timeout below 0).
     """
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
 
@@ -61,13 +62,16 @@ def sleep(seconds: float) -> None:
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
-    """Read a payload: contents by path."""
+    """Return the contents of a payload by path."""
     files: dict[str, bytes] = marshal.loads(archive)  # noqa: S302  from our own tool
     return files
 
 
 def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
-    """Give the code of a module's pieces: as the tool has compiled it if its Python was like ours."""
+    """Yield the code of a module's pieces.
+
+    The tool has compiled it if its Python has the same bytecode.
+    """
     compiled = files.get(path + "c", b"")
     if compiled.startswith(importlib.util.MAGIC_NUMBER):
         yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
@@ -81,7 +85,7 @@ def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
 
 
 class _Mailbox:
-    """The target's side of `hookd/tool/inject/mailbox.py`, where the offsets are explained."""
+    """The target's side of the mailbox; `hookd/tool/inject/mailbox.py` explains the offsets."""
 
     def __init__(self, fd: int | None, base: int) -> None:
         self._fd, self._base = fd, base
@@ -122,7 +126,7 @@ class _Mailbox:
         self.write(80, len(data).to_bytes(8, "little"))
 
     def wait_until_seen(self, timeout_s: float) -> bool:
-        for _ in range(int(timeout_s / _POLL_S)):  # counted, for a clock may be frozen
+        for _ in range(int(timeout_s / _POLL_S)):  # counted, because a clock may be frozen
             if self.word(24) or self.is_cancelled():
                 break
             sleep(_POLL_S)
@@ -132,7 +136,10 @@ class _Mailbox:
         return self.word(32) != 0
 
     def close(self) -> None:
-        """Give the memory back; the first page stays if code in it may still be queued."""
+        """Free the memory of the mailbox.
+
+        The first page stays if code in it may still be queued.
+        """
         size = self.word(40)
         keep = 0 if self.word(8) == self.word(64) else 4096
         if self._fd is not None:
@@ -140,7 +147,7 @@ class _Mailbox:
 
             with contextlib.suppress(
                 OSError
-            ):  # the program may close what it has not opened, and use the number itself
+            ):  # the program may have closed this descriptor, and use its number for another file
                 if self._look(self._fd) == self._what:
                     posix.close(self._fd)
         if not self._base:
@@ -154,14 +161,15 @@ class _Mailbox:
 
 
 def run(data: bytes, fd: int | None, base: int) -> None:
-    """Serve one request: have the agent started, or say why not. Runs on the injected thread, which then ends.
+    """Serve one request: start the agent, or report why not.
 
-    `threading` did not start it: once somebody asks there for its name, it would be in the list of threads for ever.
+    Runs on the injected thread, which then ends. `threading` did not start this thread. Once code asks `threading` for its
+    name, it would stay in the list of threads forever.
 
     Args:
         data: length and JSON of the request, then the payload.
-        fd: where the mailbox is a file, else None.
-        base: where it starts.
+        fd: descriptor of the mailbox if that is a file, else None.
+        base: address of the mailbox, or its offset in the file.
     """
     box = _Mailbox(fd, base)
     length = int.from_bytes(data[:8], "little")
@@ -169,7 +177,7 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     try:
         archive = data[8 + length :]
         refusal = _disabled() or _wait_for_trainer(box, request)
-    except BaseException as exc:  # noqa: BLE001  told to the tool
+    except BaseException as exc:  # noqa: BLE001  reported to the tool
         refusal = _failure(exc)
     if refusal is not None:
         _finish(box, request, refusal)
@@ -177,7 +185,7 @@ def run(data: bytes, fd: int | None, base: int) -> None:
     try:
         _serve(box, request, archive)
     finally:
-        import threading  # noqa: PLC0415  torch has imported it: who does so first is taken for the main thread
+        import threading  # noqa: PLC0415  torch has imported it; `threading` takes its first importer for the main thread
 
         ident = threading.get_ident()
         if isinstance(threading._active.get(ident), threading._DummyThread):  # type: ignore[attr-defined]
@@ -185,13 +193,13 @@ def run(data: bytes, fd: int | None, base: int) -> None:
 
 
 def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
-    sleep(_BREATH_S)  # reading the payload takes as long as what was done a moment ago
-    if box.is_cancelled():  # an import lock was held for longer than the tool waited
+    sleep(_BREATH_S)  # before reading the payload, which holds the interpreter for as long as the work before it
+    if box.is_cancelled():  # an import lock was held for longer than the tool waits
         box.close()
         return
     try:
         agent = start(request["config"], archive, _BREATH_S)
-    except BaseException as exc:  # noqa: BLE001  told to the tool
+    except BaseException as exc:  # noqa: BLE001  reported to the tool
         _finish(box, request, _failure(exc))
     else:
         _finish(box, request, {"ok": True}, agent)
@@ -201,18 +209,22 @@ def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agen
     try:
         box.answer(answer)
         is_seen = box.wait_until_seen(request["wait_s"])
-        if agent is not None and box.is_cancelled():  # the tool has told its user that the attach failed
+        if agent is not None and box.is_cancelled():  # the tool has reported that the attach failed
             agent.stop()
         elif agent is not None and not is_seen:
             agent.orphan()
-    except Exception:  # noqa: BLE001, S110  the agent has left already; nobody listens, and stderr is the program's
+    except Exception:  # noqa: BLE001, S110  the agent has left already; nobody listens, and stderr belongs to the program
         pass
     finally:
         box.close()
 
 
 def _disabled() -> dict[str, Any] | None:
-    """Give a refusal where the environment says so: as it was at the start, which may not be seen from outside, or as it is now."""
+    """Return a refusal if HOOKD_DISABLE is set in the environment.
+
+    It may be set now, or have been set at the start of the process. The initial environment may not be readable from
+    outside.
+    """
     import posix  # noqa: PLC0415
     from os import environ  # noqa: PLC0415
 
@@ -224,12 +236,13 @@ def _disabled() -> dict[str, Any] | None:
 
 
 def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Wait until `import torch` is over, and for a child of multiprocessing until it is known what it is for.
+    """Wait until torch is imported and the process's work is known.
 
-    The patch needs nn.Module, and must not be the one to import it.
+    The work of a child of multiprocessing is not known at first. The patch needs nn.Module, and must not be the first to
+    import it.
 
     Returns:
-        A refusal, None where the agent may start.
+        A refusal, or None if the agent may start.
     """
     left = int(request["timeout_s"] / _POLL_S)
     while not _torch_is_imported():
@@ -238,7 +251,7 @@ def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] 
         sleep(_POLL_S)
         left -= 1
     while request["only_trainers"] and _work() is None and not box.is_cancelled() and left:
-        sleep(_POLL_S)  # one that was spawned a moment ago does not know yet what it is to do
+        sleep(_POLL_S)  # a child that was just spawned does not know its work yet
         left -= 1
     if request["only_trainers"] and (_work() or "").startswith("torch.utils.data."):
         return _refusal("TargetUnsupported", "data-worker", "the process is a data loader's worker")
@@ -246,7 +259,10 @@ def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] 
 
 
 def _work() -> str | None:
-    """Give the module of what a child of multiprocessing does; None if it has not begun, "" if it is no such child."""
+    """Return the module of the function that a child of multiprocessing runs.
+
+    None if that has not begun; "" in other processes.
+    """
     process = sys.modules.get("multiprocessing.process")
     target = getattr(process.current_process(), "_target", None) if process is not None else None
     words = "".join(getattr(sys, "orig_argv", ()))
@@ -256,7 +272,7 @@ def _work() -> str | None:
 
 
 def _torch_is_imported() -> bool:
-    """Say whether `import torch` has been completed here."""
+    """Whether `import torch` is complete in this process."""
     return all(_is_imported(name) for name in ("torch.nn.modules.module", "torch"))
 
 

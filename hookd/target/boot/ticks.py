@@ -1,4 +1,4 @@
-"""What the agent does about once a second, in hookd's own thread. Runs in the target."""
+"""The agent's periodic work, about once a second in hookd's own thread."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Ticks:
     """Calls the parts of the agent that have periodic work.
 
     Args:
-        acts: are called in this order, each with the time in unix seconds.
-        own_failure: is told of what one of them raises.
-        heartbeats: of threads, which end.
+        acts: functions that are called in this order, each with the time in unix seconds.
+        own_failure: handles an exception of one of them.
+        heartbeats: the threads' heartbeats; those of ended threads are released.
         page: counts the series that it has dropped.
-        dropped: the metric of those.
+        dropped: the metric for that count.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Ticks:
         self._page, self._cells, self._dropped = page, page.cells, dropped
 
     def tick(self, now_s: float) -> None:
-        """Call them once; a part that fails keeps no other from its turn."""
+        """Call each function once; an error of one does not prevent the others."""
         for act in self._acts:
             try:
                 act(now_s)

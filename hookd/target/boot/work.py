@@ -1,8 +1,9 @@
-"""What hookd's own threads do, none of which may be under way when the interpreter ends. Runs in the target.
+"""The work of hookd's own threads.
 
-A thread that comes back from C++ code of torch while the interpreter ends is ended by CPython with `pthread_exit`, which
-unwinds the stack through functions that allow no exception: `terminate called without an active exception`, SIGABRT, and a
-training that was over has failed. Source: CPython Python/ceval_gil.c `take_gil`, 3.10 to 3.13 (3.14 lets such a thread hang).
+It must not be in progress when the interpreter ends. If a thread returns from torch's C++ code while the interpreter ends,
+CPython ends it with `pthread_exit`. That unwinds the stack through functions that do not allow exceptions: `terminate
+called without an active exception`, SIGABRT, and a completed training counts as failed. Source: CPython Python/ceval_gil.c
+`take_gil`, 3.10 to 3.13 (3.14 lets such a thread hang).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """Counts the pieces of work that are under way in hookd's own threads."""
+    """Counts the pieces of work in progress in hookd's own threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -27,9 +28,12 @@ class Work:
 
     @contextlib.contextmanager
     def piece(self) -> Iterator[None]:
-        """Do one piece of work; once the process ends, wait for that end instead."""
+        """Enclose one piece of work.
+
+        Once the process ends, wait for its end instead.
+        """
         while not self._begins():
-            self._may_begin.wait()  # in code of CPython's own, which may be unwound
+            self._may_begin.wait()  # CPython's own code, which may be unwound
         try:
             yield
         finally:
@@ -47,11 +51,14 @@ class Work:
             return False
 
     def go_on(self) -> None:
-        """Begin pieces again, after an `end`."""
+        """Allow pieces of work again, after an `end`."""
         self._may_begin.set()
 
     def end(self, timeout_s: float) -> None:
-        """Begin no piece any more, and wait until those under way are over, or for so long."""
+        """Allow no further work, and wait until none is in progress.
+
+        It waits for at most `timeout_s`.
+        """
         with self._lock:
             self._may_begin.clear()
             is_idle = not self._under_way

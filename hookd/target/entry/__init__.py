@@ -1,1 +1,1 @@
-"""What runs at every call of a module."""
+"""The code that runs at every call of a module."""

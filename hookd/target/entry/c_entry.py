@@ -1,11 +1,11 @@
-"""The entry of `nn.Module.__call__`: watch module calls without replacing the function. Runs in the target.
+"""The C entry of `nn.Module.__call__`, which observes module calls without replacing the function.
 
-`hookd/native/entry.c` says how. `Entry` does what `ClassPatch` (`hookd/target/entry/patch.py`) does in Python, which is used where
-the entry cannot be: no compiled entry for this machine, a debug or free-threaded build of Python, torch before 2.1, or a
-`__call__` that somebody else has replaced or entered.
+`hookd/native/entry.c` describes how it works. `Entry` does what `ClassPatch` (`hookd/target/entry/patch.py`) does in Python.
+`ClassPatch` is used if the entry is not possible: without a compiled entry for this machine, in a debug or free-threaded build
+of Python, with torch before 2.1, or if something else has replaced or entered `__call__`.
 
-CPython 3.11 does not ask the entry at a call that names the function and packs no arguments: `super().__call__(x)`, but not
-`super().__call__(*args)`. A class with such a `__call__` of its own is not observed there; `hookd_modules` says bypassed.
+CPython 3.11 bypasses the entry at a call that names the function and does not unpack arguments: at `super().__call__(x)`, but not
+at `super().__call__(*args)`. A class whose own `__call__` does so is not observed there; `hookd_modules` counts it as bypassed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 VERSION = 22
-"""What `hookd_entry_version` of an entry returns that is called as below."""
+"""Required result of `hookd_entry_version`: the version of the interface to the C code."""
 SHAPES = 256
-"""So many shapes entry.c can tell apart."""
+"""Number of shapes that entry.c can tell apart."""
 ROOM = 100
-"""So many levels of calls are left to hookd: where fewer are left until Python's recursion limit, calls are not observed."""
+"""Recursion levels that hookd may need: with fewer left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
 _LOOKED_AT = 32
-"""So many numbers at the beginning of a thread's state in the interpreter, among which its depth is; it has more than 200 bytes.
-Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14."""
+"""Number of ints at the beginning of the interpreter's thread state that are searched for its depth.
+
+The thread state has more than 200 bytes. Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14.
+"""
 _OF_THREAD = (
     "top",
     "busy",
@@ -70,27 +72,29 @@ _OF_THREAD = (
     "base",
     "profiled",
 )
-"""What entry.c reads and sets of a `ThreadState`, in the order that it knows."""
+"""Attributes of a `ThreadState` that entry.c reads and sets, in its order."""
 
 
 _OF_TELLING = ("tell", "tell_plainly", "no_frame", "versions")
-"""What told.c calls (`hookd.target.plugins.telling`)."""
+"""Functions that told.c calls (`hookd.target.plugins.telling`)."""
 _OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
-"""What graph.c calls (`hookd.target.entry.calls`)."""
+"""Functions that graph.c calls (`hookd.target.entry.calls`)."""
 
 
 class Gradients(IntFlag):
-    """What is wanted of the gradients of a module, as `hookd/native/entry.h` has it.
+    """Flags for what listeners need of a module's gradients.
+
+    The values are the same as in `hookd/native/entry.h`.
 
     Attributes:
-        HEARS_BEFORE: somebody is told of those that enter it.
-        HEARS: of those that leave it.
-        CHECKS_BEFORE: somebody is told of those that enter it, unless all are finite.
-        CHECKS: likewise of those that leave it.
-        KEEPS_OUT: somebody looks at those that enter it.
-        KEEPS_IN: at those that leave it.
-        TIMED: somebody wants the time.
-        WALKS: anybody listens to those that leave it, for which its nodes must be found.
+        HEARS_BEFORE: a listener is called for the gradients that enter the module.
+        HEARS: a listener is called for the gradients that leave the module.
+        CHECKS_BEFORE: a listener is called for the gradients that enter it, unless all are finite.
+        CHECKS: a listener is called for the gradients that leave it, unless all are finite.
+        KEEPS_OUT: a listener takes the gradients that enter it.
+        KEEPS_IN: a listener takes the gradients that leave it.
+        TIMED: a listener takes the time.
+        WALKS: a plugin listens to the gradients that leave it, so its nodes must be found.
         ADDS: the time is added up.
     """
 
@@ -106,29 +110,32 @@ class Gradients(IntFlag):
 
     @classmethod
     def of(cls, heard: list[Listener]) -> Gradients:
-        """Find what listeners to `backward_pre` and `backward` want."""
+        """Return the flags for listeners to `backward_pre` and `backward`."""
         wanted = cls(0)
-        for one in heard:
-            has_left = one.hook == "backward"
-            if one.totals is not None:
+        for listener in heard:
+            has_left = listener.hook == "backward"
+            if listener.totals is not None:
                 wanted |= cls.ADDS
-            elif one.unless_finite:
+            elif listener.unless_finite:
                 wanted |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
             else:
                 wanted |= cls.HEARS if has_left else cls.HEARS_BEFORE
             if has_left:
                 wanted |= cls.WALKS
-            if "grad_output" in one.arguments:
+            if "grad_output" in listener.arguments:
                 wanted |= cls.KEEPS_OUT
-            if "grad_input" in one.arguments:
+            if "grad_input" in listener.arguments:
                 wanted |= cls.KEEPS_IN
-            if not TIMES.isdisjoint(one.arguments):
+            if not TIMES.isdisjoint(listener.arguments):
                 wanted |= cls.TIMED
         return wanted
 
 
 class Wanted(IntFlag):
-    """What is wanted of the calls of a module beside itself and its output, as `hookd/native/entry.h` has it."""
+    """Flags for the values that listeners take of a call.
+
+    The module and its output are always there. The values are the same as in `hookd/native/entry.h`.
+    """
 
     INPUTS = 1
     VERSIONS = 2
@@ -138,8 +145,8 @@ class Wanted(IntFlag):
 
     @classmethod
     def of(cls, heard: list[Listener]) -> Wanted:
-        """Find what listeners to calls want."""
-        names = {name for one in heard for name in one.arguments}
+        """Return the flags for listeners to calls."""
+        names = {name for listener in heard for name in listener.arguments}
         wanted = cls(0)
         for flag, ours in (
             (cls.INPUTS, {"inputs", "kwargs"}),
@@ -149,16 +156,16 @@ class Wanted(IntFlag):
         ):
             if not names.isdisjoint(ours):
                 wanted |= flag
-        return wanted | cls.QUIET if any(one.needs_quiet for one in heard) else wanted
+        return wanted | cls.QUIET if any(listener.needs_quiet for listener in heard) else wanted
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 _DTYPES = (*DTYPES, *_WHOLE)
-"""What kernel.c can look at, in its order, and what has neither infinity nor NaN."""
+"""The dtypes that kernel.c can look at, in its order, then those without infinity and NaN."""
 
 
 class _Host(ctypes.Structure):
-    """What calls are counted with, as entry.c has it."""
+    """The objects that the C entry needs; the same as in entry.c."""
 
     _fields_ = (
         *(
@@ -185,15 +192,21 @@ class _Host(ctypes.Structure):
 
 
 class Counted(NamedTuple):
-    """What the entry counts of a module, where no Python function listens to its calls: an attribute of its plan.
+    """The configuration for counting a module's calls; an attribute of the plan.
+
+    Calls are counted while no Python function listens to them. The entry does not keep `totals`, `backward` and `shown`
+    alive.
 
     Attributes:
-        shape: all modules of one have the same listeners.
-        remembers: whether what a call returns is kept, as a plan does.
-        checks: whether it is looked at, for who listens to `suspect`.
-        is_timed: whether anybody wants the time of its calls, now or in other steps: who called it is told its own time without this one.
-        totals: to which they are added, `backward`, to which the backward passes are, and `shown`, by which statistics of what they
-            return are shown: the entry keeps none of them alive.
+        module: the module.
+        shape: number of the shape; the modules of a shape have the same listeners.
+        remembers: whether outputs are recorded, as a plan does.
+        checks: whether outputs are looked at, for listeners to `suspect`.
+        is_timed: whether a listener takes the time of the calls, in this or in other steps. The time is needed in all steps,
+            because it is deducted from the caller's own time.
+        totals: totals to which the calls are added.
+        backward: totals to which the backward passes are added.
+        shown: objects that publish statistics of the outputs.
     """
 
     module: Module
@@ -207,9 +220,9 @@ class Counted(NamedTuple):
 
 
 class Plans(dict[int, Any]):
-    """Plans by id(module), which the entry looks up in a table of its own.
+    """Plans by id(module), copied to the entry's own table.
 
-    The table keeps them alive itself: a signal handler may raise between any two lines here.
+    The table itself keeps them alive, because a signal handler may raise between any two lines here.
     """
 
     def __init__(self, library: Any) -> None:
@@ -257,7 +270,7 @@ class Plans(dict[int, Any]):
                 raise MemoryError
 
     def pop(self, key: int, default: Any = None) -> Any:
-        """Forget a module; return its plan."""
+        """Forget a module, and return its plan."""
         self._drop(key)
         return super().pop(key, default)
 
@@ -267,22 +280,25 @@ class Plans(dict[int, Any]):
         super().clear()
 
     def close(self) -> None:
-        """Forget all modules, and the table: some of the modules may die later."""
+        """Forget all modules, and disconnect from the table.
+
+        Some of the modules may be freed later.
+        """
         self.clear()
         self._put = self._drop = self._count = self._clear = _ignore
 
 
 class CannotEnterError(Exception):
-    """Calls cannot be entered in C; the text says why."""
+    """Calls cannot be entered in C; the message is the reason."""
 
 
 class Entry:
-    """`nn.Module.__call__` entered in C, and given back its own entry.
+    """The C entry of `nn.Module.__call__`, until it gets its own entry back.
 
     Attributes:
-        original: the function, which stays what it is.
-        plans: by id(module).
-        why_patched: "": `nn.Module.__call__` is not replaced.
+        original: the function, which is not replaced.
+        plans: plans by id(module).
+        why_patched: "", because `nn.Module.__call__` is not replaced.
         hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
     """
 
@@ -329,12 +345,13 @@ class Entry:
             missing: called as `missing(module, args, kwargs)` for a module without a plan.
 
         Raises:
-            CannotEnterError: there is none for this process.
+            CannotEnterError: the entry is not possible in this process.
         """
         call = nn.Module.__dict__["__call__"]
         if environ.get("HOOKD_ENTRY") == "0":
             raise CannotEnterError("HOOKD_ENTRY=0 is in its environment")
-        # What a plan calls on must not be what is entered: before torch 2.1 that is `_call_impl`, else another tool's function.
+        # A plan must not call the function that is entered. Before torch 2.1 that would be `_call_impl`; otherwise it may be
+        # another tool's function.
         if not HAS_COMPILED_IMPL:
             raise CannotEnterError("torch is older than 2.1")
         if not is_pristine(call):
@@ -348,24 +365,27 @@ class Entry:
         try:
             library = native.load("hookd-entry", image, keeps_lock=True)
             if native.function(library, "hookd_entry_version")() != VERSION:
-                raise CannotEnterError("the entry is of another version of hookd: install hookd anew")
+                raise CannotEnterError("the compiled entry belongs to another version of hookd: reinstall hookd")
             return cls(library, call, missing)
-        except (OSError, AttributeError) as error:  # no memory file, not executable, another machine's, no entry at all
+        except (OSError, AttributeError) as error:  # no memory file, not executable, for another machine, not an entry
             raise CannotEnterError(str(error)) from None
 
     def install(self) -> None:
         """Enter the function.
 
         Raises:
-            AttachError: somebody else has done so since `load`.
+            AttachError: another tool has entered it since `load`.
         """
         if self._watch(self.original, _SIZE):
             raise AttachError(
-                "another tool has entered nn.Module.__call__ at this moment", reason="busy", hint="Try again."
+                "another tool has entered nn.Module.__call__ during the attach", reason="busy", hint="Try again."
             )
 
     def leave_room(self, room: int = ROOM) -> None:
-        """Let calls pass unobserved where fewer levels are left until the recursion limit, from now on."""
+        """Stop observing calls that are too near the recursion limit.
+
+        This finds the depth in the interpreter's thread state: the one number that changes with each level.
+        """
         shallow, deep, deeper = (self._numbers_at(levels) for levels in (0, 5, 12))
         for sign in (-1, 1):
             found = [
@@ -377,7 +397,7 @@ class Entry:
                 self._set_depth(4 * found[0], sign > 0, sys.getrecursionlimit(), room)
 
     def _numbers_at(self, levels: int) -> list[int]:
-        """Look at the thread's state from so many levels further down."""
+        """Return the first numbers of the thread state, some levels further down."""
         if levels:
             return self._numbers_at(levels - 1)
         numbers = (ctypes.c_int * _LOOKED_AT)()
@@ -385,11 +405,14 @@ class Entry:
         return list(numbers)
 
     def too_deep(self) -> int:
-        """Return how many calls have passed unobserved for want of room since the last time."""
+        """Return the number of calls that were too deep to be observed, since the last time."""
         return int(self._deep())
 
     def find_layout(self) -> layout.Layout | None:
-        """Look where torch has what of a tensor, which takes some milliseconds the first time; None: nobody can tell."""
+        """Return the memory layout of torch's tensors, None if unknown.
+
+        The first call takes some milliseconds.
+        """
         if not self._found:
             self._found.append(layout.find(_DTYPES))
         return self._found[0]
@@ -406,17 +429,19 @@ class Entry:
         shown: Callable[..., None],
         hand: Callable[..., None],
     ) -> None:
-        """Count calls in C from now on; where objects are not laid out as usual, plans count.
+        """Count calls in C from now on.
+
+        If objects do not have the usual memory layout, plans count.
 
         Args:
-            names: of functions of `hookd.target.entry.calls`.
-            local: has the calling thread's state.
-            page: in which calls are counted.
-            numeric: has the kernel that looks at outputs.
-            remember: is called for a call that the entry cannot remember,
-            suspect: for one whose output is not finite,
-            shown: for one whose output is to be shown and cannot be in C,
-            hand: and for one whose output cannot be looked at there.
+            names: functions of `hookd.target.entry.calls`, by name.
+            local: the state of the calling thread.
+            page: the page in which calls are counted.
+            numeric: provides the kernel that looks at outputs.
+            remember: called for a call that the entry cannot record.
+            suspect: called for a call whose output is not finite.
+            shown: called for a call whose output statistics cannot be published in C.
+            hand: called for a call whose output C cannot look at.
         """
         state = ThreadState(0, 0, is_engine=False)
         module = Module("", "", 0, 0, None, leaf=True)
@@ -424,7 +449,8 @@ class Entry:
         if None in offsets or not hasattr(torch._C, "_len_torch_function_stack"):
             return
         dtypes: Any = (ctypes.py_object * len(_DTYPES))(*_DTYPES)  # type: ignore[misc]  # typeshed wants them wrapped
-        cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))  # no reference stays: a page is to be closed
+        # Only the address: a reference would keep the page from being closed.
+        cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))
         host = _Host(
             local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_TELLING),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
@@ -443,85 +469,108 @@ class Entry:
             numeric.number_at_once = self._number
 
     def arm(self, shape: int, *, is_armed: bool) -> None:
-        """Have the calls of a shape go through the plans, or count them."""
+        """Set whether a shape's calls go through their plans, or are counted."""
         self._arm(shape, is_armed)
 
     def tell(self, shape: int, heard: list[Listener]) -> None:
-        """Tell these listeners of the calls of a shape that are counted (`hookd.target.plugins.telling`).
+        """Set the listeners for the counted calls of a shape.
+
+        `hookd.target.plugins.telling` describes how they are called.
 
         Args:
-            shape: of the modules.
+            shape: number of the shape.
             heard: observers of `forward_pre` and `forward` that are switched on, in the order of calling.
         """
-        before = [one for one in heard if one.hook == "forward_pre"]
-        after = [one for one in heard if one.hook != "forward_pre"]
+        before = [listener for listener in heard if listener.hook == "forward_pre"]
+        after = [listener for listener in heard if listener.hook != "forward_pre"]
         self._tell(shape, before if heard else None, after, Wanted.of(heard))
 
     def hear(self, shape: int, heard: list[Listener] | None) -> None:
-        """Hook the graph for the calls of a shape that are counted, for these listeners to gradients; None: do not.
+        """Set the gradient listeners for the counted calls of a shape.
+
+        The graph is hooked for them.
 
         Args:
-            shape: of the modules.
-            heard: observers that are switched on; a list that nobody changes.
+            shape: number of the shape.
+            heard: observers that are switched on, in a list that is not changed later; None to hook nothing.
         """
-        told = None if heard is None else [one for one in heard if one.totals is None]
-        self._hear(shape, told, Gradients.of(heard or []))
+        listeners = None if heard is None else [listener for listener in heard if listener.totals is None]
+        self._hear(shape, listeners, Gradients.of(heard or []))
 
     def check(self, *, checks: bool, alert: bool) -> int:
-        """Look at what counted calls return, or do not; return how many have passed since the last time that nobody could look at.
+        """Set whether the outputs of counted calls are looked at.
 
         Args:
-            checks: have `Portions.suspect` told of what is not finite;
-            alert: and of all others.
+            checks: whether to call `Portions.suspect` for outputs that are not finite.
+            alert: whether to call it for all other outputs as well.
+
+        Returns:
+            The number of outputs since the last time that could not be looked at.
         """
         passed: int = self._check(checks, alert)
         return passed
 
     def hand(self, shape: int, *, hands: bool) -> None:
-        """Look at large outputs of a shape as well, and hand over what cannot be looked at in C; or do not."""
+        """Set whether large outputs of a shape are looked at as well.
+
+        Outputs that C cannot look at are then handed over.
+        """
         self._hand(shape, hands)
 
     def meter(self, *, is_metered: bool) -> None:
-        """Take the time of what is counted, or do not."""
+        """Set whether the time of counted calls is measured."""
         self._meter(is_metered)
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Know of the calls that were remembered only the last ones still, weakly; return how many are left as they are."""
+        """Keep only the last recorded calls, with weak references.
+
+        Return the number of records that are left as they are.
+        """
         left: int = self._let_go(thread, last)
         return left
 
     def metered_ns(self) -> list[int]:
-        """Return what has taken how long since the last time while it was metered.
+        """Return the time spent in C in metered steps, since the last time.
 
         Returns:
-            [4] ns: of counted calls, of hooks on graphs, of showing outputs, and of looking at large ones.
+            [4] ns: counted calls, hooks on graphs, showing outputs, and looking at large outputs.
         """
         spent = (ctypes.c_int64 * 4)()
         self._spent(spent)
         return list(spent)
 
     def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the training's inside of that, which is hidden from nobody."""
+        """Call a function of the training from hidden code, visible to profilers."""
         return self._aloud(function, args, kwargs)
 
     def aloud_of(self, module: Any) -> Callable[..., Any]:
-        """Return what runs a module as if hookd were not there, for a profiler to see: by its code `torch.profiler` knows a module's call."""
+        """Return a function that runs a module without hookd, visible to profilers.
+
+        `torch.profiler` recognizes a module's call by the code of this function.
+        """
         return partial(self.aloud, self._whole, module)
 
     def register(self) -> None:
-        """Do nothing: torch.compile reads a function's code, and never its entry."""
+        """No-op: torch.compile reads the code of a function, never its entry."""
 
     def restore(self) -> str:
-        """Give the function its own entry back.
+        """Restore the function's own entry.
 
         Returns:
-            What is left where another tool has entered it after us, "" where nothing is.
+            A message if another tool has entered it after hookd, so that hookd's entry has to stay; else "".
         """
         is_foreign = self._unwatch(self.original, _SIZE)
-        return "nn.Module.__call__: another tool has entered it after us; ours passes through" if is_foreign else ""
+        return (
+            "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
+            if is_foreign
+            else ""
+        )
 
     def close(self) -> None:
-        """Return all memory. The code stays where a call that began in it still runs, in whatever thread, or a graph has hooks of it."""
+        """Free all memory.
+
+        The code stays loaded while a call that began in it still runs in any thread, or a graph still has its hooks.
+        """
         self.plans.close()
         torch_state.quiet, torch_state.leave = torch_state.ask, torch_state.leave_in_python
         backward.marks, backward.walk_in_c = backward.NO_MARKS, backward.no_walk
@@ -531,7 +580,10 @@ class Entry:
 
 
 def _for_marks() -> tuple[Any, Any, Any]:
-    """Return what `hookd/native/marks.c` needs of torch, where it has that, and a tensor of ours; else Nones."""
+    """Return two functions of torch and a tensor for `hookd/native/marks.c`.
+
+    Nones if torch lacks the functions.
+    """
     task = getattr(torch._C, "_current_graph_task_id", None)
     queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
     if None in (task, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
@@ -541,22 +593,28 @@ def _for_marks() -> tuple[Any, Any, Any]:
 
 
 def _has_usual_layout() -> bool:
-    """Whether this is a CPython whose objects begin as those of the C sources do: neither traced nor free-threaded."""
+    """Whether Python objects begin as the C code expects.
+
+    They do in a CPython that is neither a trace-refs nor a free-threaded build.
+    """
     return sys.version_info >= (3, 10) and not hasattr(sys, "getobjects") and "t" not in getattr(sys, "abiflags", "")
 
 
 def _offset(instance: Any, name: str) -> int | None:
-    """Return where an object has one of its `__slots__`, in bytes; None where that cannot be seen."""
+    """Return the offset of one of an object's `__slots__`, in bytes.
+
+    None if it cannot be found.
+    """
     mark, before = object(), getattr(instance, name)
     setattr(instance, name, mark)
     words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))
-    found = [8 * at for at, word in enumerate(words) if word == id(mark)]
+    offsets = [8 * at for at, word in enumerate(words) if word == id(mark)]
     setattr(instance, name, before)
-    return found[0] if len(found) == 1 else None
+    return offsets[0] if len(offsets) == 1 else None
 
 
 def _plain() -> None:
-    """Have the entry that every Python function has."""
+    """An ordinary function: its entry is the one that all Python functions have."""
 
 
 def _ignore(*_: object) -> int:

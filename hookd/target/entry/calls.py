@@ -1,6 +1,6 @@
-"""What happens beside the plugins when a module's call begins, ends or is left by an exception. Runs in the target.
+"""Hookd's own work at the beginning and end of a call.
 
-The plans (`hookd.target.entry.plan`) and the entry in C call this.
+A call may also end by an exception. The plans (`hookd.target.entry.plan`) and the C entry call it.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ if TYPE_CHECKING:
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
 EVENTS, PHASE = pages.EVENTS - pages.MODULE, pages.PHASE - pages.MODULE
-"""Cells of a heartbeat, from its module cell on."""
+"""Cells of a heartbeat, relative to its module cell."""
 
 
 class Calls:
-    """Keeps a thread's state, its phase and the hooks on the graph right.
+    """Maintains a thread's state, its phase and the hooks on the graph.
 
     Args:
-        telling: tells listeners of a call.
+        telling: calls the listeners of a call.
         turn: switches a thread to another phase.
-        begins: is told of each call that is inside of no other.
+        begins: called at each outermost call.
         require_alone: stops plugins that may change the training of one rank only.
 
     Attributes:
-        cells: of the page, and `record`: puts a record into its recorder.
-        local: has the state of the calling thread, and `accounts` what is spent in metered steps.
-        bare: returns what runs a module as if hookd were not there, and `aloud_of`: what does so hidden from nobody, where the plan itself is
-            hidden from a profiler.
+        cells: cells of the page.
+        record: puts a record into the page's recorder.
+        local: the state of the calling thread.
+        accounts: the accounts of metered steps.
+        bare: returns the function that runs a module as if hookd were not there.
+        aloud_of: returns the same for a plan that is hidden from a profiler: the module itself stays visible.
     """
 
     def __init__(  # noqa: PLR0913
@@ -82,17 +84,20 @@ class Calls:
         self._is_unobserved_told = False
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
-        """Return what the entry in C calls, by name."""
+        """Return the functions that the C entry calls, by name."""
         return {
             "unwind": self.unwind, **self._telling.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
             "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
-        """A call was left by an exception: put the thread's state right, tell those who asked, let it go on."""
+        """Restore the thread's state after an exception has left a call.
+
+        This also calls the listeners of `forward_error`.
+        """
         thread.busy = False
         if thread.held and not is_from_signal_handler(error):
-            self.portions.hand_over(thread)  # what had returned may be what it was left for
+            self.portions.hand_over(thread)  # an output among them may be the reason for the exception
         if top is None and thread.kept:
             self.portions.let_go(thread)
         thread.top = top
@@ -105,7 +110,10 @@ class Calls:
     def hook_outputs(
         self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool = False
     ) -> Any:
-        """Hook the graph that a call has made; in a recompute only where that graph will be used (reentrant)."""
+        """Hook the graph that a call has made.
+
+        In a recompute, the graph is hooked only if it will be used (reentrant).
+        """
         if recompute and not backward.is_reentrant():
             return output
         mark = self._clock()
@@ -113,8 +121,9 @@ class Calls:
         if not before and not after:
             return output
         top = entered.thread.top
-        if top is not None and is_inside(top[1], module) and not any(one.mutates for one in before + after):
-            return output  # its time is part of that of the outermost; and each would walk through all that are inside of it
+        if top is not None and is_inside(top[1], module) and not any(listener.mutates for listener in before + after):
+            # Recursion: its time is part of the outer call's, and each level would walk through all levels inside of it.
+            return output
         flow = backward.Flow(module, self.dispatch, self.local, before + after)
         try:
             return backward.end(flow, args, output, entered, heard_backward=bool(after))
@@ -123,11 +132,11 @@ class Calls:
             return output
         finally:
             entered.thread.lost += self._clock() - mark
-            if self.accounts.is_metered:  # who listens pays for the hooks on the graph as well
+            if self.accounts.is_metered:  # the hooks on the graph are charged to a plugin that listens
                 self.accounts.charge((after or before)[0].plugin, mark)
 
     def begins(self, thread: ThreadState) -> None:
-        """A call begins inside of no other."""
+        """Handle the beginning of an outermost call."""
         # Only these are counted as events: a read-modify-write costs three times a store.
         self.cells[thread.beat + EVENTS] += 1.0
         self._call_begins(thread)
@@ -143,47 +152,56 @@ class Calls:
         if models.learning:
             models.learn_on()
         phase = int(self.cells[thread.beat + PHASE])
-        # It is that still where an exception came at a bad moment.
+        # An exception at a bad moment may have left FORWARD there.
         thread.outside = phase if phase != FORWARD else OTHER
         thread.flows = self.dispatch.hears_gradients and self._may_hook()
         if phase != DATA:
             self._turn(thread, FORWARD)
 
     def ends(self, thread: ThreadState) -> None:
-        """A call ends that was inside of no other."""
+        """Handle the end of an outermost call."""
         if thread.held:
             self.portions.hand_over(thread)
         if thread.kept:
             self.portions.let_go(thread)
         if self._counting.is_alert:
             self._counting.calm()
-        if thread.passing and not torch.is_grad_enabled():  # no backward will ask what has returned
+        if thread.passing and not torch.is_grad_enabled():  # no backward will need the outputs
             self.portions.end_passing(thread)
         if thread.outside != DATA:
             self._turn(thread, thread.outside)
 
     def output_shown(self, module: Module, output: Any) -> None:
-        """Show what a counted call has returned where the entry in C cannot, or where a plugin is to be told of it."""
+        """Call the listeners of `output_summary` for a counted call.
+
+        The C entry calls this where it cannot do the work itself.
+        """
         dispatch = self.dispatch
-        heard = dispatch.switched_on("output_summary", module)
-        if heard and self._life.is_live:
-            dispatch.tell(heard, values_of(module, output=output))
+        listeners = dispatch.switched_on("output_summary", module)
+        if listeners and self._life.is_live:
+            dispatch.tell(listeners, values_of(module, output=output))
 
     def _may_hook(self) -> bool:
-        """Return whether the graph may be hooked that is about to be made; `hookd/native/graph.c` asks only once an outermost call."""
+        """Whether to hook the graph of an outermost call; asked once for each.
+
+        The C code asks this, too (`hookd/native/graph.c`).
+        """
         if is_autograd_compiled():
             self._tell_unobserved()
             return False
         return not is_unreal()
 
     def _graph_failed(self, error: BaseException) -> None:
-        """Deal with what a hook in C has raised, as `hookd.target.events.backward` does."""
+        """Handle an error that a hook in C has raised, as `hookd.target.events.backward` does."""
         if not isinstance(error, Failure):
             raise error
         self.dispatch.own_failure("the backward of a module", error)
 
     def hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
-        """Note where the graph stands before a call; None where it is not to be hooked."""
+        """Return the state of the graph before a call.
+
+        None if the graph is not to be hooked.
+        """
         if is_autograd_compiled():
             self._tell_unobserved()
             return None
@@ -195,7 +213,7 @@ class Calls:
             self.dispatch.own_failure("backward", failure)
         thread.lost += self._clock() - mark
         if entered is not None:
-            entered.lost = thread.lost  # what was lost until now lies outside of the call
+            entered.lost = thread.lost  # the time lost until now is outside of the call
         return entered
 
     def _tell_unobserved(self) -> None:

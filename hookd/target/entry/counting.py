@@ -1,6 +1,7 @@
-"""Which calls the entry in C counts, whom it tells of them, and what it looks at. Runs in the target.
+"""Configuration of the C entry.
 
-Where calls are not entered in C all of them go through their plans, and what they return is looked at by nobody here.
+It says which calls the entry counts, which listeners it calls, and which outputs it looks at. If calls are not entered in
+C, all of them go through their plans, and their outputs are not looked at here.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
 
 TOLD = ("forward_pre", "forward")
-"""Hooks of which C has listeners told that change nothing."""
+"""Hooks whose observers are called from C."""
 
 
 class Counting:
-    """Says to the entry what to do at the calls of modules; switches and shapes change, the modules' plans do not.
+    """Configures the entry for the calls of modules.
+
+    Switches and shapes change; the modules' plans do not.
 
     Args:
-        patch: what sees the calls of modules.
+        patch: observes the calls of modules.
 
     Attributes:
-        hidden: calls a function of hookd's hidden from a profiler; None where calls are not entered in C.
-        looks: whether what calls return is looked at, for who listens to `suspect`.
-        is_alert: whether every call that returns is told of, because one has returned what is not finite.
+        hidden: calls a function of hookd's hidden from a profiler; None if calls are not entered in C.
+        looks: whether outputs are looked at, for listeners to `suspect`.
+        is_alert: whether every call is reported when it returns, because the output of one was not finite.
     """
 
     def __init__(self, patch: Entry | ClassPatch, *, registry: Registry, dispatch: Dispatch, numeric: Numeric) -> None:
@@ -49,13 +52,14 @@ class Counting:
         self.hidden = None if self._entry is None else self._entry.hidden
         self.looks = self.is_alert = False
         self._shapes: dict[tuple[Listener, ...], Shape] = {}
-        # Also of calls under way whose modules have other plans by now. No WeakSet: threads that call modules add to it while others go through it.
+        # Includes the shapes of current calls whose modules have new plans by now. Not a WeakSet, because threads that call
+        # modules add to it while others iterate.
         self._in_use: list[weakref.ref[Shape]] = []
         self._numbers = itertools.cycle(range(SHAPES))
-        self._passed = 0  # calls whose outputs nobody could look at
+        self._passed = 0  # number of calls whose outputs could not be looked at
 
     def prepare(self) -> None:
-        """Do before `begin` what takes longest in it."""
+        """Run the slowest part of `begin` in advance."""
         if self._entry is not None:
             self._entry.find_layout()
 
@@ -63,7 +67,7 @@ class Counting:
         """Count calls from now on.
 
         Args:
-            host: gives the entry what it counts with.
+            host: passes the entry the objects that it needs.
         """
         if self._entry is not None:
             host(self._entry)
@@ -71,20 +75,30 @@ class Counting:
             self._check()
 
     def too_deep(self) -> int:
-        """Return how many calls have passed unobserved for want of room since the last time."""
+        """Return the number of calls that were too deep to be observed, since the last time."""
         return 0 if self._entry is None else self._entry.too_deep()
 
-    # -- what plans are made of
+    # -- the parts of plans
 
     def heard(self, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
-        """Return whom a plan tells; without the entry nobody is told of a suspect: to look would be dear in every step."""
-        return listeners if self._entry is not None else tuple(one for one in listeners if one.hook != "suspect")
+        """Return the listeners that a plan calls.
+
+        Without the C entry `suspect` is left out: looking at all outputs in every step would be too expensive.
+        """
+        return (
+            listeners
+            if self._entry is not None
+            else tuple(listener for listener in listeners if listener.hook != "suspect")
+        )
 
     def shape(self, heard: tuple[Listener, ...]) -> Shape:
-        """Return the shape of the modules of which the same is heard; its number is SHAPES where the entry cannot tell so many apart."""
+        """Return the shape of the modules with these listeners.
+
+        Its number is SHAPES if the entry has no number left.
+        """
         shape = self._shapes.get(heard)
         if shape is None:
-            # Not a number of those before the last change, whose modules may still be called.
+            # Numbers from before the last change are not reused yet, because modules with them may still be called.
             is_one_more = len(self._shapes) < SHAPES // 2
             shape = self._shapes[heard] = Shape(heard, next(self._numbers) if is_one_more else SHAPES)
             self._in_use.append(weakref.ref(shape))
@@ -92,19 +106,22 @@ class Counting:
         return shape
 
     def counted(self, module: Module, shape: Shape) -> Counted | None:
-        """Return what the entry counts of a module; None: nothing."""
+        """Return what the C entry counts for a module; None without the entry."""
         if self._entry is None:
             return None
         heard = shape.listeners
-        totals = [one.totals for one in heard if isinstance(one.totals, Totals)]
-        back = [one.totals for one in heard if isinstance(one.totals, BackwardTotals)]
-        shown = [one.totals for one in heard if isinstance(one.totals, Shown)]
-        checks = any(one.hook == "suspect" for one in heard)
+        totals = [listener.totals for listener in heard if isinstance(listener.totals, Totals)]
+        back = [listener.totals for listener in heard if isinstance(listener.totals, BackwardTotals)]
+        shown = [listener.totals for listener in heard if isinstance(listener.totals, Shown)]
+        checks = any(listener.hook == "suspect" for listener in heard)
         return Counted(module, shape.number, remembers(heard), checks, is_timed(heard), totals, back, shown)
 
     def begin_anew(self) -> list[Shape]:
-        """Number all shapes anew; return those of before, which `end` is to be given once no module has them any more."""
-        self._in_use = [one for one in self._in_use if one() is not None]
+        """Begin with new shapes, and return the old ones.
+
+        Pass these to `end` once no module has them any more.
+        """
+        self._in_use = [ref for ref in self._in_use if ref() is not None]
         old = list(self._shapes.values())
         if self._entry is not None:
             for shape in old:
@@ -113,7 +130,10 @@ class Counting:
         return old
 
     def end(self, old: list[Shape]) -> None:
-        """Tell nobody of these any more: until here the training has called modules that had their plans of before."""
+        """Stop calling the listeners of these shapes.
+
+        Until now the training may have called modules with their old plans.
+        """
         if self._entry is not None:
             for shape in old:
                 self._entry.tell(shape.number, [])
@@ -123,23 +143,23 @@ class Counting:
     def act_on_switches(self) -> None:
         """Act on switches that were turned."""
         self._dispatch.turned()
-        for one in list(self._in_use):
-            shape = one()
+        for ref in list(self._in_use):
+            shape = ref()
             if shape is not None:
                 shape.turned()
         self._arm_all()
 
     def meter(self, *, is_metered: bool) -> None:
-        """Meter the calls of the step that begins, or do not."""
+        """Set whether the calls of the step that begins are metered."""
         self._dispatch.accounts.is_metered = is_metered
         if self._entry is not None:
             self._entry.meter(is_metered=is_metered)
 
     def metered_ns(self) -> list[int]:
-        """Return what has taken how long in the metered step that is over.
+        """Return the time spent in C in the metered step that is over.
 
         Returns:
-            [4] ns: of calls without a plan, of hooks on graphs, of showing outputs, and of looking at large ones.
+            [4] ns: calls without a plan, hooks on graphs, showing outputs, and looking at large outputs.
         """
         return [0] * 4 if self._entry is None else self._entry.metered_ns()
 
@@ -149,106 +169,132 @@ class Counting:
         self._check()
 
     def _arm(self, shape: Shape) -> None:
-        """Have calls go through their plans where C can neither count them nor tell who listens: as long as totals are switched off, say."""
+        """Decide whether the calls of a shape go through their plans.
+
+        They do if C can neither count them nor call their listeners, for example while totals are switched off.
+        """
         if self._entry is None:
             return
         heard, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
-        switches = (is_seen, *[one.is_on for one in heard])
-        if switches == shape.armed:  # those that were turned are others'
+        switches = (is_seen, *[listener.is_on for listener in heard])
+        if switches == shape.armed:  # only switches of other shapes were turned
             return
-        flowing = [one for one in heard if one.hook in FLOWS and one.is_on]
-        is_plain = not any(one.mutates for one in flowing)  # what changes gradients is called by Python's own hooks
+        flowing = [listener for listener in heard if listener.hook in FLOWS and listener.is_on]
+        is_plain = not any(
+            listener.mutates for listener in flowing
+        )  # mutators of gradients are called by hooks in Python
         self._entry.hear(number, flowing if flowing and is_plain else None)
         called = _not_in_c(heard, hears_in_c=is_plain, looks_in_c=is_seen)
         self._entry.hand(number, hands=is_seen and _looks_at_all(heard))
-        is_told = all(one.hook in TOLD and not one.mutates for one in called)
-        is_stopped = any(isinstance(one.totals, Totals) and not one.is_on for one in heard)
+        is_told = all(listener.hook in TOLD and not listener.mutates for listener in called)
+        is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in heard)
         self._entry.arm(number, is_armed=is_stopped or not is_told)
         self._entry.tell(number, called if is_told else [])
         shape.armed = switches
 
-    # -- what calls return
+    # -- outputs
 
     def _check(self) -> None:
-        """Have the entry look at what calls return while anybody listens to `suspect`."""
+        """Set whether the entry looks at outputs: while a plugin listens to `suspect`."""
         if self._entry is not None:
             heard = self._registry.ordered("suspect")
-            self.looks = self._numeric.looks_in_c() and any(one.is_on for one in heard)
+            self.looks = self._numeric.looks_in_c() and any(listener.is_on for listener in heard)
             self.passed()
 
     def alert(self) -> None:
-        """Have every call that returns told of, and every plan hold its call, until `calm`: something was not finite."""
+        """Report every call that returns, until `calm`.
+
+        Called when an output was not finite. Plans hold their calls during this time.
+        """
         if not self.is_alert:
             self.is_alert = True
             self._check()
 
     def calm(self) -> None:
-        """Be told of what is not finite alone again: the outermost call is over."""
+        """End an alert, because the outermost call is over.
+
+        From now on, only calls whose output is not finite are reported.
+        """
         self.is_alert = False
         self._check()
 
     def note_passed(self) -> None:
-        """Note that nobody could look at what a call has returned."""
+        """Count a call whose output could not be looked at."""
         self._passed += 1
 
     def passed(self) -> int:
-        """Return how many calls have returned what nobody could look at, in all threads up to now."""
+        """Return the number of calls so far whose outputs could not be looked at.
+
+        This counts the calls of all threads.
+        """
         if self._entry is not None:
             self._passed += self._entry.check(checks=self.looks, alert=self.is_alert)
         return self._passed
 
     def has_seen_all(self, thread: ThreadState, plugin: int) -> bool:
-        """Do what `Context.has_seen_all` says; what C has handed over, the plugins have seen that listen to `forwards` there."""
+        """Implement `Context.has_seen_all`.
+
+        Calls that C has handed over were seen by the plugins that listen to `forwards` at their modules.
+        """
         return (
             self.looks
             and thread.passed == self.passed()
             and all(
-                any(one.plugin == plugin for one in self._dispatch.switched_on("forwards", module))
+                any(listener.plugin == plugin for listener in self._dispatch.switched_on("forwards", module))
                 for module in thread.handed
             )
         )
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Have the entry keep alive no more what calls have returned; return how many it has left as they are."""
+        """Make the entry release the outputs that it keeps alive.
+
+        Return the number of records that it has left as they are.
+        """
         return len(thread.returned) if self._entry is None else self._entry.let_go(thread, last)
 
-    # -- what is hidden from a profiler
+    # -- hiding from a profiler
 
     def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
-        """Return what runs a module as if hookd were not there, hidden from nobody; for plans that are called from C."""
+        """Return a function that runs a module without hookd, visible to profilers.
+
+        For plans that are called from C.
+        """
         return self._entry.aloud_of(module)  # type: ignore[union-attr]
 
     def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the training's inside of that, which is hidden from nobody."""
+        """Call a function of the training from hidden code, visible to profilers."""
         if thread.hidden and self._entry is not None:
             return self._entry.aloud(function, *args, **kwargs)
         return function(*args, **kwargs)
 
 
 def _looks_at_all(heard: tuple[Listener, ...]) -> bool:
-    """Whether a plugin that is told of suspects looks at all outputs in this step, large ones and those on a device too."""
-    on = [one for one in heard if one.is_on]
-    suspecting = {one.plugin for one in on if one.hook == "suspect"}
-    return any(one.hook == "forwards" and one.plugin in suspecting for one in on)
+    """Whether a plugin that listens to `suspect` takes all outputs in this step.
+
+    This includes large outputs and those on a device.
+    """
+    on = [listener for listener in heard if listener.is_on]
+    suspecting = {listener.plugin for listener in on if listener.hook == "suspect"}
+    return any(listener.hook == "forwards" and listener.plugin in suspecting for listener in on)
 
 
 def _not_in_c(heard: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
-    """Return those that are switched on and are not served by the entry alone.
+    """Return the active listeners that the entry alone does not serve.
 
     Args:
         heard: all listeners.
-        hears_in_c: whether the entry hooks the graph for those to gradients.
-        looks_in_c: whether it looks at what calls return.
+        hears_in_c: whether the entry hooks the graph for listeners to gradients.
+        looks_in_c: whether the entry looks at outputs.
     """
-    on = [one for one in heard if one.is_on and not isinstance(one.totals, Totals)]
-    suspecting = {one.plugin for one in on if one.hook == "suspect"} if looks_in_c else ()
+    on = [listener for listener in heard if listener.is_on and not isinstance(listener.totals, Totals)]
+    suspecting = {listener.plugin for listener in on if listener.hook == "suspect"} if looks_in_c else ()
     return [
-        one
-        for one in on
-        if one.hook not in ("forward_error", "suspect")  # which no plan calls
-        and not (one.hook in FLOWS and hears_in_c)
+        listener
+        for listener in on
+        if listener.hook not in ("forward_error", "suspect")  # plans do not call these
+        and not (listener.hook in FLOWS and hears_in_c)
         and not (
-            one.hook == "forwards" and one.plugin in suspecting
-        )  # what it would look at is looked at in C, or handed over from there
-        and one.hook != "output_summary"  # likewise, or `Calls.output_shown` is asked
+            listener.hook == "forwards" and listener.plugin in suspecting
+        )  # C looks at these outputs, or hands them over
+        and listener.hook != "output_summary"  # likewise, or C calls `Calls.output_shown`
     ]

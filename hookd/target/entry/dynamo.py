@@ -1,9 +1,9 @@
-"""How torch.compile is kept from noticing hookd. Runs in the target.
+"""Keeps torch.compile from noticing hookd.
 
-Dynamo meets our code in two ways. It *evaluates* every frame that is entered under its callback: all code of the agent
-is marked to be skipped. And it *inlines* functions that a compiled frame calls: each function of ours that stands in
-the place of one of torch's has an attribute `_torchdynamo_inline`, in whose place dynamo takes torch's own function
-(torch/_dynamo/variables/functions.py `UserFunctionVariable.__init__`, 2.1 to 2.14), so that it guards on nothing of ours.
+Dynamo meets hookd's code in two ways. It *evaluates* every frame that is entered under its callback; so all code of the agent is
+marked to be skipped. And it *inlines* functions that a compiled frame calls; so each function of hookd's that replaces one of
+torch's has an attribute `_torchdynamo_inline` with torch's own function, which dynamo inlines instead
+(torch/_dynamo/variables/functions.py `UserFunctionVariable.__init__`, 2.1 to 2.14). Its guards then depend on nothing of hookd's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compi
 
 
 def stand_in(ours: Any, original: Any) -> None:
-    """Have dynamo inline `original` wherever it would inline `ours`, and evaluate no frame of `ours`."""
+    """Make dynamo inline `original` instead of `ours`, and evaluate no frame of `ours`."""
     ours._torchdynamo_inline = original
     skip_frames(ours.__code__)
 
 
 def skip_frames(code: CodeType) -> None:
-    """Tell dynamo never to compile frames of this code; needs no import of dynamo, and survives its reset."""
+    """Exclude frames of this code from compilation by dynamo.
+
+    This does not import dynamo, and survives its reset.
+    """
     if hasattr(_FRAMES, "set_code_exec_strategy"):
         action = _FRAMES._FrameAction
         strategy = _FRAMES._FrameExecStrategy(action.SKIP, action.DEFAULT)
@@ -45,7 +48,10 @@ def skip_frames(code: CodeType) -> None:
 
 
 def skip_package(package: str, rest: Callable[[], None]) -> None:
-    """Do that for all functions of the loaded modules of a package; takes 5 ms, and calls `rest` after each module."""
+    """Exclude all functions of a package's loaded modules from compilation.
+
+    Takes 5 ms, and calls `rest` after each module.
+    """
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module is not None:
             for code in _codes(vars(module), name):
@@ -54,7 +60,10 @@ def skip_package(package: str, rest: Callable[[], None]) -> None:
 
 
 def _codes(namespace: Any, module: str) -> Iterator[CodeType]:
-    """Yield the code of all functions that a module or one of its classes defines, with the functions inside of them."""
+    """Yield the code of all functions of a module and its classes.
+
+    Nested functions are included.
+    """
     for value in list(namespace.values()):
         if isinstance(value, type):
             if value.__module__ == module:
@@ -73,14 +82,15 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def no_frame() -> Callable[[Any], Any]:
-    """Return the function that switches dynamo's frame evaluation and returns what was set before."""
+    """Return the function that sets dynamo's frame evaluation and returns the previous setting."""
     return getattr(_FRAMES, "set_eval_frame", lambda previous: previous)
 
 
 def is_autograd_compiled() -> bool:
-    """Whether backward passes are compiled: what is then hooked on the graph becomes part of what is compiled.
+    """Whether backward passes are compiled.
 
-    Source: torch/_dynamo/compiled_autograd.py and torch/_dynamo/config.py, 2.4 to 2.14.
+    Hooks on the graph then become part of the compiled code. Source: torch/_dynamo/compiled_autograd.py and
+    torch/_dynamo/config.py, 2.4 to 2.14.
     """
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     if getattr(module, "compiled_autograd_enabled", False):
@@ -90,10 +100,11 @@ def is_autograd_compiled() -> bool:
 
 
 def replace_call(old: Any, new: Any) -> None:
-    """Tell dynamo, if it is loaded, that the unpatched `nn.Module.__call__` is `new` and not `old`.
+    """Replace the function that dynamo takes for the unpatched `nn.Module.__call__`.
 
-    It calls `forward` directly then, where a module has no hooks: torch/_dynamo/variables/nn_module.py
-    `UnspecializedNNModuleVariable.call_function`, 2.1 to 2.14.
+    If dynamo is loaded, it takes `new` for this function instead of `old`. With that function, dynamo calls `forward`
+    directly if a module has no hooks: torch/_dynamo/variables/nn_module.py `UnspecializedNNModuleVariable.call_function`,
+    2.1 to 2.14.
     """
     for name in _CALL_MODULES:
         module: Any = sys.modules.get(name)

@@ -1,12 +1,12 @@
-"""How hookd keeps its own functions out of a profile of the training. Runs in the target.
+"""Hides hookd's own functions from a profile of the training.
 
-cProfile, `torch.profiler.profile(with_stack=True)` and whatever else `sys.setprofile` tells of calls would show more of hookd than
-of a small model. So while a profiler listens to a thread, what hookd does there is done as the interpreter does what the profiler
-itself calls: between `PyThreadState_EnterTracing` and `PyThreadState_LeaveTracing` (CPython 3.11 and newer). What of the training's
-runs inside of that is seen. While no profiler listens nothing is hidden from anybody, and a debugger stops in a plugin as anywhere.
+cProfile, `torch.profiler.profile(with_stack=True)` and other users of `sys.setprofile` would show more of hookd than of a small
+model. So while a profiler listens to a thread, hookd's code there runs as the profiler's own calls do: between
+`PyThreadState_EnterTracing` and `PyThreadState_LeaveTracing` (CPython 3.11 and newer). Code of the training that is called from
+there stays visible. While no profiler listens, nothing is hidden, and a debugger stops in a plugin as usual.
 
-Both are called by `hookd/native/entry.c` alone: no signal handler and no function of a debugger's may come between them, and no
-function of Python's may begin hidden and go on seen (CPython 3.15 crashes where an exception passes through that one).
+Only `hookd/native/entry.c` calls these two. No signal handler and no function of a debugger may run between them, and no Python
+function may begin hidden and continue visible (CPython 3.15 crashes if an exception passes through such a function).
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     from hookd.target.boot.arming import Life
 
 profile: Callable[[], object] = sys.getprofile
-"""Returns None where nobody listens to the calling thread's calls."""
+"""Returns None if no profiler listens to the calling thread's calls."""
 _monitoring: Any = getattr(sys, "monitoring", None)
 tool: Callable[[], object] = profile if _monitoring is None else partial(_monitoring.get_tool, _monitoring.PROFILER_ID)
-"""Returns None where no profiler listens to all threads: so cProfile does, from CPython 3.12 on."""
+"""Returns None if no profiler listens to all threads, as cProfile does from CPython 3.12 on."""
 
 
 class Entrances:
-    """Makes the functions that the training calls in order to run hookd's: hidden from a profiler while the agent observes.
+    """Makes the functions through which the training calls hookd.
+
+    They are hidden from a profiler while the agent observes.
 
     Args:
-        life: once it has ended, nothing is hidden, nor anything that is called.
+        life: the agent's life; once it has ended, nothing is hidden.
 
     Attributes:
         hidden: calls a function hidden from a profiler; None where calls are not entered in C.
@@ -45,11 +47,13 @@ class Entrances:
         self.hidden: Callable[..., Any] | None = None
 
     def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Return what the training calls in order to run `act`: all of these are one function.
+        """Return the function that the training calls to run `act`.
+
+        All functions that this returns share one code object.
 
         Args:
-            act: gets the call's arguments.
-            plain: is called in its place by what is being compiled; None: nothing is.
+            act: called with the call's arguments.
+            plain: called instead while dynamo compiles; if None, the function then does nothing.
         """
         life = self._life
 
@@ -65,10 +69,12 @@ class Entrances:
 
 
 def hooked(library: Any) -> Callable[..., Any]:
-    """Return what the training calls in order to run a hook of `hookd/native/graph.c`, which hides itself from a profiler.
+    """Return the function that the training calls to run a hook of `hookd/native/graph.c`.
+
+    It hides itself from a profiler.
 
     Args:
-        library: of the entry.
+        library: the library of the C entry.
     """
     made = library["hookd_entry_graph"]
     made.argtypes, made.restype = (), ctypes.py_object

@@ -1,8 +1,8 @@
-"""What the agent replaces in torch, and how it is put back. Runs in the target.
+"""Replacement of torch's functions, and their restoration.
 
-`nn.Module.__call__` is replaced at the class: cheaper than torch's global hooks, sees keyword arguments and
-exceptions, changes no kernel. CPython 3.13+ stops caching attributes of a class after about 1,000 assignments, so the
-class is assigned to at attach and at detach only.
+`nn.Module.__call__` is replaced in the class: this is cheaper than torch's global hooks, sees keyword arguments and
+exceptions, and changes no kernel. CPython 3.13+ stops caching attributes of a class after about 1,000 assignments, so the
+class is assigned to only at attach and at detach.
 """
 
 from __future__ import annotations
@@ -21,19 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SKIP = object()
-"""The plan of a module that is not observed: its calls go straight through."""
+"""Sentinel: the module is not observed; call straight through."""
 
 HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
 
 
 def is_pristine(call: Any) -> bool:
-    """Whether `nn.Module.__call__` is torch's own, whose body we may do instead of calling it."""
+    """Whether `nn.Module.__call__` is torch's own.
+
+    If it is, hookd may run its body instead of calling it.
+    """
     code = getattr(call, "__code__", None)
     return code is not None and code.co_filename == nn.Module._call_impl.__code__.co_filename
 
 
 def bare_of(original: Any) -> Callable[[nn.Module], Callable[..., Any]]:
-    """Return what finds the function that runs a module as if hookd were not there: no frame of ours stays on the stack."""
+    """Return a function that returns a module's own call, without hookd.
+
+    The result is called directly, so that no frame of hookd's is left on the stack.
+    """
     if not is_pristine(original):
         return functools.partial(MethodType, original)
     return _chosen if HAS_COMPILED_IMPL else attrgetter("_call_impl")
@@ -46,10 +52,10 @@ def _chosen(module: nn.Module) -> Callable[..., Any]:
 
 
 def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any) -> Any:
-    """Make the `__call__` that looks up a module's plan.
+    """Return the `__call__` that looks up a module's plan.
 
-    It outlives a detach where something keeps a bound copy (an OptimizedModule does): then `plans` is empty and
-    `missing` calls through.
+    It outlives a detach if something keeps a bound copy, as an OptimizedModule does. Then `plans` is empty, and `missing` calls
+    through.
     """
     get, bare = plans.get, bare_of(original)
 
@@ -64,14 +70,17 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
     call: Any = functools.update_wrapper(__call__, original)
     call.__code__ = call.__code__.replace(
         co_filename="<hookd call>"
-    )  # a traceback of the training shows no source of ours
+    )  # so that a traceback of the training does not show hookd's source
     del call.__wrapped__
     dynamo.stand_in(call, original)
     return call
 
 
 def is_in_flight() -> bool:
-    """Whether this thread is inside a module's call: one that was under way when we arrived, or an unnamed one."""
+    """Whether this thread is inside a module's call.
+
+    The call may have begun before the attach, or be one of an unnamed module.
+    """
     codes = {nn.Module._call_impl.__code__}
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -82,12 +91,14 @@ def is_in_flight() -> bool:
 
 
 class ClassPatch:
-    """`nn.Module.__call__` replaced by ours, and put back by identity.
+    """A replacement of `nn.Module.__call__`.
+
+    The original is restored only if the replacement is still in place.
 
     Attributes:
-        original: what it was.
-        plans: by id(module).
-        why_patched: why calls are not entered in C, for a person.
+        original: the original function.
+        plans: plans by id(module).
+        why_patched: the reason why calls are not entered in C, for a person.
     """
 
     def __init__(self, missing: Callable[..., Any], why_patched: str) -> None:
@@ -97,33 +108,43 @@ class ClassPatch:
         self.ours = make_call(self.plans, missing, self.original)
 
     def install(self) -> None:
-        """Put ours in place."""
+        """Replace the function."""
         nn.Module.__call__ = self.ours  # type: ignore[method-assign]
         self.register()
 
     def register(self) -> None:
-        """Tell dynamo of ours; again from time to time, for it may be loaded later."""
+        """Register the replacement with dynamo.
+
+        Called again from time to time, because dynamo may be loaded later.
+        """
         dynamo.replace_call(self.original, self.ours)
 
     def restore(self) -> str:
-        """Put the original back.
+        """Restore the original function.
 
         Returns:
-            What is left where somebody has patched on top of us, "" where nothing is.
+            A message if another patch on top of ours prevents it, else "".
         """
         dynamo.replace_call(self.ours, self.original)
         if nn.Module.__dict__["__call__"] is self.ours:
             nn.Module.__call__ = self.original  # type: ignore[method-assign]
         is_original = nn.Module.__dict__["__call__"] is self.original
-        return "" if is_original else "nn.Module.__call__: somebody has patched on top of us; ours passes through"
+        return (
+            ""
+            if is_original
+            else "nn.Module.__call__: another tool has patched it on top of hookd; hookd's function stays and calls through"
+        )
 
     def close(self) -> None:
-        """Let go of the plans; the function outlives them where something keeps a bound copy."""
+        """Drop the plans; the function outlives them if something keeps a bound copy."""
         self.plans.clear()
 
 
 class Replaced:
-    """One function of a module or class replaced by a wrapper, and put back by identity."""
+    """A wrapper in the place of one function of a module or class.
+
+    The original is restored only if the wrapper is still in place.
+    """
 
     def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         self.owner, self.name = owner, name
@@ -135,7 +156,10 @@ class Replaced:
         setattr(owner, name, self.ours)
 
     def restore(self) -> bool:
-        """Put the original back; False where somebody has replaced ours in the meantime."""
+        """Restore the original.
+
+        Return False if something else has replaced the wrapper in the meantime.
+        """
         if self.owner.__dict__.get(self.name) is not self.ours:
             return False
         setattr(self.owner, self.name, self.original)

@@ -1,6 +1,6 @@
-"""What runs at every call of an observed module: its plan. Runs in the target.
+"""The plan of an observed module, which runs at each of its calls.
 
-Calls of modules to which no Python function listens are counted in C (`hookd/native/entry.c`) and do not come here.
+Calls that no Python function listens to are counted in C (`hookd/native/entry.c`) and do not come here.
 """
 
 from __future__ import annotations
@@ -26,55 +26,58 @@ if TYPE_CHECKING:
     from hookd.target.events.backward import Entered
 
     Stood = tuple[int, int, int]
-    """`ThreadState.inner` and `ThreadState.again` when a call began, and the time, ns."""
+    """`ThreadState.inner` and `ThreadState.again` when a call began, and the time in ns."""
 
 FILE = "<hookd plan>"
-"""The file of a plan's frame in a traceback of the training, which is to show no source of hookd's."""
+"""File name of a plan's frame in a traceback, so that a traceback of the training does not show hookd's source."""
 _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _STEP = STEP - MODULE
-"""The cell of a heartbeat, from its module cell on."""
+"""The step cell of a heartbeat, relative to its module cell."""
 
 
 class Plan:
-    """Runs the calls of one module, and tells its listeners: by `run`.
+    """Runs the calls of one module, and calls its listeners.
 
-    That bound method is what is looked up and called: an object with `__call__` would take one more level of Python's recursion limit.
+    The table of plans contains the bound method `run`. An object with `__call__` would use one more level of Python's recursion
+    limit.
 
     Args:
-        calls: does what is to be done beside that.
-        module: as plugins see it.
-        shape: has the listeners.
-        is_wrapped: whether the module may stand inside a wrapper of the same name.
+        calls: does the work around a call that does not concern plugins.
+        module: the module as plugins see it.
+        shape: the shape with the module's listeners.
+        is_wrapped: whether the module may be inside a wrapper of the same name.
 
     Attributes:
-        counted: what the entry in C counts while nobody listens.
+        counted: what the C entry counts while no Python function listens.
     """
 
     __slots__ = ("__weakref__", "_calls", "_is_wrapped", "_module", "_number", "_shape", "counted")
 
     def __init__(self, calls: Calls, module: Module, shape: Shape, *, is_wrapped: bool) -> None:
         self._calls, self._module, self._shape, self._is_wrapped = calls, module, shape, is_wrapped
-        self._number = float(module.id)  # to store an int in a cell costs twice as much
+        self._number = float(module.id)  # storing an int in a cell costs twice as much
         self.counted: Counted | None = None
 
     def run(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: PLR0912, PLR0915
         """Run a call of the module.
 
-        This frame is all that hookd puts between the caller and the module: in a traceback, and before Python's recursion limit.
+        This is the only frame that hookd adds between the caller and the module, both in a traceback and for Python's recursion
+        limit.
         """
         calls, module, shape = self._calls, self._module, self._shape
         accounts = calls.accounts
-        is_metered = accounts.is_metered  # asked once: where the outermost call begins a new step may begin
+        is_metered = accounts.is_metered  # read once: a new step may begin in `calls.begins`
         away = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
         thread = calls.local.thread
         bare = calls.aloud_of(called) if thread.hidden else calls.bare(called)
-        # What a mutator does must not be baked into a trace; observers of tensors are not called in one.
+        # A mutator's changes must not become part of a trace; observers of tensors are not called in one.
         if thread.busy or (shape.mutates and is_unreal()):
             return bare(*args, **kwargs)
         top: Any = thread.top
         mine: Any = (module, top, self._number, id(called)) if self._is_wrapped else (module, top, self._number)
         if self._is_wrapped and self._is_nested(top) and top[3:] != mine[3:]:
-            # Of a module and a wrapper of the same name the wrapper's call is reported; one of the very same object is one more.
+            # If a wrapper calls a module of the same name, only the wrapper's call is reported. A module that calls itself is
+            # reported again.
             thread.top = (module, top[1], *mine[2:])
             try:
                 return bare(*args, **kwargs)
@@ -131,7 +134,11 @@ class Plan:
     def _tell_before(
         self, thread: ThreadState, top: Any, heard: Heard, values: list[Any], is_metered: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Entered | None]:
-        """Tell that the module is about to run; return what it is called with, and what is known of the graph."""
+        """Call the listeners before the module runs.
+
+        Returns:
+            The arguments and keyword arguments for the call, and the state of the graph.
+        """
         calls = self._calls
         if heard.before:
             calls.tell(thread, heard.before, values, is_metered)
@@ -153,7 +160,7 @@ class Plan:
         values: list[Any],
         is_metered: bool,
     ) -> Any:
-        """Tell that the module has returned; return what its caller gets."""
+        """Call the listeners after the module, and return its output."""
         calls, module = self._calls, self._module
         if heard.wants_is_again:
             values[IS_AGAIN] = is_inside(top, module)
@@ -173,33 +180,40 @@ class Plan:
         return calls.hook_outputs(module, values[INPUTS], values[OUTPUT], flow, values[RECOMPUTE])
 
     def _tell_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
-        """Tell of a recompute that torch has ended as soon as it had what it needs: it has taken time as well."""
+        """Call the listeners for a recompute that torch has ended early.
+
+        It has taken time as well.
+        """
         heard = self._shape.find(recompute=True)
         values[IS_AGAIN] = is_inside(top, self._module)
-        told = heard.after if self._is_nested(top) else heard.after + heard.root_after
-        if told := without_output(told):
-            self._calls.tell(thread, told, values, is_metered)
+        listeners = heard.after if self._is_nested(top) else heard.after + heard.root_after
+        if listeners := without_output(listeners):
+            self._calls.tell(thread, listeners, values, is_metered)
 
 
 def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | None, values: list[Any]) -> None:
     """Take the time of a call.
 
     Args:
-        thread: has what it has spent so far: `inner` in observed calls, `lost` in hookd's own hooks on the graph, `again` in recomputes.
-            Its caller is told of a call's time by one store each; so an exception leaves them right, and an inner call cannot be counted twice.
-        ended: when it has returned, ns.
-        stood: as it began.
-        flow: of the graph, if that is hooked.
-        values: get `elapsed_ns` and `self_ns`.
+        thread: the calling thread, with its times so far: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
+            `again` in recomputes.
+        ended: time at which the call returned, in ns.
+        stood: the times when the call began.
+        flow: the state of the graph at entry, if the graph is hooked.
+        values: receives `elapsed_ns` and `self_ns`.
     """
     inner, again, started = stood
     elapsed = ended - started if flow is None else ended - started - (thread.lost - flow.lost)
     values[ELAPSED], values[SELF] = elapsed, elapsed - thread.inner + inner
+    # One store each: an exception leaves them consistent, and an inner call is not counted twice.
     thread.inner = inner + elapsed
     if values[RECOMPUTE]:
         thread.again = again + elapsed
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether torch.utils.checkpoint ends a recompute early by this exception (2.1 to 2.14); it is no error."""
+    """Whether this exception ends a recompute of torch.utils.checkpoint early (2.1 to 2.14).
+
+    It is not an error then.
+    """
     return type(error).__name__ == "_StopRecomputationError"

@@ -1,4 +1,4 @@
-"""Who is told of the calls of modules that have the same listeners. Runs in the target."""
+"""Shapes: the listeners that several modules share."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ _AFTER = ("forward", "output_summary", "root_forward")
 
 
 class Heard:
-    """The listeners that are switched on, as one call of a module needs them.
+    """The listeners that are switched on, arranged for a call of a module.
 
     Args:
-        listeners: all of them, in the order of calling.
-        recompute: whether this is for calls made again by activation checkpointing inside a backward.
+        listeners: all listeners, in the order of calling.
+        recompute: whether this is for recomputes: calls that activation checkpointing repeats inside a backward.
 
     Attributes:
-        before: are told before the module runs,
-        root_before: and of the outermost call of a model as a whole.
-        after: are told when it has returned,
-        root_after: likewise.
-        is_told_before: whether anything of all that is to be done before the module runs,
-        is_told_after: or when it has returned.
+        before: listeners that are called before the module runs.
+        root_before: the same, for the outermost call of a model as a whole.
+        after: listeners that are called when the module has returned.
+        root_after: the same, for the outermost call of a model as a whole.
+        is_told_before: whether there is anything to do before the module runs.
+        is_told_after: whether there is anything to do when it has returned.
         holds: whether the call is handed over in a portion.
-        suspects: whether somebody is to be told of it if it is a suspect.
-        remembers: whether what it returns is remembered; a portion does that by itself.
-        wants_versions: whether somebody wants the versions of its inputs.
-        wants_is_again: whether somebody wants to know if it is inside of another call of the module.
-        is_timed: whether anybody wants the time, now or in other steps: who called it is told its own time without this one.
-        is_replaced: whether anybody may replace what the module returns, so that nothing can be concluded from its inputs.
-        has_flows: whether anybody listens to its gradients, now or in other steps.
+        suspects: whether the call is checked and reported if it is a suspect.
+        remembers: whether the output is recorded here; a portion records its outputs itself.
+        wants_versions: whether the versions of the inputs are needed.
+        wants_is_again: whether a listener asks if the call is inside another call of the same module.
+        is_timed: whether a listener takes the time, in this or in other steps. The time is needed in all steps, because it is
+            deducted from the caller's own time.
+        is_replaced: whether a listener may replace the output, so that nothing can be inferred from the inputs.
+        has_flows: whether a plugin listens to its gradients, in this or in other steps.
     """
 
     __slots__ = (
@@ -44,7 +45,7 @@ class Heard:
     )  # fmt: skip
 
     def __init__(self, listeners: tuple[Listener, ...], *, recompute: bool) -> None:
-        # A recompute must give what the first pass gave, so what changed that pass is called again, as torch's hooks are.
+        # A recompute must return what the first pass returned, so mutators are called again, as torch's hooks are.
         told = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
         on = [one for one in told if one.is_on]
         self.before = [one for one in on if one.hook == "forward_pre"]
@@ -53,7 +54,7 @@ class Heard:
         self.root_after = [one for one in on if one.hook == "root_forward"]
         portions = [one for one in on if one.hook == "forwards"]
         self.holds = bool(portions)
-        # A plugin that looks at all calls that are handed over finds the suspects itself.
+        # A plugin that takes portions finds the suspects in them itself.
         looking = {one.plugin for one in portions}
         self.suspects = not recompute and any(one.hook == "suspect" and one.plugin not in looking for one in on)
         self.remembers = not recompute and remembers(listeners) and not any(one.remembers for one in portions)
@@ -69,47 +70,53 @@ class Heard:
 
 
 class Shape:
-    """All modules that have the same listeners.
+    """The modules that have the same listeners.
 
     Args:
-        listeners: in the order of calling.
-        number: of the shape, for the entry in C.
+        listeners: the listeners, in the order of calling.
+        number: the shape's number in the C entry.
 
     Attributes:
-        mutates: whether any of them may change the training.
-        heard: who is told of a call, and of a recompute; None until `find` has found out.
-        armed: for which switches the entry in C was told what to do; None: not yet.
+        mutates: whether any listener may change the training.
+        heard: the active listeners for a call, and for a recompute; None until `find` has set them.
+        armed: the switches for which the C entry was last set; None if it was not set yet.
     """
 
     __slots__ = ("__weakref__", "armed", "heard", "listeners", "mutates", "number")
 
     def __init__(self, listeners: tuple[Listener, ...], number: int) -> None:
         self.listeners, self.number = listeners, number
-        self.mutates = any(one.mutates for one in listeners)
+        self.mutates = any(listener.mutates for listener in listeners)
         self.heard: list[Heard | None] = [None, None]
         self.armed: tuple[bool, ...] | None = None
 
     def find(self, recompute: bool) -> Heard:
-        """Find out who is told of a call that is made now."""
-        known = self.heard  # another one once a switch is turned, so that nothing old is noted after that
+        """Return the listeners for a call that is made now, and cache them."""
+        known = self.heard  # `turned` replaces this list, so an outdated result is not stored in the new one
         heard = known[recompute] = Heard(self.listeners, recompute=recompute)
         return heard
 
     def turned(self) -> None:
-        """Find out again who is told: a switch was turned."""
+        """Drop the cached listeners, because a switch was turned."""
         self.heard = [None, None]
 
 
 def is_timed(listeners: Iterable[Listener]) -> bool:
-    """Whether anybody wants the time of a call, now or in other steps."""
-    return any(one.hook in _AFTER and not TIMES.isdisjoint(one.arguments) for one in listeners)
+    """Whether a listener takes the time of a call.
+
+    Listeners that are switched off in this step count as well.
+    """
+    return any(listener.hook in _AFTER and not TIMES.isdisjoint(listener.arguments) for listener in listeners)
 
 
 def remembers(listeners: tuple[Listener, ...]) -> bool:
-    """Whether what a call returns is remembered, for any of these."""
-    return any(one.remembers and one.hook in ("forward", "forwards") for one in listeners)
+    """Whether outputs are recorded for any of these listeners."""
+    return any(listener.remembers and listener.hook in ("forward", "forwards") for listener in listeners)
 
 
 def without_output(listeners: list[Listener]) -> list[Listener]:
-    """Return who is told of a recompute that torch ends as soon as it has what it needs: there is no output."""
-    return [one for one in listeners if not one.mutates and "output" not in one.arguments]
+    """Return the listeners for a recompute that torch ends early.
+
+    Such a recompute has no output.
+    """
+    return [listener for listener in listeners if not listener.mutates and "output" not in listener.arguments]

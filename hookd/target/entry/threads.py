@@ -1,4 +1,4 @@
-"""What the agent knows of each thread that calls modules: its stack of modules and its heartbeat. Runs in the target."""
+"""The state of each thread that calls modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OTHER = PHASES.index("other")
 RING = 32
-"""As `hookd/native/entry.h` has it."""
+"""Number of calls in `ThreadState.latest`; the same as in `hookd/native/entry.h`."""
 _HERE = __file__.rpartition("target/")[0]
 _DAEMON = f"{_HERE}tool/"
 _FORK = f"{_HERE}target/boot/fork.py"
@@ -33,36 +33,40 @@ _graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class ThreadState:
-    """One thread that calls modules.
+    """The state of one thread that calls modules.
 
     Attributes:
-        top: the observed module it is inside of, what it was inside of before that, and the module's id as a cell has
-            it: `(module, top, number)`; None outside.
-        native: its id in the kernel.
-        base: where its stack was at the outermost call, as an address: `hookd/native/entry.c` looks how far down it has come.
+        top: the stack of observed modules: `(module, top, number)` with the innermost module, the stack outside of it, and the
+            module's id as stored in a cell; None outside of all modules.
+        native: the thread's id in the kernel.
+        base: address of its stack at the outermost call; `hookd/native/entry.c` compares it to find the depth.
         beat: index of its heartbeat's module cell in the page.
-        busy: a plugin is running in it; modules that the plugin calls are none of the training's.
-        backwards: not 0 while it is inside a backward: how many `torch.autograd.backward` (reentrant checkpointing
-            nests them), and 1 for ever in a thread of autograd's own, which does nothing else.
-        switching: how many `Module.train` it is inside of.
-        hidden: what runs in it is hidden from a profiler (`hookd.target.entry.hidden`).
-        profiled: a profiler listened to its calls when the outermost one began.
-        is_engine: it is one of autograd's own.
-        outside: the phase in which the outermost call was made, to go back to.
-        inner: ns spent so far in calls, and backwards of calls, that are timed; what was inside one is counted once.
-        lost: ns that hookd's own hooks on the graph have taken so far.
+        busy: whether a plugin is running in it; modules that the plugin calls do not belong to the training.
+        backwards: number of `torch.autograd.backward` that it is inside of (reentrant checkpointing nests them). Always at least
+            1 in a thread of autograd's engine, which does nothing else.
+        switching: number of `Module.train` that it is inside of.
+        hidden: whether the code that runs in it is hidden from a profiler (`hookd.target.entry.hidden`).
+        profiled: whether a profiler listened to its calls when the outermost call began.
+        is_engine: whether it belongs to autograd's engine.
+        outside: phase in which the outermost call was made; the thread returns to it after the call.
+        inner: ns spent so far in timed calls and their backwards; nested ones are counted once.
+        lost: ns spent so far in hookd's own hooks on the graph.
         again: ns spent so far in recomputes.
-        returned: what the calls inside the outermost one have returned, until the next outermost one, where somebody asks;
-            inside of it small outputs are kept alive.
-        kept: elements in those.
-        latest: of the last `RING` calls that have returned a finite tensor, which stand in `returned` as the module alone, three places
-            each: the module, the tensor and its version, kept alive; None where there is none. `newest` says which is the last one.
-        flows: the graph is to be hooked for whoever listens to gradients in the outermost call.
-        handed: of which modules the entry in C has handed a call over in the outermost one, for it could not look at what that has returned.
-        held: those calls that have not been handed over yet (`hookd.target.events.batching`).
-        held_size: elements in their outputs.
-        spent: what it has spent in which phase.
-        passed: how many calls of all threads had returned what nobody could look at when the outermost one began; -1: nobody looked.
+        returned: outputs of the calls inside the outermost call, recorded if a plugin asks for them, until the next outermost
+            call. Small outputs are kept alive during the outermost call.
+        kept: number of elements in the outputs that are kept alive.
+        latest: ring of the last `RING` calls that have returned a finite tensor: module, tensor and version of each, kept alive;
+            None in unused places. In `returned` only the module stands for such a call.
+        newest: index of the newest call in the ring.
+        passing: references of `returned` that are ended in time, see `hookd.api.refs.Passing`.
+        flows: whether to hook the graph in the outermost call, for plugins that listen to gradients.
+        handed: modules of which the C entry has handed over a call inside the outermost call, because it could not look at the
+            output.
+        held: calls that have not been handed over yet (`hookd.target.events.batching`).
+        held_size: number of elements in their outputs, plus the overhead of each call.
+        spent: time that it has spent in each phase.
+        passed: number of calls in all threads whose output nobody could look at, as of the beginning of the outermost call; -1
+            if outputs were not looked at.
     """
 
     __slots__ = (
@@ -82,7 +86,7 @@ class ThreadState:
         self.returned: list[Call | Returned] = []
         self.latest: list[Any] = [None] * (3 * RING)
         self.newest = 0
-        self.passing: list[Passing] = []  # of what is in `returned`, the references that end in time
+        self.passing: list[Passing] = []
         self.kept = 0
         self.handed: set[Module] = set()
         self.held: list[Call] = []
@@ -91,7 +95,7 @@ class ThreadState:
         self.spent = Spent()
 
     def stack(self) -> tuple[Module, ...]:
-        """Give the observed modules that it is inside of, the outermost first."""
+        """Return the observed modules that the thread is inside of, the outermost first."""
         modules = []
         top = self.top
         while top is not None:
@@ -105,31 +109,33 @@ class Heartbeats:
 
     def __init__(self, page: PageWriter) -> None:
         self._page = page
-        self._bases: dict[int, int] = {}  # by native id: the heartbeat's first cell
+        self._bases: dict[int, int] = {}  # the heartbeat's first cell, by native id
 
     def begin(self, native: int, name: str) -> int:
-        """Give a thread a heartbeat, and return its first cell."""
+        """Create the heartbeat of a thread, and return its first cell."""
         base = self._bases[native] = self._page.thread(native, name)
         return base
 
     def release_ended(self) -> None:
         """Release the heartbeats of threads that have ended."""
-        with contextlib.suppress(OSError):  # in a container without /proc, and while no descriptor is left, they stay
+        with contextlib.suppress(OSError):  # they stay if there is no /proc in the container, or no descriptor left
             alive = {int(task) for task in posix.listdir("/proc/self/task")}
             for native in set(self._bases) - alive:
                 self._page.release_thread(self._bases.pop(native))
 
 
 class Threads(Local):
-    """The state of the calling thread as `local.thread`, made when the thread is first seen.
+    """The state of the calling thread, as `local.thread`.
+
+    It is created at the thread's first access.
 
     Args:
-        heartbeats: shared by all threads.
-        states: shared by all threads: what is `local.thread` in each, by its ident.
+        heartbeats: the heartbeats of all threads.
+        states: the `local.thread` of all threads, by ident.
     """
 
     def __init__(self, heartbeats: Heartbeats, states: dict[int, ThreadState]) -> None:
-        # It runs this once in every thread that touches the object.
+        # A thread-local object runs this once in each thread that accesses it.
         ident = thread.get_native_id()
         base = heartbeats.begin(ident, _name())
         states[thread.get_ident()] = self.thread = ThreadState(
@@ -159,10 +165,11 @@ def _name() -> str:
 
 
 def frames_inside() -> list[str]:
-    """Name the threads that have a frame of ours on their stack, other than this one and hookd's own.
+    """Return the idents of threads with a frame of hookd's on their stack.
 
-    Those of a daemon in this process (`hookd.testing`) are in nobody's call, and stay as long as it does. What a fork has
-    called waits for us, and stores nothing.
+    This thread and hookd's own are left out. Frames of a daemon in this process (`hookd.testing`) do not count: they are
+    not in a call of the training, and stay as long as the daemon. Nor do frames above a fork's handler, which waits for
+    this agent and stores nothing.
     """
     inside = []
     with held() as frames:

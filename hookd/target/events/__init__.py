@@ -1,1 +1,1 @@
-"""Steps, phases, backward, data: what becomes an event, and how it reaches the plugins."""
+"""Detection of events (steps, phases, backward, data) and their dispatch to the plugins."""

@@ -1,19 +1,19 @@
-"""The gradients that enter and leave a module, without a node added to the graph. Runs in the target.
+"""Gradients that enter and leave a module, without nodes added to the graph.
 
-torch's own full backward hook inserts nodes (other accumulation order, so other bits), raises where an operation
-works in place, and misses dict outputs. Here hooks are put on the autograd nodes that are there anyway:
+torch's own full backward hook inserts nodes (another accumulation order, so other bits), raises if an operation works in
+place, and misses dict outputs. Here hooks are put on the existing autograd nodes:
 
 - a pre-hook on each node that made an output sees the gradient of that output;
 - a post-hook on each node of the module whose edge leads to an input (captured at entry as (grad_fn, output_nr),
-  because an in-place operation rebases it) sees this module's share of that input's gradient. To replace it, all
-  but the last of them return zeros and the last returns the replaced sum.
+  because an in-place operation rebases it) sees this module's share of that input's gradient. To replace the gradient, all
+  but the last of these hooks return zeros, and the last returns the replaced sum.
 
-How many of them will run (a branch may be unused) is asked of the engine when the first one runs. A hook must never
-hold a node that leads to it, or the graph would be a cycle that nobody frees: nodes are held only by hooks on nodes
-with a higher sequence number, which run earlier.
+A branch of the graph may be unused. So when the first hook runs, the engine is asked which of the others will run. A hook must
+never hold a node that leads to it: the graph would be a reference cycle that is never freed. Nodes are held only by hooks on
+nodes with a higher sequence number, which run earlier.
 
-Of most calls whose time alone somebody wants `hookd/native/marks.c` takes it. What it times inside of a call that is hooked here it is
-told to end before that call ends.
+If only the time of a call is wanted, `hookd/native/marks.c` usually takes it. It is told to end what it times inside of a call
+that is hooked here, before that call ends.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener
 
 next_sequence = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
-"""Returns the number that the next node of the graph gets."""
+"""Returns the sequence number that the next node of the graph gets."""
 will_run = getattr(torch._C, "_will_engine_execute_node", lambda _node: True)
-"""Whether a node will run in the backward that is under way."""
+"""Whether a node will run in the current backward."""
 _is_grad_enabled = torch.is_grad_enabled
 _node = getattr(torch._C, "_current_autograd_node", lambda: None)
 _Tensor: Any = torch.Tensor
-_grad_fn, _output_nr = _Tensor.grad_fn.__get__, _Tensor.output_nr.__get__  # past what a class of tensors has there
+_grad_fn, _output_nr = _Tensor.grad_fn.__get__, _Tensor.output_nr.__get__  # a tensor subclass may override these
 _WALK_LIMIT = 20_000
 _ACCUMULATE = 1 << 63
-"""AccumulateGrad has the highest number there is (UINT64_MAX): it leads nowhere."""
+"""Sequence numbers from this one on are AccumulateGrad's, which has UINT64_MAX and leads to no other node."""
 
 
 class Marks(NamedTuple):
-    """What `hookd/native/marks.c` is asked. A call is named by the id of its thread's state, the least number of its nodes, and its turn.
+    """The functions of `hookd/native/marks.c` that are called from here.
+
+    They identify a call by the id of its thread's state, the lowest sequence number of its nodes, and its turn.
 
     Attributes:
-        turn: returns a number that is higher than those of all calls inside of the one that has returned.
-        close: ends what is timed inside of a call, given when that has ended, ns of the monotonic clock.
-        since: returns of what is timed inside of a call, and has begun before it, how many ns ago that was, and what the thread had spent
-            by then (`inner`, `lost`, `again`); None where there is nothing.
+        turn: returns a number that is higher than the turns of all calls inside of the one that has returned.
+        close: ends what is timed inside of a call; takes the time at which the call ended, in ns of the monotonic clock.
+        since: returns, of what is timed inside of a call and has begun before it, how many ns ago it began, and the thread's
+            times at that moment (`inner`, `lost`, `again`); None if there is nothing.
     """
 
     turn: Callable[[], int]
@@ -66,27 +68,29 @@ class Marks(NamedTuple):
 
 
 NO_MARKS = Marks(lambda: 0, lambda *_: None, lambda *_: None)
-"""Where calls are not entered in C."""
+"""Stands in where calls are not entered in C."""
 marks = NO_MARKS
 
 
 def no_walk(_nodes: list[Any], _edges: list[Any], _sequence: int, _is_timed: bool) -> Any:  # noqa: FBT001  as C has it
-    """Find nothing, in the place of `walk_in_c`: calls are not entered in C."""
+    """Return None; replaces `walk_in_c` if calls are not entered in C."""
     return None
 
 
 walk_in_c: Callable[
     [list[Any], list[Any], int, bool], tuple[dict[Any, Any], list[tuple[Any, list[tuple[int, int]]]]] | None
 ] = no_walk
-"""Does what `_Walk` does, and returns its `seen`, and the arguments of `Entry` of each entry; None: it is left to Python."""
+"""Does what `_Walk` does; returns its `seen` and the arguments of `Entry` for each entry, or None to leave it to Python."""
 
 
 class Entered:
-    """What is known when a module is entered: where the graph stands, and the edges of the positional inputs.
+    """The state of the graph when a module is entered.
 
     Attributes:
-        thread: the one that runs it.
+        thread: the thread that runs the module.
         lost: `thread.lost` when the call itself begins.
+        sequence: sequence number of the graph's next node.
+        edges: the edges of the positional inputs, None for an input that needs no gradient.
     """
 
     __slots__ = ("edges", "lost", "sequence", "thread")
@@ -99,7 +103,7 @@ class Entered:
 
 
 class Slot(NamedTuple):
-    """One tensor of the output: its place, and which output of its node it is."""
+    """The position of an output tensor, and its output number at its node."""
 
     at: int
     nr: int
@@ -111,7 +115,7 @@ def _edge(x: Any) -> tuple[Any, int] | None:
     node = of_tensor(x, "grad_fn")
     if node is not None:
         return (node, of_tensor(x, "output_nr"))
-    # A leaf's AccumulateGrad node is reached through a view, which no mode of the user may see.
+    # A leaf's AccumulateGrad node is reached through a view, which must be hidden from the user's dispatch modes.
     with torch._C._DisableTorchDispatch():
         view: Any = _view_of_leaf(x)
     return None if view is None else (view.grad_fn.next_functions[0][0], 0)
@@ -125,17 +129,20 @@ def _view_of_leaf(x: torch.Tensor) -> torch.Tensor | None:
 
 
 class Flow:
-    """The gradients of one call of one module, while a backward runs through it. Holds no node of the module.
+    """The gradients of one call during a backward through it.
+
+    It does not hold a node of the module.
 
     Attributes:
-        keeps_in: whether somebody wants the gradients of the inputs; if not, their shares are not summed.
-        keeps_out: the same of the outputs; if not, they are not held, so that torch can work in their memory.
-        is_timed: whether somebody wants the time, which takes a hook on the last node.
-        heard: who listened when the call was made.
-        elapsed_ns: of this backward, see `hookd.api.hookspecs.backward`; 0 until it is done.
-        self_ns: what of it was not inside a module inside.
-        maker: the id of the state of the thread that has made its nodes.
-        low: they have this number or a higher one.
+        keeps_in: whether a listener takes the gradients of the inputs; if not, their shares are not summed.
+        keeps_out: whether a listener takes the gradients of the outputs; if not, they are not held, so torch can reuse their
+            memory.
+        is_timed: whether a listener takes the time, which needs a hook on the last node.
+        heard: the listeners at the time of the call.
+        elapsed_ns: duration of this backward, see `hookd.api.hookspecs.backward`; 0 until it is done.
+        self_ns: the same without nested modules.
+        maker: id of the state of the thread that has made the nodes.
+        low: lowest sequence number of the nodes.
         turn: see `Marks`.
     """
 
@@ -164,15 +171,21 @@ class Flow:
         self.due: list[int] = []
 
     def expect(self, inputs: int, outputs: int) -> None:
-        """Make room for the gradients of so many tensors."""
+        """Reset the gradients, for this number of inputs and outputs."""
         self.grads_in, self.grads_out, self.due = [None] * inputs, [None] * outputs, [0] * inputs
 
     def open(self, due_out: int, ends: list[Entry], mark: int) -> None:
-        """Begin a backward in which `ends` are the entries that will run; `mark` is when its first hook was called."""
+        """Begin a backward.
+
+        Args:
+            due_out: number of nodes with outputs that will run.
+            ends: the entries that will run.
+            mark: time at which its first hook was called, in ns.
+        """
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
         self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
-        now = self.dispatch.accounts.clock()  # before it is asked: this is to begin no later
+        now = self.dispatch.accounts.clock()  # before `marks.since`, so that this call does not begin later
         before = marks.since(self.maker, self.low, self.turn)
         if before is not None:
             ago, self.inner, self.lost, self.again = before
@@ -184,7 +197,10 @@ class Flow:
                 self.due[i] += 1
 
     def stop(self, mark: int) -> None:
-        """Take the time; on a GPU of several devices the end may be in another thread, which knows of its own alone."""
+        """Take the time of this backward.
+
+        With several GPUs it may end in another thread. Then nested modules are not deducted: each thread knows only its own.
+        """
         marks.close(self.maker, self.low, self.turn, mark)
         thread = self.local.thread
         spent = mark - self.started
@@ -196,14 +212,19 @@ class Flow:
             thread.inner = self.inner + spent
 
     def close(self) -> None:
-        """Forget this backward's gradients; the next one (retain_graph) begins anew."""
+        """Forget this backward's gradients; another one (retain_graph) starts afresh."""
         self.is_open = False
         self.thread = None
         self.expect(len(self.grads_in), len(self.grads_out))
 
 
 class Entry:
-    """A node of the module that leads to inputs: places are pairs (index of the edge, index of the input)."""
+    """A node of the module that leads to inputs.
+
+    Args:
+        node: the node, None if it is the one that the hook is on.
+        places: pairs (index of the edge, index of the input).
+    """
 
     __slots__ = ("inputs", "node", "places")
 
@@ -214,10 +235,10 @@ class Entry:
 
 
 def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
-    """Note where the graph stands before a module runs.
+    """Record the state of the graph before a module runs.
 
     Returns:
-        None where no graph is being built, or none of training's.
+        None if no graph is being built, or not one of the training's.
     """
     if not _is_grad_enabled() or is_unreal():
         return None
@@ -226,10 +247,10 @@ def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
 
 
 def is_reentrant() -> bool:
-    """Whether a module called inside a backward builds a graph that will be used.
+    """Whether the graph of a call inside a backward will be used.
 
-    It does in the backward of a Python function (reentrant checkpointing: torch/utils/checkpoint.py
-    `CheckpointFunction.backward`, 2.13); in a non-reentrant recompute the graph of the first pass is the one in use.
+    True in the backward of a Python function (reentrant checkpointing: torch/utils/checkpoint.py
+    `CheckpointFunction.backward`, 2.13). In a non-reentrant recompute, the graph of the first pass is used instead.
     """
     return isinstance(_node(), torch.autograd.function.BackwardCFunction)
 
@@ -238,15 +259,15 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
     """Hook the nodes that a call of a module made.
 
     Args:
-        flow: of this call.
+        flow: the flow of this call.
         args: its positional inputs.
-        output: what it returned, possibly nested.
-        entered: what `begin` gave.
-        heard_backward: whether anybody listens to `backward`, which needs a walk through the module's nodes.
+        output: its output, possibly nested.
+        entered: the result of `begin`.
+        heard_backward: whether a plugin listens to `backward`, which needs a walk through the module's nodes.
 
     Returns:
-        The output. For a mutator, an input that was given back as it is (Identity, Dropout in eval) is replaced by a
-        view: only so has it a node, whose gradient can be told from that of the input's other users.
+        The output. For a mutator, an input that was returned unchanged (Identity, Dropout in eval) is replaced by a view:
+        the view has its own node, whose gradient is separate from that of the input's other users.
     """
     outputs = tensors(output)
     flow.maker, flow.low, flow.turn = id(entered.thread), entered.sequence, marks.turn()
@@ -260,7 +281,7 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
             outputs = tensors(output)
             _hook_passed(flow, passed, entered)
     slots = _made(outputs, entered, passed_too=mutates)
-    # The highest sequence number runs first, so a hook may hold the nodes that come after its own.
+    # The node with the highest sequence number runs first, so a hook may hold the nodes that come after its own.
     nodes = sorted({id(n): n for n, _ in slots if n is not None}.values(), key=lambda n: -n._sequence_nr())
     walk = _Walk(nodes, entered, timed=flow.is_timed) if heard_backward else None
     for at, node in enumerate(nodes):
@@ -268,7 +289,7 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
         later = nodes[at + 1 :]
         entries = [] if walk is None else walk.entries
         if len(nodes) > 1 and not mutates:
-            # An output may be dropped while another lives on: hold nothing that this node does not lead to.
+            # One output may be dropped while another lives on: hold only nodes that this node leads to.
             below = _Walk([node], entered, timed=flow.is_timed)
             later = [n for n in later if n in below.seen]
             entries = below.entries if walk is not None else []
@@ -282,11 +303,11 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
 
 
 def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) -> list[tuple[Any, int]]:
-    """Return the node and its output for each tensor of an output, (None, 0) where there is nothing to hook.
+    """Return the node and the output number of each output tensor.
 
-    A tensor that the module was given, and gives back beside its own (a T5 block its position bias), has a node that runs
-    when the module's backward is long over: it belongs to the module that made it. Of a module that makes no node of its
-    own, such as Identity, it is all there is.
+    The result is (None, 0) for a tensor that is not to be hooked. A module may return an input beside its own outputs, as a
+    T5 block does with its position bias. The node of such a tensor belongs to the module that made it, and runs long after
+    this module's backward, so it is left out. If a module makes no node of its own, such as Identity, these nodes are used.
     """
     with unseen():
         slots = [(_grad_fn(t), _output_nr(t)) for t in outputs]
@@ -297,7 +318,10 @@ def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) ->
 
 
 def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
-    """Replace at the input's own node, should the view's have gone: an in-place operation on a view drops its node."""
+    """Hook the input's own node as a fallback.
+
+    An in-place operation on the view drops the view's node.
+    """
     for slot, i in passed:
         edge = entered.edges[i]
         if edge is not None and edge[0]._sequence_nr() < _ACCUMULATE:
@@ -335,10 +359,10 @@ class _Walk:
 
     Attributes:
         seen: the nodes.
-        entries: those that lead to an input. Where no input needs a gradient there is none: the last node to run, the
-            one with the lowest sequence number, then stands for the end of the module's backward. Where the time is
-            asked for it always does: the engine runs ready nodes in the order of their numbers, and a weight that the
-            module computes (a parametrization) has its nodes behind those that lead to an input.
+        entries: the nodes that lead to an input. If no input needs a gradient there are none, and the last node to run, the
+            one with the lowest sequence number, marks the end of the module's backward. If the call is timed, that node is
+            always added: the engine runs ready nodes in the order of their sequence numbers, and the nodes of a weight that
+            the module computes (a parametrization) run after those that lead to an input.
     """
 
     def __init__(self, outputs: list[Any], entered: Entered, *, timed: bool = False) -> None:
@@ -372,7 +396,15 @@ class _Walk:
 
 
 def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
-    """Make the pre-hook of one node that made outputs; `outputs` and `later` are the nodes that run after it."""
+    """Return the pre-hook of one node that made outputs.
+
+    Args:
+        flow: the flow of the call.
+        mine: the outputs of this node.
+        outputs: the later nodes that made outputs.
+        own: this node as an entry, if it is one.
+        later: the later entries.
+    """
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         accounts = flow.dispatch.accounts
@@ -383,7 +415,7 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
         thread = flow.thread
         for slot in mine if flow.keeps_out else ():
             flow.grads_out[slot.at] = grads[slot.nr]
-        if flow.mutates:  # what this node does not make is None to them
+        if flow.mutates:  # mutators get None for outputs that this node did not make
             _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in mine])
         new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in mine}) if flow.mutates else None
         flow.due_out -= 1
@@ -398,7 +430,7 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
 
 
 def added(one: Any, other: Any) -> Any:
-    """Return the sum of two shares of a gradient; no mode of the user's sees that."""
+    """Return the sum of two shares of a gradient, hidden from the user's dispatch modes."""
     if type(one) is not _Tensor or type(other) is not _Tensor:
         return one + other
     with unseen(), torch._C._DisableTorchDispatch():
@@ -406,7 +438,10 @@ def added(one: Any, other: Any) -> Any:
 
 
 def _harmless(flow: Flow, hook: Any) -> Any:
-    """Keep an error of our own from the backward: autograd would raise it in the training code."""
+    """Return a hook that reports hookd's own errors.
+
+    Autograd would otherwise raise them in the training.
+    """
 
     def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         try:
@@ -417,7 +452,7 @@ def _harmless(flow: Flow, hook: Any) -> Any:
 
     return flow.dispatch.entrance(
         guarded
-    )  # which does nothing in a graph that was made before backward passes were compiled
+    )  # does nothing in a compiled backward, whose graph may be older than the compilation
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
@@ -429,7 +464,7 @@ def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None
 
 
 def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
-    """Make the post-hook of one node that leads to inputs."""
+    """Return the post-hook of one node that leads to inputs."""
 
     def posthook(grads_in: tuple[Any, ...], _grads_out: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not flow.is_open:
@@ -437,7 +472,9 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         accounts = flow.dispatch.accounts
         mark, before = accounts.clock(), accounts.charged
         thread = flow.thread
-        add = operator.add if flow.mutates else added  # what goes on into the training is the training's
+        add = (
+            operator.add if flow.mutates else added
+        )  # a sum that flows on into the training is an operation of the training
         for at, i in places if flow.keeps_in else ():
             share = grads_in[at]
             if share is not None:
@@ -453,7 +490,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
 
 
 def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:
-    """Note what a hook has taken, so that it is not taken for the module's."""
+    """Record the time of a hook, so that it is not counted as the module's."""
     accounts = flow.dispatch.accounts
     if thread is not None:
         thread.lost += accounts.clock() - mark
@@ -462,7 +499,10 @@ def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> Non
 
 
 def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:
-    """Give what flows on from one node: zeros to inputs that still wait for a share, the replaced sum to the others."""
+    """Return the gradients that flow on from one node.
+
+    An input that still lacks a share gets zeros; an input whose shares have all arrived gets the replaced sum.
+    """
     for i in inputs:
         flow.due[i] -= 1
     complete = [i for i in inputs if flow.due[i] == 0]
@@ -470,7 +510,7 @@ def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int
         _replace(flow, "backward", flow.grads_in, complete)
     final = {}
     for at, i in places:
-        # An input that several edges of this node lead to gets its sum through the first of them.
+        # If several edges of this node lead to one input, the sum goes through the first of them.
         final[at] = flow.grads_in[i] if i in complete else _zeros(grads_in[at])
         if i in complete:
             complete.remove(i)

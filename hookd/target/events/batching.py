@@ -1,10 +1,12 @@
-"""Calls of modules that are handed over to plugins some at a time: the hook `forwards`. Runs in the target.
+"""Portions: module calls that plugins get together, in the hook `forwards`.
 
-Entering what keeps a plugin's tensor operations apart from the training's, and leaving it, costs more than looking at a
-small tensor. So the calls that return small tensors wait for each other. What waits is kept alive: it is small, so that
-the training's memory does not show it. A module is believed to make such outputs when it has made one that was as it
-returned it when the outermost call was done. An output that is changed in place cannot be looked at later: of a module
-that has made such a one the numbers are looked at as it returns, without a plugin, and if they are finite it waits, too.
+A plugin's tensor operations are isolated from the training's. Entering and leaving that isolation costs more than reading a
+small tensor, so calls that return small tensors are held until there are enough of them. Held tensors are kept alive; they
+are small, so the training's memory use does not show it.
+
+A module's calls may wait once it has returned a small output that was unchanged at the end of the outermost call. An output
+that is changed in place cannot be looked at later. If a module has returned such an output, hookd itself looks at its numbers
+as the call returns, and the call waits only if they are finite.
 """
 
 from __future__ import annotations
@@ -33,29 +35,32 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
 
 SMALL = 1 << 20
-"""Elements of an output, and of an input, of a call that may wait;"""
+"""Largest output, and largest input, of a call that may wait, in elements."""
 ENOUGH = 1 << 21
-"""and of all outputs that are handed over together. To hand over costs as much as to read 1 MB; and what a model has just
-made is hardly read faster (11 GB/s) than what has left the processor's cache (9 GB/s)."""
+"""Size of a portion: the elements of all its outputs.
+
+Handing over costs as much as reading 1 MB, and outputs that a model has just made are hardly read faster (11 GB/s) than those
+that have left the processor's cache (9 GB/s).
+"""
 LEAST = ENOUGH >> 8
-"""As so many more elements a call counts that waits, so that not too many do."""
+"""Fixed overhead of a call that waits, in elements; limits the number of calls that wait."""
 KEPT = 1 << 22
-"""Elements of small outputs that are kept alive inside of an outermost call, for who looks only where something is bad;"""
+"""Elements of small outputs that are kept alive during an outermost call, for plugins that look only if a number is bad."""
 LIGHT = KEPT >> 14
-"""as so many more a call counts there;"""
+"""Fixed overhead of a call that is kept so, in elements."""
 LAST = 32
-"""and so many of the calls are still known, weakly, when it is over."""
+"""Number of those calls that are remembered, weakly, after the outermost call."""
 WAITS, CHANGES = 1, 2
-"""What `Module._waits` is: its outputs wait, or do so where they are finite, for they are changed in place; else 0."""
+"""Values of `Module._waits`: calls wait; or they wait if the output is finite, because it is changed in place. Otherwise 0."""
 _Tensor = torch.Tensor
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 class Portions:
-    """Holds calls until there are enough of them, for each thread its own.
+    """Holds calls until there are enough of them, separately for each thread.
 
     Args:
-        listeners: returns who listens to a hook at a module.
+        listeners: returns the listeners of a hook at a module.
     """
 
     def __init__(
@@ -69,11 +74,14 @@ class Portions:
     ) -> None:
         self._life, self._numeric, self._counting, self._dispatch = life, numeric, counting, dispatch
         self._listeners = listeners
-        self.changed: set[int] = set()  # by Module.id: of those that do not wait, whose output was changed in place
+        self.changed: set[int] = set()  # Module.id of modules that do not wait and whose output was changed in place
         self._candidates: set[Module] = set()
 
     def _is_finite(self, tensor: torch.Tensor) -> bool:
-        """Whether all numbers of a tensor are; where that cannot be said at once, the plugins are to look at it themselves."""
+        """Whether all numbers of a tensor are surely finite.
+
+        If that cannot be found out at once, the result is False, and the plugins look at the tensor themselves.
+        """
         try:
             return not torch_state.is_unreal() and self._numeric.is_surely_finite(tensor)
         except Failure as failure:
@@ -90,14 +98,18 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Hold a call that has just returned, at the top of its thread's stack, or hand it over with what is held: it may not wait.
+        """Hold a call that has just returned, or hand it over.
+
+        A call that may not wait is handed over with the calls that are held. The call is still at the top of its thread's
+        stack.
 
         Raises:
-            TrainingError: a plugin may raise it.
+            TrainingError: a plugin raised it.
         """
         waits, inside = module._waits, thread.top
         failure: BaseException | None = None
-        # An inference tensor has no version; a mode would see that it is asked for, and a trace would have the size in it.
+        # Reading the version would be seen by a mode, and reading the size would be recorded in a trace.
+        # An inference tensor has no version, so the read may raise.
         if (
             waits
             and inside is not None
@@ -130,20 +142,20 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Hold a call that the entry in C has counted, and whose output it cannot look at.
+        """Hold a counted call whose output C cannot look at.
 
         Args:
-            thread: the calling one, back outside of the call.
-            module: that was called.
-            args: by position.
-            kwargs: by name.
-            output: that was returned.
-            before: the version of the only input at entry, or those of all; None where that is not known.
+            thread: the calling thread, which has left the call.
+            module: the module that was called.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            output: the output.
+            before: the version of the only input at entry, or the versions of all inputs; None if unknown.
 
         Raises:
-            TrainingError: a plugin may raise it.
+            TrainingError: a plugin raised it.
         """
-        if torch_state.is_unreal():  # nobody is told of it
+        if torch_state.is_unreal():  # not a call of the training: no plugin sees it
             self._counting.note_passed()
             torch_state.remember(thread, module, args, output)
             return
@@ -160,12 +172,12 @@ class Portions:
             accounts.settle(begun, charged)
 
     def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Hand over with what is held a call that may not wait.
+        """Hand over the held calls, and one that may not wait.
 
         Args:
-            thread: the calling one.
-            call: the one at the top of its stack; its `version` is not known yet.
-            failure: why it is not; None: that was not asked.
+            thread: the calling thread.
+            call: the call at the top of its stack; its `version` is not known yet.
+            failure: the error that reading the version raised; None if it was not read.
         """
         version = -1
         if failure is not None and is_from_signal_handler(failure):
@@ -174,7 +186,7 @@ class Portions:
             try:
                 with torch_state.unseen():
                     version = call.output._version
-            except RuntimeError:  # an inference tensor counts none
+            except RuntimeError:  # an inference tensor has no version
                 version = -1
         thread.held.append(call._replace(version=version))
         self.hand_over(thread)
@@ -183,7 +195,10 @@ class Portions:
     def remember(
         thread: ThreadState, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Note what a call has returned that is not handed over: weakly, or where it is small by keeping it, at a tenth of the cost."""
+        """Record the output of a call that is not handed over.
+
+        A small output is kept alive, which costs a tenth of a weak reference; other outputs are referred to weakly.
+        """
         if (
             module._waits
             and thread.kept < KEPT
@@ -204,7 +219,7 @@ class Portions:
     def remember_call(
         self, thread: ThreadState, module: Module, args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Remember a call that the entry in C cannot."""
+        """Record the output of a call that the C entry cannot record itself."""
         torch_state.remember(thread, module, args, output)
 
     def suspect(  # noqa: PLR0917  the entry in C calls it
@@ -216,18 +231,20 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Tell of a call that the entry in C has counted, whose output is not finite, or that has returned after such a one.
+        """Report a suspect that the C entry has counted.
+
+        Its output is not finite, or an earlier call's output was not.
 
         Args:
-            thread: the calling one, back outside of the call.
-            module: that was called.
-            args: by position.
-            kwargs: by name.
-            output: that was returned.
-            before: the version of the only input at entry, or those of all; None where that is not known.
+            thread: the calling thread, which has left the call.
+            module: the module that was called.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            output: the output.
+            before: the version of the only input at entry, or the versions of all inputs; None if unknown.
 
         Raises:
-            TrainingError: a plugin may raise it.
+            TrainingError: a plugin raised it.
         """
         inside = (module, thread.top, float(module.id))
         self._suspect(thread, _new(Call, (module, args, kwargs, output, -1, _versions(before), inside, False)))
@@ -241,7 +258,10 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Do for a call that has gone through its plan what the entry in C does for one that it counts."""
+        """Check the output of a call that ran through its plan.
+
+        The C entry does the same for calls that it counts.
+        """
         counting = self._counting
         if not counting.is_alert:
             is_root = thread.top is None or thread.top[1] is None
@@ -253,16 +273,21 @@ class Portions:
         self._suspect(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, thread.top, False)))
 
     def _is_good(self, output: Any) -> bool | None:
-        """Whether all numbers of an output are finite, or -inf; None: that cannot be said at once."""
-        found = [one for one in (output if type(output) is tuple else (output,)) if one is not None]
+        """Whether all numbers of an output are finite or -inf.
+
+        None if that cannot be found out at once.
+        """
+        outputs = [tensor for tensor in (output if type(output) is tuple else (output,)) if tensor is not None]
         try:
-            if torch_state.is_unreal() or torch_state.function_modes() or len(found) > 8:
+            if torch_state.is_unreal() or torch_state.function_modes() or len(outputs) > 8:
                 return None
-            for one in found:
-                if type(one) is not _Tensor or not one.is_cpu or one.numel() > BRIEF:
+            for tensor in outputs:
+                if type(tensor) is not _Tensor or not tensor.is_cpu or tensor.numel() > BRIEF:
                     return None
             numeric = self._numeric
-            return all(numeric.is_surely_finite(one) or numeric.is_finite(one, masks=True) is True for one in found)
+            return all(
+                numeric.is_surely_finite(tensor) or numeric.is_finite(tensor, masks=True) is True for tensor in outputs
+            )
         except Failure as failure:
             if is_from_signal_handler(failure):
                 raise
@@ -278,14 +303,17 @@ class Portions:
                 self.hand_over(thread)
             with torch_state.unseen():
                 call = call._replace(version=_version(call.output))
-            heard = dispatch.switched_on("suspect", call.module)
-            if heard:
-                dispatch.tell(heard, {"call": call})
+            listeners = dispatch.switched_on("suspect", call.module)
+            if listeners:
+                dispatch.tell(listeners, {"call": call})
         except Failure as failure:
             dispatch.own_failure("a call that has returned a NaN", failure)
 
     def let_go(self, thread: ThreadState) -> None:
-        """Keep nothing alive any more: the outermost call is over. Without gradients no backward will ask what has returned."""
+        """Stop keeping outputs alive, because the outermost call is over.
+
+        Without gradients the outputs are forgotten altogether: no backward will need them.
+        """
         if not torch.is_grad_enabled():
             thread.returned.clear()
             thread.latest[:] = [None] * len(thread.latest)
@@ -293,39 +321,51 @@ class Portions:
             last: list[Any] = _unrolled(thread)[-LAST:]
             thread.latest[:] = [None] * len(thread.latest)
             with torch_state.unseen():
-                # The entry has left nearly all as tuples of three, which keep nothing alive.
-                weak = [one if type(one) is tuple and len(one) == 3 else self._weak(one, thread) for one in last]
+                # The C entry has turned nearly all of them into tuples of three, which keep nothing alive.
+                weak = [
+                    record if type(record) is tuple and len(record) == 3 else self._weak(record, thread)
+                    for record in last
+                ]
                 thread.returned[:] = weak  # type: ignore[assignment]
         thread.kept = 0
 
     @staticmethod
-    def _weak(one: Any, thread: ThreadState) -> Any:
-        """Return what keeps nothing of a call alive; nobody is led back from there to what it was given."""
-        call = _named(one)
+    def _weak(record: Any, thread: ThreadState) -> Any:
+        """Return a record of a call that keeps nothing alive.
+
+        It does not refer to the call's inputs.
+        """
+        call = _named(record)
         if isinstance(call, Returned):
             return call
         return _new(Returned, (call.module, passing_ref(call.output, thread.passing), call.version, (), False))
 
     @staticmethod
     def end_passing(thread: ThreadState) -> None:
-        """End the references to what may be a model's buffer, which the training may be about to swap."""
+        """End the references to tensors that may be buffers.
+
+        The training may be about to swap the buffers of a model.
+        """
         while thread.passing:
             thread.passing.pop().end()
 
     @staticmethod
     def returned(thread: ThreadState) -> list[Returned]:
-        """Give what is remembered of a thread's calls."""
-        return [one if isinstance(one, Returned) else _as_returned(one) for one in map(_named, _unrolled(thread))]
+        """Return the recorded calls of a thread."""
+        return [
+            record if isinstance(record, Returned) else _as_returned(record)
+            for record in map(_named, _unrolled(thread))
+        ]
 
     def hand_over(self, thread: ThreadState) -> None:
-        """Give the plugins what a thread holds.
+        """Hand the calls that a thread holds to the plugins.
 
         Raises:
-            TrainingError: a plugin may raise it.
+            TrainingError: a plugin raised it.
         """
         calls, size = thread.held, thread.held_size
         thread.held, thread.held_size = [], 0
-        if not self._life.is_live or torch_state.is_unreal():  # a trace would note that the size is asked for
+        if not self._life.is_live or torch_state.is_unreal():  # reading a size would be recorded in a trace
             self._counting.note_passed()
             return
         try:
@@ -337,19 +377,22 @@ class Portions:
 
     def _tell(self, thread: ThreadState, calls: list[Call], size: int) -> None:
         dispatch = self._dispatch
-        heard = dispatch.switched_on("forwards", None)
-        if any(one.remembers for one in heard):
+        listeners = dispatch.switched_on("forwards", None)
+        if any(listener.remembers for listener in listeners):
             self._note(thread, calls, size)
-        for one in heard:
+        for listener in listeners:
             theirs = calls
-            if len(heard) > 1:
-                theirs = [call for call in calls if one in self._listeners("forwards", call.module)]
+            if len(listeners) > 1:
+                theirs = [call for call in calls if listener in self._listeners("forwards", call.module)]
             if theirs:
-                dispatch.tell([one], {"calls": theirs})
+                dispatch.tell([listener], {"calls": theirs})
 
     @staticmethod
     def _note(thread: ThreadState, calls: list[Call], size: int) -> None:
-        """Remember a portion; all but the last of it are known to be small."""
+        """Record the calls of a portion.
+
+        All but the last are known to be small.
+        """
         *waited, last = calls
         if thread.kept + size <= KEPT + ENOUGH:
             thread.returned += waited
@@ -360,7 +403,10 @@ class Portions:
         torch_state.remember(thread, last.module, last.inputs, last.output)
 
     def _learn(self, thread: ThreadState, calls: list[Call]) -> None:
-        """Find out which of them may wait the next time; what may not is always the last of a portion."""
+        """Find out which modules' calls may wait from now on.
+
+        Only the last call of a portion can belong to a module whose calls did not wait.
+        """
         *waited, last = calls
         if not last.module._waits and _is_small(last):
             if last.module.id in self.changed:
@@ -374,7 +420,7 @@ class Portions:
             self._settle(thread)
 
     def _changes(self, modules: Iterable[Module]) -> None:
-        """Outputs of these were changed in place."""
+        """Note that outputs of these modules were changed in place."""
         for module in modules:
             if module._waits or module in self._candidates:
                 module._waits = CHANGES
@@ -383,28 +429,39 @@ class Portions:
                 self.changed.add(module.id)
 
     def _settle(self, thread: ThreadState) -> None:
-        """Let wait what has given small outputs that nothing has changed, as far as they are still there."""
-        seen = [(one, one.ref()) for one in self.returned(thread)]
+        """Make the candidates wait, except those whose output was changed in place.
+
+        Only outputs that still exist can be checked.
+        """
+        seen = [(record, record.ref()) for record in self.returned(thread)]
         self._changes(
-            one.module for one, tensor in seen if tensor is not None and of_tensor(tensor, "_version") != one.version
+            record.module
+            for record, tensor in seen
+            if tensor is not None and of_tensor(tensor, "_version") != record.version
         )
-        for module in list(self._candidates):  # hookd's own thread may be forgetting some
+        for module in list(self._candidates):  # hookd's own thread may call `forget` meanwhile
             module._waits = WAITS
         self._candidates.clear()
 
     def forget(self, modules: Collection[Module]) -> None:
-        """Forget a model that is gone."""
+        """Forget the modules of a model that is gone."""
         self._candidates.difference_update(modules)
         self.changed -= {module.id for module in modules}
 
 
 def _versions(before: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the versions of a call's inputs at entry, of what the entry in C has for them; nothing where it does not know."""
+    """Return the versions of a call's inputs at entry; empty if unknown.
+
+    `before` is in the form that the C entry passes.
+    """
     return () if before is None else before if isinstance(before, tuple) else (before,)
 
 
 def _version(output: Any) -> int:
-    """Return the version of a plain tensor, -1 of anything else; an inference tensor has none."""
+    """Return the version of a plain tensor, otherwise -1.
+
+    An inference tensor has no version.
+    """
     try:
         return output._version if type(output) is _Tensor else -1  # noqa: SLF001
     except RuntimeError:
@@ -412,40 +469,48 @@ def _version(output: Any) -> int:
 
 
 def _unrolled(thread: ThreadState) -> list[Any]:
-    """Return what a thread remembers, with the calls of its ring in the place of their modules."""
-    found: list[Any] = list(thread.returned)
-    place, left = thread.newest, RING
-    for at in range(len(found) - 1, -1, -1):
-        if type(found[at]) is Module:
-            module, output, version = thread.latest[3 * place : 3 * place + 3]
-            is_there = left > 0 and module is found[at]
-            left -= is_there
-            found[at] = (module, (), output, version) if is_there else _new(Returned, (found[at], _gone, -1, (), True))
-            place = (place - 1) % RING if is_there else place
-    return found
+    """Return a thread's records, with the calls from its ring.
 
-
-def _named(one: Call | Returned | tuple[Any, ...]) -> Call | Returned:
-    """Return a remembered call by its names.
-
-    The entry in C remembers a bare tuple `(module, inputs, output, version)`, and when the outermost call is over
-    `(module, weak reference, version)`.
+    Each of these calls takes the place of its module in `returned`.
     """
-    if type(one) is not tuple:
-        return one  # type: ignore[return-value]
-    if len(one) == 3:
-        module, ref, version = one
+    records: list[Any] = list(thread.returned)
+    place, left = thread.newest, RING
+    for at in range(len(records) - 1, -1, -1):
+        if type(records[at]) is Module:
+            module, output, version = thread.latest[3 * place : 3 * place + 3]
+            is_there = left > 0 and module is records[at]
+            left -= is_there
+            records[at] = (
+                (module, (), output, version) if is_there else _new(Returned, (records[at], _gone, -1, (), True))
+            )
+            place = (place - 1) % RING if is_there else place
+    return records
+
+
+def _named(record: Call | Returned | tuple[Any, ...]) -> Call | Returned:
+    """Return a recorded call as a named tuple.
+
+    The C entry records a bare tuple `(module, inputs, output, version)`, which becomes `(module, weak reference, version)` at the
+    end of the outermost call.
+    """
+    if type(record) is not tuple:
+        return record  # type: ignore[return-value]
+    if len(record) == 3:
+        module, ref, version = record
         return _new(Returned, (module, ref, version, (), False))
-    module, inputs, output, version = one
+    module, inputs, output, version = record
     return _new(Call, (module, inputs, {}, output, version, (), None, False))
 
 
 def _gone() -> None:
-    """Stand in for a reference to an output that is not kept, for it was finite."""
+    """Return None, as a dead weak reference does.
+
+    Stands for an output that was finite and is not kept.
+    """
 
 
 def _as_returned(call: Call) -> Returned:
-    given = tuple(partial(_itself, one) for one in call.inputs if type(one) is _Tensor)
+    given = tuple(partial(_itself, tensor) for tensor in call.inputs if type(tensor) is _Tensor)
     return Returned(call.module, partial(_itself, call.output), call.version, given)
 
 
@@ -454,10 +519,10 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_small(call: Call) -> bool:
-    """Whether what a call was given and gave back may be kept alive."""
+    """Whether a call's inputs and output are small enough to be kept alive."""
     if call.version < 0 or call.output.numel() > SMALL:
         return False
-    for one in (*call.inputs, *call.kwargs.values()) if call.kwargs else call.inputs:
-        if type(one) is _Tensor and one.numel() > SMALL:
+    for value in (*call.inputs, *call.kwargs.values()) if call.kwargs else call.inputs:
+        if type(value) is _Tensor and value.numel() > SMALL:
             return False
     return True

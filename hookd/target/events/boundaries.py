@@ -1,6 +1,6 @@
-"""What the agent does where a step ends and the next one begins. Runs in the target, in the training thread.
+"""The agent's work between two steps, in the training thread.
 
-`hookd.target.events.steps` says when that is.
+`hookd.target.events.steps` finds the boundaries.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 STEP = pages.STEP - pages.MODULE
-"""The cell of a heartbeat, from its module cell on."""
+"""The step cell of a heartbeat, relative to its module cell."""
 
 
 class Boundaries:
-    """Publishes steps, lets the governor decide, and does what must not be done within a step.
+    """Publishes steps, runs the governor, and does what must not be done within a step.
 
     Args:
-        later: what is on its way from a device.
-        install_late: installs in modules that were imported since the last step.
+        later: numbers that are still being copied from a device.
+        install_late: patches Python modules that were imported since the last step.
 
     Attributes:
-        resume: starts the threads again that a fork has ended, if they are not there by now.
+        resume: restarts hookd's threads after a fork, if they do not run.
     """
 
     def __init__(  # noqa: PLR0913
@@ -64,10 +64,12 @@ class Boundaries:
         self.resume: Callable[[], None] = lambda: None
 
     def step_over(self, steps: int, *, in_call: bool) -> None:
-        """Publish a step that is over. Events that still come belong to it until `step_done`.
+        """Publish a completed step.
+
+        Further events belong to it until `step_done`.
 
         Args:
-            steps: how many: those that the training has made without an optimizer may be published together.
+            steps: number of steps; several that were made without an optimizer may be published together.
             in_call: whether a call of a model has begun since.
         """
         try:
@@ -77,7 +79,7 @@ class Boundaries:
             if elapsed_ns and steps == 1:
                 self._step_seconds.observe(elapsed_ns / 1e9)
             thread = self._local.thread
-            if thread.kept:  # a training loop inside of a module's forward never leaves it
+            if thread.kept:  # a training loop inside of a module's forward never leaves the outermost call
                 self._portions.let_go(thread)
             self._portions.end_passing(thread)
             done = self._count.done
@@ -91,20 +93,23 @@ class Boundaries:
             self._dispatch.own_failure("the end of a step", failure)
 
     def step_done(self) -> None:
-        """Tell the plugins that nothing more comes of the last step."""
+        """Call the plugins' hook `step_done`: no further event belongs to the last step."""
         thread = self._local.thread
         self._phases.step_done(thread.spent)
         self._dispatch.emit("step_done", {"step": self._count.absolute()})
 
     def step_begins(self) -> None:
-        """Account for the step before, and switch to the hooks that are called in the one that begins."""
+        """Settle the accounts of the last step, and switch hooks."""
         try:
             self._governor.begin(self._count.turns)
         except Failure as failure:
             self._dispatch.own_failure("the beginning of a step", failure)
 
     def call_begins(self) -> None:
-        """Begin a call of a model in a process that trains nothing: it is a turn, as a step is."""
+        """Begin a call of a model in a process that does not train.
+
+        Such a call is a turn, as a step is.
+        """
         try:
             self._deliver_numbers()
             self._step_calls.inc()
@@ -117,5 +122,5 @@ class Boundaries:
     def _deliver_numbers(self) -> None:
         try:
             self._later.turn()
-        except Failure as failure:  # what plugins have asked for must not cost the step its count
+        except Failure as failure:  # an error in the plugins' numbers must not prevent the step from being counted
             self._dispatch.own_failure("later", failure)

@@ -1,8 +1,8 @@
-"""How long the training waits for its data: torch's DataLoader. Runs in the target.
+"""The time that the training waits for torch's DataLoader.
 
-`_BaseDataLoaderIter.__next__` gives a batch, with and without workers, and `DataLoader.__iter__` starts the workers
-(torch/utils/data/dataloader.py, 1.11 to 2.14). Both are replaced at the class, so iterators that are under way are seen.
-Data that comes in another way is none of `data`: nobody can tell it from other code.
+`_BaseDataLoaderIter.__next__` returns a batch, with and without workers, and `DataLoader.__iter__` starts the workers
+(torch/utils/data/dataloader.py, 1.11 to 2.14). Both are replaced in the class, which also covers existing iterators.
+Other ways of loading data do not count as `data`: they cannot be told from other code.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Data:
     """Switches a thread to the phase `data` while it waits for a DataLoader.
 
     Args:
-        aloud: calls a function of the training's, which is hidden from nobody.
-        begins: is told that something begins that is no step of an optimizer.
+        aloud: calls a function of the training, visible to profilers.
+        begins: called when something other than an optimizer's step begins.
         turn: switches a thread to another phase.
         entrance: makes the functions that the training calls.
     """
@@ -52,17 +52,23 @@ class Data:
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:
-        """Replace what there is to replace; again at each step, for the module may be loaded later."""
+        """Replace both methods, once the module is loaded.
+
+        Called again at each step, because the module may be imported later.
+        """
         module = sys.modules.get("torch.utils.data.dataloader")
         if module is not None and not self._replaced:
             owners = [(getattr(module, owner, None), name) for owner, name in _SEEN]
             self._replaced = [Replaced(owner, name, self._wrap) for owner, name in owners if name in vars(owner)]
 
     def restore(self) -> list[str]:
-        """Undo `install`; gives what could not be undone."""
-        stuck = [one for one in self._replaced if not one.restore()]
+        """Undo `install`, and return what could not be undone."""
+        stuck = [replaced for replaced in self._replaced if not replaced.restore()]
         self._replaced.clear()
-        return [f"{one.owner.__name__}.{one.name}: somebody has patched on top of us" for one in stuck]
+        return [
+            f"{replaced.owner.__name__}.{replaced.name}: another tool has patched it on top of hookd, so it was not restored"
+            for replaced in stuck
+        ]
 
     def _wrap(self, original: Any) -> Callable[[Any], Any]:
         def waited(self: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Giving events to the plugins that listen. Runs in the target.
+"""Dispatch of events to the plugins that listen.
 
-What happens at every call of a module is in the plans (`hookd.target.entry.plan`), which come here for accounts alone.
+The events of each module call are in the plans (`hookd.target.entry.plan`), which use only `accounts` from here.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Dispatch:
-    """Calls listeners, one after the other, each guarded.
+    """Calls listeners one after the other, each guarded.
 
     Args:
-        audience: knows who listens.
-        telling: tells them.
-        errors: is told of what leaves a plugin.
+        audience: finds the listeners of a hook.
+        telling: calls the listeners.
+        errors: takes the exceptions that leave a plugin.
 
     Attributes:
-        accounts: of metered steps.
-        hears_gradients: whether anybody listens to gradients in it.
+        accounts: the accounts of metered steps.
+        hears_gradients: whether any plugin listens to gradients in the step in progress.
         entrance: makes the functions that the training calls (`hookd.target.entry.hidden`).
-        own_failure: deals with an error of hookd itself (`hookd.target.plugins.plugin_errors`).
+        own_failure: handles an error of hookd itself (`hookd.target.plugins.plugin_errors`).
     """
 
     def __init__(  # noqa: PLR0913
@@ -58,53 +58,66 @@ class Dispatch:
         self._registry, self._listeners, self._phases = registry, audience.listeners, phases
         self._fault = errors.fault
         self.hears_gradients = False
-        self._on: dict[str, list[Listener]] = {}  # by hook, of those that are no module's
+        self._on: dict[str, list[Listener]] = {}  # active listeners by hook; only of hooks without a module
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
-        """Give who listens to a hook, at a module where it is a module's hook, and is to be called now."""
-        on = self._on  # another one once a switch is turned
-        found = on.get(hook) if module is None else None
-        if found is None:
-            found = [one for one in self._listeners(hook, module) if one.is_on]
+        """Return the active listeners of a hook.
+
+        For a module's hook, these are the listeners at `module`.
+        """
+        on = self._on  # `turned` replaces it
+        listeners = on.get(hook) if module is None else None
+        if listeners is None:
+            listeners = [listener for listener in self._listeners(hook, module) if listener.is_on]
             if module is None:
-                on[hook] = found
-        return found
+                on[hook] = listeners
+        return listeners
 
     def turned(self) -> None:
-        """Find out again who is to be called: a switch was turned, or a plugin came or went."""
+        """Drop the cached listeners.
+
+        Called when a switch was turned, or a plugin was loaded or unloaded.
+        """
         self._on = {}
         self._phases.turned()
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Tell the listeners of a hook that is not part of a plan, and whose result nobody uses."""
-        heard = self._on.get(hook) if module is None else None
-        if heard is None:
-            heard = self.switched_on(hook, module)
-        thread = self._local.thread
-        if heard and not thread.busy:
-            self._tell(thread, heard, values, self.accounts.is_metered)
+        """Call the listeners of a hook, and ignore their results.
 
-    def tell(self, heard: list[Listener], values: Any) -> None:
-        """Tell listeners, unless a plugin is what has called: see `Telling.tell`."""
+        For hooks that are not part of a plan.
+        """
+        listeners = self._on.get(hook) if module is None else None
+        if listeners is None:
+            listeners = self.switched_on(hook, module)
+        thread = self._local.thread
+        if listeners and not thread.busy:
+            self._tell(thread, listeners, values, self.accounts.is_metered)
+
+    def tell(self, listeners: list[Listener], values: Any) -> None:
+        """Call listeners, unless a plugin is running in this thread; see `Telling.tell`."""
         thread = self._local.thread
         if not thread.busy:
-            self._tell(thread, heard, values, self.accounts.is_metered)
+            self._tell(thread, listeners, values, self.accounts.is_metered)
 
     def flow(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
-        """Give the listeners of a module's gradients, either the mutators or all others.
+        """Call the listeners of a module's gradients: either the mutators or the observers.
 
-        Mutators are asked as soon as some gradients must be handed on, which need not be all of them: what is not there
-        yet, or was handed on already, is None. Observers are told once, when everything is there.
+        Mutators are called as soon as some gradients must be passed on, which need not be all of them. A gradient that has
+        not arrived yet, or was passed on already, is None. Observers are called once, when all gradients have arrived.
 
         Returns:
-            What replaces `grads`, or None.
+            The replacement of `grads`, or None.
         """
         if not self._life.is_live:
             return None
         if mutators:
-            heard = [one for one in self.switched_on(hook, flow.module) if one.mutates]
-        else:  # a sampled call is told of to its end, also where that comes in a step that is not sampled
-            heard = [one for one in flow.heard if one.hook == hook and not one.mutates and one.is_active]
+            heard = [listener for listener in self.switched_on(hook, flow.module) if listener.mutates]
+        else:  # the backward of a sampled call is reported even if it ends in a step that is not sampled
+            heard = [
+                listener
+                for listener in flow.heard
+                if listener.hook == hook and not listener.mutates and listener.is_active
+            ]
         if not heard:
             return None
         values = {
@@ -127,21 +140,25 @@ class Dispatch:
         elapsed_ns: int,
         self_ns: int,
     ) -> None:
-        """Tell observers of the gradients of a module that was hooked in C.
+        """Call the observers of a module that was hooked in C.
 
         Args:
-            module: which one.
-            heard: who listened when the call was made.
-            has_left: whether they have left the module; or have entered it.
-            is_bad: whether any is not known to be finite, of which some are not told otherwise.
-            grad_input: those that have left, None where there is none.
-            grad_output: those that have entered.
+            module: the module.
+            heard: its listeners at the time of the call.
+            has_left: whether the gradients have left the module (`backward`), or have entered it (`backward_pre`).
+            is_bad: whether some gradient is not known to be finite; listeners with `unless_finite` are called only then.
+            grad_input: the gradients that have left, None where there is none.
+            grad_output: the gradients that have entered.
             elapsed_ns: the time until now.
-            self_ns: what of it was not inside of a module inside.
+            self_ns: the same without nested modules.
         """
         hook = "backward" if has_left else "backward_pre"
-        told = [one for one in heard if one.hook == hook and (is_bad or not one.unless_finite) and one.is_active]
-        if told and self._life.is_live:
+        listeners = [
+            listener
+            for listener in heard
+            if listener.hook == hook and (is_bad or not listener.unless_finite) and listener.is_active
+        ]
+        if listeners and self._life.is_live:
             values = {
                 "module": module,
                 "grad_input": grad_input,
@@ -149,22 +166,25 @@ class Dispatch:
                 "elapsed_ns": elapsed_ns,
                 "self_ns": self_ns,
             }
-            self.tell(told, values)
+            self.tell(listeners, values)
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
-        """Give a plugin numbers that have arrived, if it is still there."""
+        """Pass numbers that have arrived to the plugin that asked for them.
+
+        A plugin that is no longer active does not get them.
+        """
         entry = next((e for e in self._registry if e.context is context), None)
         if entry is None or entry.state != "active":
             return
         accounts, thread = self.accounts, self._local.thread
         mark = accounts.clock() if accounts.is_metered else 0
-        was_busy = thread.busy  # it may be asked for so much inside of a hook that some is delivered there
+        was_busy = thread.busy  # a hook that asks for many numbers gets some of them while it still runs
         try:
             thread.busy = True
             then(numbers)
-        except BaseException as failure:  # noqa: BLE001  as above
+        except BaseException as failure:  # noqa: BLE001  counts against the plugin
             self._fault(entry.number, "later", failure)
         finally:
             thread.busy = was_busy
-        if mark and not was_busy:  # who has asked inside of a hook is charged with that hook
+        if mark and not was_busy:  # inside of a hook, the time is charged with that hook
             accounts.charge(entry.number, mark)

@@ -1,7 +1,8 @@
-"""What only the process itself knows and who looks at a hang from outside needs to know. Runs in the target.
+"""Liveness facts that only the process can report.
 
-It is published once a second by hookd's own thread, never by the training. So the last values before somebody takes the
-GIL and keeps it are what counts; that this thread has not run since is published by its silence.
+They serve the diagnosis of a hang from outside. hookd's own thread publishes them once a second, never the training. If
+some thread takes the GIL and keeps it, the page still has the last values before that, and `hookd_agent_ticks` stands
+still.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _COMPILES = "torch/_inductor/compile_fx.py"
 
 
 class Stall:
-    """Counts the collectives that this rank has issued, and says whether torch compiles. hookd's own thread only."""
+    """Publishes issued collectives, and whether torch compiles.
+
+    For hookd's own thread only.
+    """
 
     def __init__(self, page: PageWriter) -> None:
         self._ticks = Counter(
@@ -38,15 +42,15 @@ class Stall:
         )  # fmt: skip
 
     def tick(self) -> None:
-        """Look once."""
+        """Publish the current values."""
         self._compiling.set(float(_is_compiling()))
         for group, issued in _issued():
             self._issued.labels(group).set(float(issued))
-        self._ticks.inc()  # the last: what is read after it has changed is as new
+        self._ticks.inc()  # last: a reader who sees it change then reads values that are at least as new
 
 
 def _is_compiling() -> bool:
-    """Whether a thread is inside of dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
+    """Whether a thread is in dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
     with held() as frames:
@@ -58,7 +62,7 @@ def _compiles(frame: Any) -> bool:
         code = frame.f_code
         if code.co_filename.endswith(_CONVERTS):
             return True
-        # What it has compiled runs in other functions of the same file.
+        # The compiled code runs in other functions of the same file.
         if code.co_filename.endswith(_COMPILES) and "compile" in code.co_name:
             return True
         frame = frame.f_back
@@ -66,7 +70,10 @@ def _compiles(frame: Any) -> bool:
 
 
 def _issued() -> Iterator[tuple[str, int]]:
-    """Give each process group's name with the number of the last collective; nothing where torch does not tell."""
+    """Yield each process group's name and its last collective's number.
+
+    Yields nothing if torch does not provide it.
+    """
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names: set[str] = set()
     try:
@@ -74,12 +81,15 @@ def _issued() -> Iterator[tuple[str, int]]:
             name = _unique(_ranks(sorted(ranks)), names)
             if (number := _sequence(group)) is not None:
                 yield name, number
-    except Exception:  # noqa: BLE001  torch's own affairs, other in every version: then it is not known
+    except Exception:  # noqa: BLE001  these are torch's internals, which differ between versions
         return
 
 
 def _sequence(group: Any) -> int | None:
-    """Ask a group for the number of its last collective, over all its backends; about 1 us."""
+    """Return the number of a group's last collective; takes about 1 us.
+
+    Collectives of all its backends count.
+    """
     # torch/csrc/distributed/c10d/ProcessGroup.hpp `getSequenceNumberForGroup`, 2.0 to 2.14: gloo and nccl have it.
     ask = getattr(group, "_get_sequence_number_for_group", None)
     try:
@@ -89,7 +99,10 @@ def _sequence(group: Any) -> int | None:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Name a group by its ranks, the same on all of them: 0-3,8."""
+    """Return a group's name, made of its ranks: 0-3,8.
+
+    The name is the same on all of them.
+    """
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -101,8 +114,11 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """Tell groups of the same ranks apart by the order in which they were made, which is that of all ranks."""
+    """Return a unique name for a group.
+
+    Groups of the same ranks are numbered in creation order, which is the same on all ranks.
+    """
     number = next(n for n in range(1, MAX_GROUPS + 1) if (name if n == 1 else f"{name}#{n}") not in taken)
-    found = name if number == 1 else f"{name}#{number}"
-    taken.add(found)
-    return found
+    unique = name if number == 1 else f"{name}#{number}"
+    taken.add(unique)
+    return unique

@@ -1,12 +1,12 @@
-"""The steps of a training that no optimizer of torch makes: `p -= lr * p.grad`. Runs in the target.
+"""Steps without an optimizer of torch, as in `p -= lr * p.grad`.
 
-Nobody calls us there, so it is told by what becomes of the parameters. A step was made when, since the last backward,
-parameters were written to (their versions differ), or their gradients were cleared, as is done where `p.data` is written to,
-which has no version. Without a backward there may be gradients of `torch.autograd.grad`: then versions alone tell.
+Such steps call no hook, so they are inferred from the parameters. A step was made if, since the last backward, parameters
+were written to (their versions differ), or their gradients were cleared, as code does that writes to `p.data`, which has no
+version. Without a backward, gradients may come from `torch.autograd.grad`: then only versions count.
 
-Until an optimizer has stepped nobody knows that there is one: a batch may be accumulated, a loss scale looked for, a
-checkpoint loaded. So such steps are believed when there were BELIEVED of them, and then all of them; and backwards alone
-make none before UNEXPLAINED of them.
+Until an optimizer has stepped, the training may still turn out to have one: it may accumulate a batch, search for a loss
+scale, or load a checkpoint. So steps without an optimizer are counted only from BELIEVED of them on, and then all of them.
+Backwards without any other sign count as steps only after UNEXPLAINED of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from hookd.target.modeltree.names import Names
 
 WATCHED, MOST = 4, 16
-"""So many parameters of each model are looked at, those that are trained first, and so many in all."""
+"""Number of parameters that are watched: of each model, the first that are trained; and of all models together."""
 SEARCHED = 512
-"""So many parameters of each model are gone through for them."""
+"""Number of parameters of each model that are searched for them."""
 UNEXPLAINED = 100
+"""Number of backwards without a step after which each forward that follows a backward begins a step."""
 BELIEVED = 16
+"""Number of steps without an optimizer from which on they are counted."""
 
 
 _Tensor: Any = torch.Tensor
@@ -42,14 +44,20 @@ _version = _Tensor._version.__get__
 
 
 class Place(NamedTuple):
-    """Where a parameter is held; nothing refers to it from here, not even weakly, for then it could not be swapped."""
+    """The module and the name of a parameter.
+
+    It does not refer to the parameter, not even weakly, because then torch could not swap it.
+    """
 
     module: weakref.ref[nn.Module]
     name: str
 
 
 class Seen(NamedTuple):
-    """A parameter that is trained, and its gradient: by their ids, and how often each was written to; 0 and 0: none."""
+    """The ids and versions of a trained parameter and its gradient.
+
+    Those of the gradient are 0 if there is none.
+    """
 
     parameter: int
     version: int
@@ -58,28 +66,30 @@ class Seen(NamedTuple):
 
 
 class ByHand:
-    """Looks at some parameters where a forward or a backward begins, in the thread that trains.
+    """Finds steps by looking at some parameters.
+
+    It looks in the training thread, when a forward or a backward begins.
 
     Args:
-        names: of the models whose parameters are looked at.
-        own_failure: is told of errors of hookd itself.
-        by_backward: whether each forward after a backward begins a step, because this torch tells of no optimizers (before
-            2.0); so it is as well when UNEXPLAINED backwards have made none.
+        names: the models whose parameters are watched.
+        own_failure: handles errors of hookd itself.
+        by_backward: whether each forward after a backward begins a step, because this torch has no global optimizer hooks
+            (before 2.0). This is also switched on after UNEXPLAINED backwards without a step.
     """
 
     def __init__(self, *, names: Names, own_failure: Callable[[str, BaseException], None], by_backward: bool) -> None:
         self._names, self._own_failure = names, own_failure
         self._by_backward = by_backward
         self._is_believed = by_backward
-        self._seen = 0  # steps that are not believed yet
+        self._seen = 0  # steps that are not counted yet
         self._models: dict[tuple[int, int], Watched] = {}  # by ordinal and root
         self._main = 0  # the model with the most parameters
         self._backwards = 0  # since the last step
         self._had_graph = self._has_backward = self._has_moved = False
-        self._called = 0  # the model whose call was the last turn
+        self._called = 0  # ordinal of the model whose call was the last turn, 0 for none
 
     def forward_begins(self) -> int:
-        """Look, and return how many steps are over that nobody has been told of."""
+        """Return the number of unreported steps that are over."""
         had_graph, self._had_graph = self._had_graph, torch.is_grad_enabled()
         try:
             self._find()
@@ -88,11 +98,11 @@ class ByHand:
             if self._backwards > UNEXPLAINED:
                 self._by_backward = self._is_believed = True
             is_over, has_moved = False, False
-            for one in self._models.values():
-                now = one.look()
-                has_moved = has_moved or _have_moved(one.before, now)
-                is_over = is_over or _are_cleared(one.after, now)
-                one.before = now
+            for model in self._models.values():
+                now = model.look()
+                has_moved = has_moved or _have_moved(model.before, now)
+                is_over = is_over or _are_cleared(model.after, now)
+                model.before = now
         except Failure as failure:  # a parameter may be of any class
             self._own_failure("steps without an optimizer", failure)
             return 0
@@ -102,42 +112,48 @@ class ByHand:
         return self._over() if has_moved and had_graph else 0
 
     def backward_begins(self) -> int:
-        """Look, and return the same: gradients may be cleared after the forward."""
+        """Return the same as `forward_begins`, at a backward.
+
+        Gradients may be cleared after the forward.
+        """
         is_over = False
         try:
-            for one in self._models.values():
-                one.before = one.look()  # what a forward has written to itself is no step
-                is_over = is_over or _are_cleared(one.after, one.before)
+            for model in self._models.values():
+                model.before = model.look()  # parameters that the forward itself has changed do not make a step
+                is_over = is_over or _are_cleared(model.after, model.before)
         except Failure as failure:
             self._own_failure("steps without an optimizer", failure)
             return 0
         return self._over() if is_over and self._backwards else 0
 
     def backward_done(self) -> None:
-        """Note that there are gradients."""
+        """Record that there are gradients now."""
         self._backwards += 1
         self._has_backward = True
         try:
-            for one in self._models.values():
-                if not one.places:
-                    one.search()  # it may be trained from now on
-                one.after = one.look()
+            for model in self._models.values():
+                if not model.places:
+                    model.search()  # the model may have begun to train
+                model.after = model.look()
         except Failure as failure:
             self._own_failure("steps without an optimizer", failure)
 
     def finish(self) -> int:
-        """Return how many steps are over when nothing begins any more."""
-        found = self.forward_begins()
+        """Return the number of unreported steps at the end of the training."""
+        steps = self.forward_begins()
         self._is_believed = True
-        return found or self._told()
+        return steps or self._told()
 
     def is_turn(self, module: Module) -> bool:
-        """Whether the call of the largest model before this one stands for a step: no backward has followed it."""
+        """Whether the previous call of the largest model stands for a step.
+
+        It does if no backward has followed it.
+        """
         if self._has_backward or module.root != self._main:
             return False
         last, self._called = self._called, module.root
         if not self._has_moved:
-            self._seen = 0  # weights that change only now and then are loaded
+            self._seen = 0  # weights that change only now and then were loaded, not trained
         return last == module.root
 
     def _over(self) -> int:
@@ -147,11 +163,11 @@ class ByHand:
         return self._told()
 
     def _told(self) -> int:
-        told, self._seen = (self._seen, 0) if self._is_believed else (0, self._seen)
-        return told
+        steps, self._seen = (self._seen, 0) if self._is_believed else (0, self._seen)
+        return steps
 
     def _find(self) -> None:
-        """Watch models that have come, and forget those that have gone."""
+        """Watch new models, and forget those that are gone."""
         live = {(model.ordinal, id(root)): root for model, root in self._names.live_roots()}
         if live.keys() == self._models.keys():
             return
@@ -161,18 +177,19 @@ class ByHand:
             if key not in self._models:
                 one = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
                 room -= len(one.places)
-        # A loss or a metric has no parameters, and alone is no model.
+        # A loss or a metric has no parameters, so it does not count as a model.
         sizes = {ordinal: one.size for (ordinal, _), one in self._models.items() if one.size}
         self._main = max(sizes, key=sizes.__getitem__, default=0)
 
 
 class Watched:
-    """A model, and those of its parameters that are looked at.
+    """A model and its watched parameters.
 
     Attributes:
-        size: how many parameters it has, as far as they were gone through.
-        before: what was seen of those when something began.
-        after: and when the last backward was over.
+        size: number of its parameters, up to SEARCHED.
+        places: the watched parameters.
+        before: their state when the last forward or backward began.
+        after: their state at the end of the last backward.
     """
 
     def __init__(self, root: nn.Module, most: int) -> None:
@@ -184,18 +201,18 @@ class Watched:
         self.search()
 
     def search(self) -> None:
-        """Choose the parameters."""
+        """Choose the parameters to watch."""
         root = self._root()
         if root is None or not self._most:
             return
-        found = list(islice(_places(root), SEARCHED))
-        self.size = len(found)
+        places = list(islice(_places(root), SEARCHED))
+        self.size = len(places)
         with plainly():
-            self.places = list(islice((place for place in found if _look(place) is not None), self._most))
+            self.places = list(islice((place for place in places if _look(place) is not None), self._most))
         self.before = self.after = self.look()
 
     def look(self) -> list[Seen | None]:
-        """Look at each."""
+        """Return the current state of each watched parameter."""
         with plainly():
             return list(map(_look, self.places))
 
@@ -206,25 +223,34 @@ def _places(root: nn.Module) -> Iterator[Place]:
 
 
 def _look(place: Place) -> Seen | None:
-    """Look at a parameter; None if it is gone, not trained, or for the moment something that was computed."""
+    """Return the state of a parameter.
+
+    None if it is gone, not trained, or currently replaced by a computed tensor.
+    """
     module = place.module()
-    found = None if module is None else entries(attributes_of(module).get("_parameters")).get(place.name)
-    if found is None or not (_requires_grad(found) and _is_leaf(found)) or _Tensor.is_inference(found):
+    parameter = None if module is None else entries(attributes_of(module).get("_parameters")).get(place.name)
+    if parameter is None or not (_requires_grad(parameter) and _is_leaf(parameter)) or _Tensor.is_inference(parameter):
         return None
-    grad = _grad(found)
+    grad = _grad(parameter)
     if grad is None or _Tensor.is_inference(grad):
-        return Seen(id(found), _version(found), 0, 0)
-    return Seen(id(found), _version(found), id(grad), _version(grad))
+        return Seen(id(parameter), _version(parameter), 0, 0)
+    return Seen(id(parameter), _version(parameter), id(grad), _version(grad))
 
 
 def _have_moved(before: list[Seen | None], now: list[Seen | None]) -> bool:
-    """Say whether any of these was written to; another tensor in its place tells nothing."""
+    """Whether any parameter was written to.
+
+    A parameter that was replaced by another tensor does not count.
+    """
     both = ((then, one) for then, one in zip(before, now) if then is not None and one is not None)
     return any(then.parameter == one.parameter and then.version != one.version for then, one in both)
 
 
 def _are_cleared(after: list[Seen | None], now: list[Seen | None]) -> bool:
-    """Say whether gradients that a backward has left are gone, or were written to, or another parameter is there."""
+    """Whether a gradient of the last backward was removed, replaced or written to.
+
+    A parameter that was replaced by another one counts if the new one has no gradient.
+    """
     both = ((then, one) for then, one in zip(after, now) if then is not None and one is not None)
     return any(
         then.gradient and (then[2:] != one[2:] if then.parameter == one.parameter else not one.gradient)

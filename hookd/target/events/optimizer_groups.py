@@ -1,4 +1,4 @@
-"""Which optimizers step together: one after the other, after one backward. Runs in the target."""
+"""Groups of optimizers that step together: one after the other, after one backward."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ if TYPE_CHECKING:
     Ref = weakref.ref[Any]  # optimizers are known by their id, for they may not be hashable
 
 MOST_TURNS = 64
-"""So many optimizers may take turns."""
+"""Largest number of optimizers that may take turns."""
 MOST_SIZES = 1000
-"""The sizes of so many rows are remembered; they are forgotten where optimizers are made anew at each step."""
+"""Largest number of row sizes that are remembered; at this number all are forgotten, as each step may create optimizers."""
 
 
 class Together:
-    """Tells from the order in which optimizers step which of them make one step of the training.
+    """Infers which optimizers together make one step of the training.
 
-    Those of a *row* have stepped with nothing else between. How long a row will be is known from the row before that the
-    same optimizer began. Two that take turns, as those of a GAN do, are in rows of their own and make one step as well.
+    It uses the order in which they step. Optimizers that step with nothing else in between form a *row*. The expected
+    length of a row is that of the longest one that the same optimizer began. Two optimizers that take turns, as those of a
+    GAN do, are in separate rows, and also make one step together.
     """
 
     def __init__(self) -> None:
         self._row: dict[int, Ref] = {}
-        self._is_counted = False  # there is one in the row that made a step
+        self._is_counted = False  # whether an optimizer in the row has made a step of the training
         self._turn: dict[int, Ref] = {}  # all that have stepped since the last step was made
-        self._sizes: dict[int, int] = {}  # of the longest row, by the optimizer that begins it
+        self._sizes: dict[int, int] = {}  # size of the longest row, by the optimizer that begins it
 
     def end_row(self) -> None:
-        """Note that something else begins."""
+        """End the row, because something else begins."""
         if self._row:
             self._row, self._is_counted = {}, False
 
     def is_in_row(self, optimizer: Any) -> bool:
-        """Say whether this optimizer has stepped in the row."""
+        """Whether this optimizer has stepped in the current row."""
         return _is_in(self._row, optimizer)
 
     def add(self, optimizer: Any) -> bool:
-        """Note that an optimizer has stepped.
+        """Add an optimizer that has stepped to the row.
 
         Returns:
-            Whether it makes a step: the first in its row to have stepped since the step before.
+            Whether it makes a step of the training: it is the first of its row that has also stepped since the last such step.
         """
         makes_step = not self._is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
         if makes_step:
@@ -53,12 +54,15 @@ class Together:
         return makes_step
 
     def _is_new_turn(self) -> bool:
-        """Say whether an optimizer that has not stepped yet makes a step: the first, or where they are made anew."""
+        """Whether an optimizer that is new in this turn makes a step.
+
+        It does if it is the first one, or if the training keeps creating new optimizers.
+        """
         others = len(self._turn) - len(self._row)
         return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
 
     def is_whole(self) -> bool:
-        """Say whether as many have stepped as in the longest row that began like this one."""
+        """Whether the row has its expected length."""
         return len(self._row) >= self._size()
 
     def _size(self) -> int:

@@ -1,6 +1,7 @@
-"""Where a step's time goes: every moment of a training thread belongs to exactly one phase. Runs in the target.
+"""Time spent in each phase.
 
-Plugins ask for it by `Context.add_up_phases`. A phase is turned six times in a step, so nothing of such a plugin's is called at a turn.
+Every moment of a training thread belongs to exactly one phase. Plugins ask for it with `Context.add_up_phases`. A thread
+changes its phase six times in a step, so hookd adds up the times itself, and does not call these plugins at each change.
 """
 
 from __future__ import annotations
@@ -23,25 +24,30 @@ if TYPE_CHECKING:
 
 OTHER = pages.PHASES.index("other")
 PHASE = pages.PHASE - pages.MODULE
-"""The cell of a heartbeat, from its module cell on."""
+"""The phase cell of a heartbeat, relative to its module cell."""
 
 _TRAINING = tuple(pages.PHASES.index(name) for name in ("backward", "optimizer"))
-"""What a thread that only evaluates does not do."""
+"""Phases that a thread which only evaluates is never in."""
 OFTEN_NS = 100_000_000
-"""In a thread that steps, time is shown at each step, and so long after it was last: at each turn would cost more than to take it."""
+"""Interval at which a thread that steps adds its times to the counters between two steps, in ns.
+
+It adds them at each step anyway. To do so at each change of phase would cost more than to measure the times.
+"""
 
 
 class Spent:
-    """What one thread has spent in each phase and nobody has been shown yet.
+    """Time that one thread has spent in each phase.
+
+    This is the time that is not yet added to the counters ("shown").
 
     Attributes:
-        phase: the one that it is in, as the page numbers them.
-        since_ns: when that began; 0 where nobody knows.
-        shown_ns: when its time was last shown.
-        unshown_ns: by phase.
-        trains: it has gone backward, or has stepped: of one that never does the time is not counted.
-        steps: it has ended a step.
-        asked: who wanted it the last time; where others do, what was before is nobody's.
+        phase: the current phase, as numbered in the page.
+        since_ns: time at which the phase began; 0 if unknown.
+        shown_ns: time up to which the counters are complete.
+        unshown_ns: time not shown yet, by phase.
+        trains: whether the thread has run a backward or an optimizer; the time of a thread that never does is not counted.
+        steps: whether the thread has ended a step.
+        asked: counters at the last change of phase; when they change, the time before belongs to none of the new ones.
     """
 
     __slots__ = ("asked", "phase", "shown_ns", "since_ns", "steps", "trains", "unshown_ns")
@@ -54,16 +60,18 @@ class Spent:
 
 
 Wanted = list[dict[int, "CounterChild"]]
-"""The series of each counter that is wanted, by phase."""
+"""Each requested counter's series, by phase."""
 
 
 class Phases:
-    """Tells of a thread's phases: its heartbeat, the plugins that listen, and the series of those that have them added up.
+    """Publishes the phase of each thread.
+
+    The phase goes to the thread's heartbeat, to plugins that listen, and into the counters that add phases up.
 
     Args:
-        count: of steps.
-        telling: tells the plugins.
-        listeners: returns who listens to a hook.
+        count: number of the step in progress.
+        telling: calls the plugins.
+        listeners: returns the listeners of a hook.
     """
 
     def __init__(  # noqa: PLR0913
@@ -84,22 +92,25 @@ class Phases:
         self._is_known = False
 
     def turned(self) -> None:
-        """Find out again who wants it: a switch was turned, or a plugin came or went."""
+        """Drop the cached listeners and counters.
+
+        Called when a switch was turned, or a plugin was loaded or unloaded.
+        """
         self._is_known = False
 
     def _find(self) -> None:
         active = [entry.context for entry in self._registry if entry.state == "active"]
         found = [series for context in active for series in context.phases]
-        if [id(one) for one in found] != [id(one) for one in self._wanted]:
+        if [id(series) for series in found] != [id(series) for series in self._wanted]:
             self._wanted = found
-        self._heard = [one for one in self._listeners("phase", None) if one.is_on]
+        self._heard = [listener for listener in self._listeners("phase", None) if listener.is_on]
         self._is_known = True
 
     def turn(self, thread: ThreadState, phase: int) -> None:
-        """Have the calling thread go over to another phase, as the page numbers them."""
+        """Switch the calling thread to another phase, as numbered in the page."""
         accounts = self._accounts
         self._cells[thread.beat + PHASE] = phase
-        if accounts.is_metered and phase != OTHER:  # in some steps only, as the calls are recorded
+        if accounts.is_metered and phase != OTHER:  # only in the steps in which calls are recorded, too
             self._record(pages.PHASE_RECORD, 0, self._count.absolute(), phase)
         if thread.busy or thread.is_engine:
             return
@@ -124,7 +135,7 @@ class Phases:
             self._tell(thread, heard, {"name": pages.PHASES[phase], "now_ns": now_ns}, accounts.is_metered)
 
     def step_done(self, spent: Spent) -> None:
-        """Show what a thread has spent until its last turn."""
+        """Add a thread's time until its last change of phase to the counters."""
         if not self._is_known:
             self._find()
         wanted = self._wanted

@@ -1,6 +1,6 @@
-"""The number of the step in progress. Runs in the target.
+"""The number of the step in progress.
 
-`hookd.target.events.steps` alone counts; everybody else reads.
+Only `hookd.target.events.steps` counts; all other code reads.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ class StepCount:
     """Counts the steps of the training.
 
     Attributes:
-        done: steps completed since the attach: those of the optimizer that has made the most (a GAN has two).
-        calls: outermost calls of models since the attach, while nothing had been trained.
-        offset: what to add to get the number since the beginning of the training, None while unknown.
-        is_open: whether the step that is over may still get more: other optimizers.
-        is_closing: whether plugins are being told that it is over.
+        done: steps completed since the attach; with several optimizers (a GAN has two), of the one that has made the most.
+        calls: outermost calls of models since the attach, as long as nothing has been trained.
+        offset: steps of the training before the attach, None while unknown.
+        is_open: whether events may still be added to the completed step, as of other optimizers.
+        is_closing: whether the hook `step_done` is being called.
     """
 
     def __init__(self, *, from_beginning: bool) -> None:
@@ -24,19 +24,25 @@ class StepCount:
 
     @property
     def turns(self) -> int:
-        """Steps since the attach, and the calls that stood for them before there were any."""
+        """Steps since the attach, plus the calls that stood for steps."""
         return self.done + self.calls
 
     def number(self) -> int:
-        """Return the number of the step in progress, from 1, counted from the attach."""
+        """Return the step in progress, from 1, counted from the attach."""
         return self.done + (0 if self.is_open else 1)
 
     def absolute(self) -> int:
-        """Return the number of the step in progress, from 1, counted from the beginning of the training where that is known."""
+        """Return the step in progress, from 1, counted from the training's beginning.
+
+        If that is unknown, it is counted from the attach.
+        """
         return (
             self.done + (not self.is_open) + (self.offset or 0)
-        )  # without `number`: plugins ask some ten times a step
+        )  # does not call `number`, for speed: plugins call this some ten times a step
 
     def origin(self) -> str:
-        """Return the step in progress in words, with what it counts from."""
+        """Return the step in progress in words.
+
+        If the beginning of the training is unknown, the text says that the attach is counted from.
+        """
         return f"step {self.absolute()}" + ("" if self.offset is not None else " (counted from the attach)")

@@ -1,11 +1,12 @@
-"""Where one step of the training ends and the next begins, and the extent of a backward. Runs in the target.
+"""Boundaries of the training's steps, and the extent of each backward.
 
-Steps come from torch's global optimizer hooks (2.0+): they fire for optimizers made before us, with schedulers and
-for subclasses. A step is over when its first optimizer has stepped. Others that step with it (`hookd.target.events.optimizer_groups`) still
-belong to it, until something begins: a forward, a backward, the wait for data, or an optimizer that has stepped in it.
+Steps come from torch's global optimizer hooks (2.0+), which fire also for optimizers made before the attach, with schedulers,
+and for subclasses. A step is over when its first optimizer has stepped. Other optimizers that step with it
+(`hookd.target.events.optimizer_groups`) still belong to it, until something else begins: a forward, a backward, the wait for
+data, or an optimizer that has already stepped in it.
 
-A training whose parameters no optimizer of torch steps is seen by what it does to them (`hookd.target.events.manual_updates`). Where
-nothing is trained, each outermost call of a model is a *turn*, as each step is: sampling and the budget go by turns.
+Steps without an optimizer of torch are inferred from the parameters (`hookd.target.events.manual_updates`). In a process that
+does not train, each outermost call of a model is a *turn*, as a step is: sampling and the budget count turns.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ except ImportError:  # torch < 2.0
     register_optimizer_step_pre_hook = register_optimizer_step_post_hook = None  # type: ignore[assignment]
 
 TRIES = 32
-"""How often an optimizer without a state is asked for its own count of steps, twice a step."""
+"""How often an optimizer without state is asked for its own count of steps, at two attempts per step."""
 PHASE = PHASE_CELL - MODULE
 OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "optimizer"))
 
@@ -59,13 +60,13 @@ class Steps:
     """Finds the steps of the training, counts them, and reports them.
 
     Args:
-        count: of steps; nobody else changes it.
-        names: of the models, whose parameters may be stepped without an optimizer.
-        listeners: returns who listens to a hook.
-        aloud: calls a function of the training's, which is hidden from nobody.
+        count: the count of steps; only this class changes it.
+        names: the models, whose parameters may be updated without an optimizer.
+        listeners: returns the listeners of a hook.
+        aloud: calls a function of the training, visible to profilers.
         turn: switches a thread to another phase.
-        change: carries out changes of plugins that are due where a step begins.
-        end_passing: ends the references to what may be a model's buffer.
+        change: carries out the changes of plugins that are due at the beginning of a step.
+        end_passing: ends the references to tensors that may be buffers of a model.
     """
 
     def __init__(  # noqa: PLR0913
@@ -90,26 +91,28 @@ class Steps:
         self._listeners, self._aloud, self._turn = listeners, aloud, turn
         self._change, self._end_passing = change, end_passing
         self._boundaries: Boundaries
-        self._started_ns = self._stepper = 0  # the latter is the thread that has made the last step
+        self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
         self._together = Together()
         self._asked: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
-        )  # by id: it may not be hashable
-        self._stateless: dict[int, int] = {}  # how often one was asked that keeps nothing, as SGD without momentum
+        )  # by id, because an optimizer may not be hashable
+        self._stateless: dict[
+            int, int
+        ] = {}  # number of attempts, by id of optimizers without state: SGD without momentum
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
         self._by_hand: ByHand | None = ByHand(
             names=names, own_failure=dispatch.own_failure, by_backward=not self.has_hooks
-        )  # None: an optimizer of torch has stepped
+        )  # None once an optimizer of torch has stepped
 
     def report_to(self, boundaries: Boundaries) -> None:
-        """Set what is told of steps, before the first one."""
+        """Set the receiver of steps, before the first one."""
         self._boundaries = boundaries
 
     def install(self) -> None:
-        """Register with torch."""
+        """Register the optimizer hooks, and replace `torch.autograd.backward`."""
         if self.has_hooks:
             for register, hook in (
                 (register_optimizer_step_pre_hook, self._before()),
@@ -119,29 +122,33 @@ class Steps:
         self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
 
     def restore(self) -> list[str]:
-        """Undo `install`; gives what could not be undone."""
+        """Undo `install`, and return what could not be undone."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         restored = self._backward is None or self._backward.restore()
-        return [] if restored else ["torch.autograd.backward: somebody has patched on top of us"]
+        return (
+            []
+            if restored
+            else ["torch.autograd.backward: another tool has patched it on top of hookd, so it was not restored"]
+        )
 
     def optimizers(self) -> list[Any]:
-        """Give the optimizers that have made a step since the attach."""
-        found = [ref() for ref in self._known.valuerefs()]
-        return [optimizer for optimizer in found if optimizer is not None]
+        """Return the optimizers that have made a step since the attach."""
+        optimizers = [ref() for ref in self._known.valuerefs()]
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _before(self) -> Callable[..., None]:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return None
-            self._by_hand = None  # its closure may do all that is done by hand
+            self._by_hand = None  # before the closure runs, which may do what looks like a step without an optimizer
             if self._together.is_in_row(optimizer):
                 self._together.end_row()
                 self._close()
             thread = self._local.thread
             phase = int(self._cells[thread.beat + PHASE])
-            self._outside = phase if phase != OPTIMIZER else OTHER  # it is that still where a step has raised
+            self._outside = phase if phase != OPTIMIZER else OTHER  # still OPTIMIZER after a step that raised
             self._turn(thread, OPTIMIZER)
             self._find_offset(optimizer, completed=0)
             self._change()
@@ -165,7 +172,7 @@ class Steps:
             return result
 
         ours = self._dispatch.entrance(observed, closure)
-        # An optimizer may ask for what the training has put on its closure.
+        # An optimizer may read attributes that the training has set on its closure.
         if type(closure) is FunctionType:
             return functools.wraps(closure)(ours)
         vars(ours).update(attributes_of(closure))
@@ -186,7 +193,7 @@ class Steps:
         try:
             self._dispatch.emit("step_post", values)
             self._find_offset(optimizer, completed=1)
-        finally:  # a signal handler may raise in a plugin
+        finally:  # a signal handler may raise while a plugin runs
             self._known[id(optimizer)] = optimizer
             if self._together.add(optimizer):
                 self._end()
@@ -194,7 +201,11 @@ class Steps:
                 self._close()
 
     def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
-        """A step is over, or several that are believed only now; what comes until `_close` belongs to the last."""
+        """Count one or more completed steps.
+
+        Events until `_close` belong to the last of them. Several steps are counted together if they were uncertain until
+        now.
+        """
         count = self._count
         count.done += steps
         count.is_open = True
@@ -214,16 +225,19 @@ class Steps:
             self._boundaries.step_begins()
 
     def begins(self) -> None:
-        """Note that something begins that is no step of an optimizer: the step that is over is closed.
+        """Close the completed step, because something other than an optimizer's step begins.
 
-        What another thread does beside the one that steps closes nothing, but for autograd's own threads.
+        Only the thread that has made the step closes it; if that was a thread of autograd's engine, any thread does.
         """
         if self._stepper in (0, threads.get_ident()):
             self._together.end_row()
             self._close()
 
     def finish(self) -> None:
-        """Close the step that is over, where nothing begins any more; one of an optimizer in the thread that has made it."""
+        """Close the completed step at the end of the training.
+
+        A step of an optimizer is closed only in the thread that has made it.
+        """
         if self._stepper == threads.get_ident():
             self._close()
         by_hand = self._by_hand
@@ -232,16 +246,18 @@ class Steps:
             self._close()
 
     def _find_offset(self, optimizer: Any, completed: int) -> None:
-        """Read the absolute number from the optimizer's state, once per optimizer, where that costs no device sync.
+        """Read the absolute step number from the optimizer's state.
+
+        This is done once per optimizer, if it needs no device sync.
 
         Args:
-            optimizer: has its state from its first step on.
-            completed: whether the step in progress is counted in it.
+            optimizer: the optimizer, which has its state from its first step on.
+            completed: 1 if its state already counts the step in progress, else 0.
         """
         if self._asked.get(id(optimizer)) is optimizer:
             return
         try:
-            states = peek(optimizer, "state")  # by parameter: another dict of them would hash them
+            states = peek(optimizer, "state")  # by parameter; a copy of this dict would hash the parameters
             first = next(iter(dict.values(states)), None) if issubclass(type(states), dict) else None
             if first is None:
                 times = self._stateless[id(optimizer)] = self._stateless.get(id(optimizer), 0) + 1
@@ -291,14 +307,17 @@ class Steps:
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
-            # A generator is the training's own to consume.
-            found = [tensors] if nested.is_tensor(tensors) else nested.items(tensors) or ()
-            self._dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, found))})
+            # A generator must be left for the training to consume.
+            values = [tensors] if nested.is_tensor(tensors) else nested.items(tensors) or ()
+            self._dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, values))})
         except Failure as failure:
             self._dispatch.own_failure("loss", failure)
 
     def forward_begins(self, thread: ThreadState) -> None:
-        """A call begins inside of no other: with it a step may begin, or end if nothing else has ended it."""
+        """Handle the beginning of an outermost call.
+
+        It closes the last step, and may end a step without an optimizer.
+        """
         self.begins()
         by_hand = self._by_hand
         if by_hand is None:
@@ -323,7 +342,7 @@ def _whole_number(step: Any) -> int | None:
     """Return the value of an optimizer's `step`.
 
     Returns:
-        None where it is no whole number, or where reading it would wait for a device or run a class's own code.
+        None if it is not a finite number, or if reading it would wait for a device or run a tensor subclass's own code.
     """
     if type(step) is torch.Tensor:
         with unseen(), torch._C._DisableTorchDispatch():
@@ -332,17 +351,18 @@ def _whole_number(step: Any) -> int | None:
 
 
 def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], closure: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give the arguments of a `step`, the optimizer among them, with another closure."""
+    """Return the arguments of a `step`, including the optimizer, with another closure."""
     if "closure" in kwargs:
         return args, {**kwargs, "closure": closure}
     return (args[0], closure, *args[2:]), kwargs
 
 
 def _is_nested(wrapper: Any) -> bool:
-    """Whether a `step` runs inside another one: a subclass calls super().step(), SAM calls the optimizer it wraps.
+    """Whether a `step` runs inside another one.
 
-    Asked of the stack, because a step that raised (a closure's error, an interrupt) never tells that it is over. All
-    steps run in frames of one code object: torch/optim/optimizer.py `profile_hook_step`, 2.0 to 2.14.
+    A subclass calls super().step(), SAM calls the optimizer that it wraps. This looks at the stack, because no hook is
+    called after a step that raised (a closure's error, an interrupt). All steps run in frames of one code object:
+    torch/optim/optimizer.py `profile_hook_step`, 2.0 to 2.14.
     """
     frame = wrapper.f_back
     while frame is not None:
