@@ -37,7 +37,7 @@ CALM = frozenset(
     if hasattr(torch.nn, name)
 )
 """Classes whose forward draws no random numbers: reading the generators' state is most of the cost of `Capture.enter`."""
-_CALM = frozenset(map(id, CALM))  # ids: hashing a class may run its metaclass's code
+_CALM = frozenset(map(id, CALM))  # ids: a metaclass may define the hash of a class
 _cuda_is_initialized: Any = torch.cuda.is_initialized
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", bool)  # noqa: SLF001 - torch 1.13+; there is no other
@@ -248,7 +248,7 @@ def _random() -> dict[str, Tensor]:
     found = {"cpu": torch.default_generator.get_state()}
     if _cuda_is_initialized() and not torch.cuda.is_current_stream_capturing():
         at = torch.cuda.current_device()
-        found[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes in host memory: no synchronization
+        found[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes in host memory: no sync
     return found
 
 

@@ -39,7 +39,7 @@ KEEPS = _classes("ReLU ReLU6 Tanh Sigmoid SiLU Softmax Identity Flatten")
 """Modules that keep their input finite. Not among them are Dropout, whose scaling can overflow; GELU, which turns the
 largest numbers into infinity; modules with numbers of the user's (ELU, Hardtanh); and pooling: if it is dilated, a window
 of padding alone gives -inf."""
-_TELLS, _KEEPS = frozenset(map(id, TELLS)), frozenset(map(id, KEEPS))  # ids: hashing a class may run its metaclass's code
+_TELLS, _KEEPS = frozenset(map(id, TELLS)), frozenset(map(id, KEEPS))  # ids: a metaclass may define the hash of a class
 FEW = 64
 """In a portion with more calls the outputs are small, and inferring costs more than reading."""
 MOST = 1024
@@ -120,7 +120,7 @@ class Implied:
         """Return the outputs to read, decided from the last call to the first."""
         portion = Portion([], [], [], [], [])
         infers = not _is_hooked()
-        may_tell = False  # whether the next call may tell: its output is read or told of, and not inferred from this one
+        may_tell = False  # whether the next call's output is known without this one's, so that the call may tell of it
         for at in range(len(calls) - 1, -1, -1):
             call = calls[at]
             if call.was_finite:

@@ -34,7 +34,9 @@ class Policy:
         if self.name != "skip" or peek(optimizer, "found_inf") is not None:
             return False  # a fused optimizer under a GradScaler skips by itself
         if issubclass(type(optimizer), torch.optim.LBFGS):
-            return self._refuse("with LBFGS: when the gradients of one closure go bad, it has already used earlier ones")
+            return self._refuse(
+                "with LBFGS: when the gradients of one closure go bad, it has already used earlier ones"
+            )
         if self._context.world_size > 1 and is_shared_out(optimizer):
             return self._refuse("if each rank holds a part of the gradients: one rank would skip a step that the"
                                 " others make")  # fmt: skip

@@ -189,9 +189,7 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += "; it may be older than that"
     if "if_used_in" in event.details:
         user = event.details["if_used_in"]
-        message += (
-            f"; if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
-        )
+        message += f"; if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
     if "or_in" in event.details:
         message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone, were changed in place, or were not fully checked"
     elif not event.is_certain:
