@@ -36,7 +36,7 @@ class Range(NamedTuple):
 # "" (good), "inf" or "nan"; on a device the ranges or largest magnitudes, to be read later.
 Found = Union[str, list[Union[Range, Largest]]]
 INF = math.inf
-_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
+_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses a `grad` that a class of parameters defines
 
 
 def on_host(tensor: Tensor) -> bool:
