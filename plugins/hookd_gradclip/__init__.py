@@ -225,7 +225,7 @@ class GradClip(Plugin):
         if self.dry_run:
             return
         if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():  # hookd: may block
-            self._take_out(optimizer)
+            self._remove_gradients(optimizer)
         else:  # a NaN counts as 0, so that nothing is clipped; this does not wait for a device
             self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
 
@@ -265,7 +265,7 @@ class GradClip(Plugin):
                     hint=f"exclude={name}, or mode=norm, which scales gradients",
                 )
 
-    def _take_out(self, optimizer: Optimizer) -> None:
+    def _remove_gradients(self, optimizer: Optimizer) -> None:
         self.skipped.inc()
         for group in groups_of(optimizer):
             for parameter in group["params"]:

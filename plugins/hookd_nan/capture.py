@@ -140,12 +140,12 @@ class Capture:
 
     # -- the moment
 
-    def take(self, event: Event, told: dict[str, Any]) -> dict[str, Any]:
+    def take(self, event: Event, incident: dict[str, Any]) -> dict[str, Any]:
         """Copy the call of an event, and have it written in the background.
 
         Args:
             event: the event that is reported.
-            told: the message and the fields of the incident.
+            incident: its message and its fields.
 
         Returns:
             Fields to add to the incident: `bundle` or `no_bundle`.
@@ -167,7 +167,7 @@ class Capture:
         assert self._directory is not None
         path = free_name(self._directory, "nan", self._context.run, f"rank{self._context.rank}", f"step{event.step}",
                          event.module)  # fmt: skip
-        text["incident"] = told
+        text["incident"] = incident
         self._context.aside(lambda: self._write(path, text, copies))
         return {"bundle": str(path)}
 
@@ -221,11 +221,11 @@ def _directory(where: str) -> Path:
         PluginError: no directory can be written to.
     """
     tried = []
-    for one in [Path(where)] if where else directories():
+    for directory in [Path(where)] if where else directories():
         try:
-            return prepare(one)
+            return prepare(directory)
         except OSError as error:
-            tried.append(f"{one} ({error.strerror})")
+            tried.append(f"{directory} ({error.strerror})")
     hint = "Name a directory with capture_dir=; the training process must be able to write there."
     raise PluginError(f"nan: bundles cannot be written to {' nor '.join(tried)}", hint=hint)
 

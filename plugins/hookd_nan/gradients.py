@@ -241,12 +241,12 @@ class Gradients:
             return True
         for ref, _, _ in self._optimizers.values():
             optimizer = ref()
-            held = [] if optimizer is None else [one for group in groups_of(optimizer) for one in group["params"]]
-            if any(one is tensor for one in held):
-                kept = {id(one) for one in peek(optimizer, "state") or ()}
-                if id(tensor) in kept:
+            parameters = [] if optimizer is None else [one for group in groups_of(optimizer) for one in group["params"]]
+            if any(one is tensor for one in parameters):
+                with_state = {id(one) for one in peek(optimizer, "state") or ()}
+                if id(tensor) in with_state:
                     return True
-                return False if kept or any(_grad(one) is not None for one in held) else None
+                return False if with_state or any(_grad(one) is not None for one in parameters) else None
         return None
 
     def _module(self, name: str) -> torch.nn.Module | None:

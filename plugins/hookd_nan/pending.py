@@ -48,11 +48,11 @@ class Entry:
     def values(self) -> list[Tensor]:
         """The values that must be read from a device before the event can be judged."""
         values: list[Tensor] = []
-        for one in (one for found in self.found if isinstance(found, list) for one in found):
-            if isinstance(one, Range):
-                values += one.low, one.high
-            elif not isinstance(one.value, float):  # a float is known already
-                values.append(one.value)
+        for result in (result for found in self.found if isinstance(found, list) for result in found):
+            if isinstance(result, Range):
+                values += result.low, result.high
+            elif not isinstance(result.value, float):  # a float is known already
+                values.append(result.value)
         return values
 
     @property
@@ -65,8 +65,8 @@ class Entry:
         read = [found if isinstance(found, str) else list(_read(found, values)) for found in self.found]
         if not isinstance(read[0], str):
             self.event.ends = read[0][0][1:]
-        bad = [() if isinstance(one, str) else self._bad(one) for one in read]
-        kinds = [one if isinstance(one, str) else self._worst(one) for one in read]
+        bad = [() if isinstance(result, str) else self._bad(result) for result in read]
+        kinds = [result if isinstance(result, str) else self._worst(result) for result in read]
         self.event.kind, self.event.bad = kinds[0], bad[0]
         self.event.inputs = kinds[1] if len(kinds) > 1 else ""
         if kinds[0] and len(kinds) > 2:
@@ -83,11 +83,11 @@ class Entry:
 
 def _read(found: list[Range | Largest], values: Iterator[float]) -> Iterator[_Numbers]:
     """Yield the position and the range of each tensor, from the numbers that have arrived."""
-    for one in found:
-        if isinstance(one, Range):
-            yield one.at, next(values), next(values)
+    for result in found:
+        if isinstance(result, Range):
+            yield result.at, next(values), next(values)
         else:
-            for at in one.at:
+            for at in result.at:
                 largest = next(values)
                 yield at, largest, largest
 

@@ -196,11 +196,11 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += "; it may have originated elsewhere"
     if not event.is_certain:
         message += "; every module is checked from now on"
-    who = "it" if event.is_certain else "the model"
+    subject = "it" if event.is_certain else "the model"
     if event.details.get("inputs") == "unknown":
-        message += f"; {who} has changed its inputs in place, so they may have been bad before"
+        message += f"; {subject} has changed its inputs in place, so they may have been bad before"
     elif "inputs" in event.details:
-        message += f"; {who} was given more than can be checked, and the rest may have been bad before"
+        message += f"; {subject} was given more than can be checked, and the rest may have been bad before"
     if masked:
         where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
         message += f"; {where} -inf, which is taken for a mask unless neginf=true"
@@ -226,11 +226,11 @@ def _unseen_update(event: Event) -> str:
     """Return the part of the message about gradients that were not checked, "" if all were."""
     if "gradients" not in event.details:
         return ""
-    many, last = event.details["bad_parameters"], event.details["last_bad"]
+    count, last = event.details["bad_parameters"], event.details["last_bad"]
     since = event.details.get("since_if_used")
-    said = "; not all gradients were checked"
-    said += f": if the parameter is used in every step, it went bad in step {since}" if since else ""
-    return f"{said}; {many} parameters are bad, the last in the model is {last}" if many > 1 else said
+    text = "; not all gradients were checked"
+    text += f": if the parameter is used in every step, it went bad in step {since}" if since else ""
+    return f"{text}; {count} parameters are bad, the last in the model is {last}" if count > 1 else text
 
 
 def training_stack() -> list[str]:

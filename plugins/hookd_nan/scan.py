@@ -107,15 +107,15 @@ class Scan:
     def many(self, found: list[Tensor]) -> Found:
         """Check many tensors that are mostly good, such as gradients: all at once, and one by one if that is bad."""
         self.largest = None
-        away: list[Range | Largest] = []
+        on_device: list[Range | Largest] = []
         for largest in self._context.largest_each(found):
             if isinstance(largest.value, float):
                 self.largest = largest.value
                 if not largest.value < INF:
                     return self(found)
             else:
-                away.append(largest)
-        return away or ""
+                on_device.append(largest)
+        return on_device or ""
 
 
 def kind_of(low: float, high: float, *, masks: bool = False) -> str:

@@ -77,8 +77,8 @@ class Replay:
         self._text, self._stored, self._classes = text, stored, classes
         try:
             self._call, self._state = text["call"], text["call"]["state"]
-            self._told = {key: str(self._call[key]) for key in ("module", "where", "kind")}
-            self._told["class"] = str(text["module"].get("qualname"))
+            self._reported = {key: str(self._call[key]) for key in ("module", "where", "kind")}
+            self._reported["class"] = str(text["module"].get("qualname"))
             self._step, self._changed = text["incident"].get("step"), self._call["inputs_changed"]
             self._masks, self._made_by = bool(self._call["masks"]), {k: str(v) for k, v in text["made_by"].items()}
             self._notes = [str(note) for note in text["notes"]]
@@ -93,7 +93,7 @@ class Replay:
         output, raised = self._run(scene)
         outputs, recorded = tensors(output), tensors(scene.output)
         found = {
-            **self._told, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
+            **self._reported, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
             "outputs": self._counts(outputs), "recorded": self._counts(recorded), "raised": raised,
             "gradients": self._bad_of(scene.module, gradients=True),
             "is_bit_equal": len(outputs) == len(recorded) and all(map(same_bits, outputs, recorded)),
