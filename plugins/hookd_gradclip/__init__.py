@@ -1,46 +1,46 @@
-"""Clips gradients of a training that does not, or says what clipping would do. Runs in the target; changes training.
+"""Clip gradients in a training that does not clip them, or measure what clipping would do.
 
-    hookd_gradclip_norm                  what is compared with the limit, before clipping: the norm (mode value: the
-                                         largest magnitude; modes param and module: the largest norm of the step; mode
-                                         agc: the largest ratio of a unit's gradient to its weights)
-    hookd_gradclip_scale                 the (smallest) factor of the step; 1 where nothing was clipped; not in mode value
+    hookd_gradclip_norm                  the number that is compared with the limit, before clipping: the norm (mode
+                                         value: the largest magnitude; modes param and module: the largest norm of the
+                                         step; mode agc: the largest ratio of a unit's gradient to its weights)
+    hookd_gradclip_scale                 the (smallest) factor of the step; 1 if nothing was clipped; not in mode value
     hookd_gradclip_clipped_total{mode}   how often something was clipped, or would have been in a dry run:
                                          optimizer steps, and in mode module gradients
     hookd_gradclip_nonfinite_total       steps, or gradients, with a NaN or an infinity, which are never clipped
-    hookd_gradclip_skipped_total         steps from which such gradients were taken out (`nonfinite=skip`)
+    hookd_gradclip_skipped_total         steps from which such gradients were removed (`nonfinite=skip`)
 
 Modes (`mode=...`):
-- norm (the default): the norm of all gradients that the optimizer is about to use is at most `max_norm`, bit for bit as
-  `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)` before the step. `order=optimizer` sums in
-  the order of the optimizer's groups instead of the model's, which gives other bits.
-- value: each element lies within +-`clip_value`, as `torch.nn.utils.clip_grad_value_`.
-- param: the norm of each parameter's gradient is at most `max_norm`, as `clip_grad_norm_` of each parameter alone.
-- agc: adaptive gradient clipping (arXiv:2102.06171, see `rules.ByUnit`): the gradient's norm of each unit is at most
-  `clip_factor` times the norm of its weights, or of `eps` (0.001) where these are smaller. The paper leaves the last
-  linear layer out: `exclude=fc.*`.
-- module: each gradient that flows from a module into one of its inputs has a norm of at most `max_norm`, as a full
-  backward hook would do it, bit for bit; `modules=GLOB|GLOB` says which modules. Of a tensor that is passed in twice
-  (self-attention) the sum of its gradients is clipped, where torch's hook sees each. Not the same as clipping
-  parameters' gradients.
-`exclude=GLOB|GLOB` leaves out the parameters of these names, in all modes but module.
+- norm (the default): the norm of all gradients that the optimizer is about to use is at most `max_norm`. The result is
+  bit for bit that of `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)` before the step.
+  `order=optimizer` sums in the order of the optimizer's groups instead of the model's, which gives other bits.
+- value: each element lies within +-`clip_value`, as with `torch.nn.utils.clip_grad_value_`.
+- param: the norm of each parameter's gradient is at most `max_norm`, as with `clip_grad_norm_` of each parameter alone.
+- agc: adaptive gradient clipping (arXiv:2102.06171, see `rules.ByUnit`). The norm of each unit's gradient is at most
+  `clip_factor` times the norm of its weights, or times `eps` (0.001) if that is larger. The paper excludes the last
+  linear layer: `exclude=fc.*`.
+- module: each gradient that flows from a module into one of its inputs has a norm of at most `max_norm`, bit for bit as
+  with a full backward hook. `modules=GLOB|GLOB` selects the modules. If a tensor is passed in twice (self-attention),
+  the sum of its gradients is clipped, whereas torch's hook sees each. This is not the same as clipping the gradients of
+  parameters.
+`exclude=GLOB|GLOB` excludes the parameters with these names, in all modes but module.
 
-`dry_run=true` measures and changes nothing: the default where no setting was given at all. With a GradScaler the
-limits hold for the unscaled gradients, with fused optimizers, too (not so in mode module, which sees scaled ones).
-Gradients accumulate first; of an optimizer whose gradients come from a closure (LBFGS) they are clipped at the end of
-each closure, as one would write it there. Each optimizer is clipped by itself. Sparse gradients are clipped as dense
-ones of the same values.
+`dry_run=true` measures and changes nothing; it is the default if no setting is given at all. With a GradScaler the limits
+apply to the unscaled gradients, also with fused optimizers (but not in mode module, which sees scaled gradients).
+Gradients are accumulated before they are clipped. If an optimizer's gradients come from a closure (LBFGS), they are
+clipped at the end of each closure, where one would write it by hand. Each optimizer is clipped separately. Sparse
+gradients are clipped as dense ones with the same values.
 
-In a job of several ranks clipping begins, changes and ends on all of them at one step. With DistributedDataParallel all
-have the same gradients then. Those of `fully_shard` (FSDP2) are clipped by the norm of the whole in modes norm, value
-and param, for which the ranks add up their parts, as in torch's own function; a dry run and mode agc are refused. Of
-FSDP1 only mode value is served. Shards that are plain tensors (Megatron's tensor parallelism) cannot be recognised:
-there each rank would clip by the norm of its own part.
+In a job of several ranks, clipping begins, changes and ends on all ranks at the same step. With DistributedDataParallel
+all ranks then have the same gradients. Gradients of `fully_shard` (FSDP2) are clipped by the norm of the whole in modes
+norm, value and param: the ranks add up their parts, as in torch's own function. A dry run and mode agc are refused.
+FSDP1 is only supported in mode value. Shards that are plain tensors (Megatron's tensor parallelism) cannot be
+recognized: each rank would clip by the norm of its own part.
 
-Non-finite gradients are never clipped: a clipped infinity would be a silent zero or NaN. A step that has one is left
-as it is (`nonfinite=leave`), or with `nonfinite=skip` the optimizer gets no gradients at all (`.grad = None`; zeros
-would still move Adam), for which each step waits for the device; a GradScaler skips such steps by itself. The norm is
-shown as NaN then. It is infinity where all elements are finite and their norm is too large for its type: that is
-clipped, to 0, as torch's function clips it.
+Non-finite gradients are never clipped, because a clipped infinity would silently become zero or NaN. A step that has one
+is left as it is (`nonfinite=leave`). With `nonfinite=skip` the optimizer gets no gradients at all in that step
+(`.grad = None`; zeros would still move Adam), and each step waits for the device. A GradScaler skips such steps by
+itself. The norm is then shown as NaN. The norm is infinity if all elements are finite, but their norm is too large for
+its dtype: that gradient is clipped to 0, as by torch's function.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ MODES = {
 """The settings of each mode, the limit first."""
 SETTINGS = {"mode"}.union(*MODES.values())
 FOREIGN = SETTINGS - {"mode"}
-"""Of these a mode may not know one."""
+"""Settings that belong to some modes only."""
 LIMITS = {"max_norm": 1.0, "clip_value": 1.0, "clip_factor": 0.01}
-"""What limits, and a usual value: that of a dry run."""
+"""The settings that are limits, with usual values, which a dry run uses by default."""
 LOOKED_AT_STEPS = 20
-"""After so many steps of the optimizers a pattern that has matched nothing is told of."""
+"""Number of optimizer steps after which a pattern that has matched nothing is reported."""
 
 
 class GradClip(Plugin):
@@ -85,7 +85,7 @@ class GradClip(Plugin):
 
     @classmethod
     def changed(cls, options: dict[str, str], given: dict[str, str]) -> dict[str, str]:
-        """Give the options after a change; a new mode goes without those of the old one that it does not know."""
+        """Return the options after a change; a new mode drops settings of the old one that it does not have."""
         after = super().changed(options, given)
         own = MODES.get(after.get("mode", "norm"), SETTINGS)
         return {name: text for name, text in after.items() if name in given or name in own or name not in FOREIGN}
@@ -100,11 +100,11 @@ class GradClip(Plugin):
         self.context = context
         option = context.option
         if "every" in context.options:
-            raise PluginError("gradclip: it looks at every step, so it has no every")
+            raise PluginError("gradclip: every step is checked, so there is no option every")
         self.mode = option("mode", "norm", tuple(MODES))
         self.dry_run = option("dry_run", SETTINGS.isdisjoint(context.options))
         self.mutates = not self.dry_run
-        self.max_errors = self.longest = 1  # a dry run counts every step, too, and ends at once where it cannot know
+        self.max_errors = self.longest = 1  # also for a dry run, which cannot go on without a norm
         self.limit = self._limit()
         self.norm_type = self._positive("norm_type", 2.0)
         self.order = option("order", "model", ("model", "optimizer"))
@@ -162,7 +162,7 @@ class GradClip(Plugin):
 
     @hookimpl
     def select(self, module: Module) -> bool:
-        """Ask for module events in mode module only: they put hooks on the autograd graph."""
+        """Select modules in mode module only, because their events put hooks on the autograd graph."""
         return self.mode == "module" and self.modules.match(module.name)
 
     @hookimpl
@@ -195,7 +195,7 @@ class GradClip(Plugin):
 
     @hookimpl
     def closure_done(self, optimizer: Optimizer) -> None:
-        """Clip the gradients that a closure has computed inside of the optimizer's step."""
+        """Clip the gradients that a closure has computed inside the optimizer's step."""
         if self.mode != "module":
             self._clip(optimizer)
 
@@ -225,39 +225,47 @@ class GradClip(Plugin):
         if self.dry_run:
             return
         if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():  # hookd: may block
-            self._take_out(optimizer)
-        else:  # what is not finite counts as zero, for which nothing is clipped; and no device is waited for
+            self._remove_gradients(optimizer)
+        else:  # a NaN counts as 0, so that nothing is clipped; this does not wait for a device
             self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
 
     def _is_there(self, tensor: Tensor) -> bool:
-        """Whether there are elements: what is empty, or has been freed, is left as it is. A class of its own must know."""
+        """Whether a tensor has elements and its memory is not freed; subclasses are only checked for elements."""
         return bool(tensor.numel()) and (type(tensor) is not torch.Tensor or self.context.is_readable(tensor))
 
     def _require_whole(self, held: list[rules.Held]) -> None:
-        """Refuse gradients of which a part is in other ranks, where it would have to be known."""
+        """Refuse gradients with parts in other ranks if the whole must be known.
+
+        Raises:
+            PluginError: the gradients are sharded, and the mode or a dry run does not support that.
+        """
         if any(rules.is_sharded(one.grad) for one in held):
             if self.dry_run:
-                raise PluginError("gradclip: the norm of sharded gradients is known to all ranks together or not at all, "
-                                  "so there is no dry run")  # fmt: skip
+                raise PluginError("gradclip: a dry run cannot measure sharded gradients: all ranks together would have to"
+                                  " compute the norm")  # fmt: skip
             if self.mode == "agc":
                 raise PluginError("gradclip: mode=agc cannot be used with sharded gradients")
         if self.mode != "value" and any(peek(one.parameter, "_fsdp_flattened") for one in held):
             raise PluginError(
-                "gradclip: in FullyShardedDataParallel (FSDP1) no rank knows the norm; fully_shard is served"
+                "gradclip: with FullyShardedDataParallel (FSDP1) no rank knows the norm; use fully_shard or mode=value"
             )
 
     def _require_real(self, held: list[rules.Held], optimizer: Optimizer) -> None:
-        """Refuse complex gradients where elements are clamped, before the first is: complex numbers have no order."""
+        """Refuse complex gradients before any element is clamped, because complex numbers have no order.
+
+        Raises:
+            PluginError: mode value would clamp a complex gradient.
+        """
         if self.mode == "value" and not self.dry_run:
             odd = {id(one.parameter) for one in held if one.grad.is_complex()}
             names = (name for name, parameter in self.context.ordered_parameters(optimizer) if id(parameter) in odd)
             for name in names:
                 raise PluginError(
                     f"gradclip: mode=value cannot clamp the complex gradient of {name}; no gradient was changed",
-                    hint=f"exclude={name}, or mode=norm, which scales",
+                    hint=f"exclude={name}, or mode=norm, which scales gradients",
                 )
 
-    def _take_out(self, optimizer: Optimizer) -> None:
+    def _remove_gradients(self, optimizer: Optimizer) -> None:
         self.skipped.inc()
         for group in groups_of(optimizer):
             for parameter in group["params"]:

@@ -1,7 +1,7 @@
-"""What each mode of hookd_gradclip measures and changes. Runs in the target.
+"""The rules of hookd_gradclip's modes: what each measures and changes.
 
-A rule measures one number of a step, as a 0-dim tensor where the gradients are, and clips by it: nothing happens unless
-it exceeds the rule's limit. Nothing here reads a value, so no device is waited for.
+A rule measures one number per step, as a 0-dim tensor on the device of the gradients. It clips only if this number
+exceeds the limit. No code here reads a value on a device, so none waits for one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EPS = 1e-6
 
 
 class Held(NamedTuple):
-    """One gradient that an optimizer is about to use.
+    """A gradient that an optimizer is about to use.
 
     Attributes:
-        parameter: whose it is.
-        grad: its values; of a sparse gradient those of its rows, each row once.
-        weight: the parameter's values at the same places.
+        parameter: its parameter.
+        grad: its values; for a sparse gradient those of its rows, each row once.
+        weight: the parameter's values at the same positions.
     """
 
     parameter: Parameter
@@ -39,13 +39,13 @@ class Held(NamedTuple):
 
 
 def hold(parameter: Parameter, *, changes: bool) -> Held:
-    """Take hold of a parameter's gradient.
+    """Return a parameter's gradient with its weights.
 
     Args:
-        parameter: with a gradient.
-        changes: the values will be changed, so a sparse gradient that has rows twice must make way for one that has not.
+        parameter: a parameter with a gradient.
+        changes: the values will be changed, so a sparse gradient with duplicate rows is replaced by a coalesced one.
     """
-    grad = of_tensor(parameter, "grad")  # past what a class of parameters has in its place
+    grad = of_tensor(parameter, "grad")  # bypasses a `grad` that a class of parameters defines
     assert grad is not None
     weight = Tensor.detach(parameter)
     if not grad.is_sparse:
@@ -58,25 +58,25 @@ def hold(parameter: Parameter, *, changes: bool) -> Held:
 
 
 class Rule:
-    """What one mode measures and changes.
+    """The measurement and the change of one mode.
 
     Args:
-        limit: what `measure` gives may not be larger.
+        limit: upper limit of what `measure` returns.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
 
     def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
-        """Give the number that is compared with the limit, for gradients that the optimizer will divide by `scale`."""
+        """Return the number that is compared with the limit, for gradients that the optimizer will divide by `scale`."""
         raise NotImplementedError
 
     def clip(self, held: Sequence[Held], measured: Tensor, scale: Tensor | None) -> None:
-        """Bring what `measure` saw to the limit where it is above; `measured` is 0 where nothing may be changed."""
+        """Reduce gradients above the limit to it; `measured` is the result of `measure`, or 0 to change nothing."""
         raise NotImplementedError
 
     def judged(self, held: Sequence[Held], measured: Tensor) -> Tensor:
-        """Give NaN in place of `measured` where an element is not finite: infinity is then a norm that has overflowed."""
+        """Return `measured`, or NaN if an element is not finite; infinity then means that the norm overflowed."""
         return told_apart([one.grad for one in held], measured)
 
 
@@ -88,11 +88,11 @@ class ByNorm(Rule):
         self.norm_type = norm_type
 
     def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
-        """Give the norm."""
+        """Return the norm."""
         return unscaled(total_norm([one.grad for one in held], self.norm_type), scale)
 
     def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
-        """Scale all gradients alike."""
+        """Scale all gradients by the same factor."""
         scale_down(held, self.limit, measured)
 
 
@@ -100,7 +100,7 @@ class ByValue(Rule):
     """The largest magnitude, as `torch.nn.utils.clip_grad_value_`."""
 
     def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
-        """Give the largest magnitude."""
+        """Return the largest magnitude."""
         return unscaled(magnitude([one.grad for one in held]), scale)
 
     def clip(self, held: Sequence[Held], measured: Tensor, scale: Tensor | None) -> None:
@@ -114,12 +114,12 @@ class ByValue(Rule):
             local(grad).clamp_(min=-own, max=own)
 
     def judged(self, _held: Sequence[Held], measured: Tensor) -> Tensor:
-        """Give NaN for infinity: of magnitudes it cannot be an overflow."""
+        """Return `measured`, or NaN for infinity: a magnitude cannot overflow."""
         return torch.where(measured.isfinite(), measured, math.nan)
 
 
 class ByParameter(Rule):
-    """The norm of each parameter's gradient by itself."""
+    """The norm of each parameter's gradient separately."""
 
     def __init__(self, limit: float, norm_type: float) -> None:
         super().__init__(limit)
@@ -127,24 +127,24 @@ class ByParameter(Rule):
         self._norms: list[Tensor] = []
 
     def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
-        """Give the largest of the norms."""
+        """Return the largest of the norms."""
         self._norms = [unscaled(total_norm([one.grad], self.norm_type), scale) for one in held]
         return largest(self._norms)
 
     def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
-        """Scale each gradient by itself."""
+        """Scale each gradient separately."""
         for one, norm in zip(held, self._norms):
             own = torch.where(measured.to(norm.device) > 0, norm, 0.0)
             scale_down([one], self.limit, own)
 
 
 class ByUnit(Rule):
-    """Adaptive gradient clipping: the gradient's norm over the weight's, unit by unit.
+    """Adaptive gradient clipping: the ratio of the gradient's norm to the weight's, for each unit.
 
     Source: A. Brock, S. De, S. L. Smith, K. Simonyan, High-Performance Large-Scale Image Recognition Without
-    Normalization, arXiv:2102.06171, section 4.1: with a unit's weights W and gradients G in the Frobenius norm, where
+    Normalization, arXiv:2102.06171, section 4.1. For a unit with weights W and gradients G, in the Frobenius norm: if
     |G| / max(|W|, eps) exceeds the clipping factor, G becomes factor * max(|W|, eps) / |G| * G. A unit is a row: all
-    weights of one output; what has a single axis (a bias, a gain) is one unit.
+    weights of one output. A tensor with a single axis (a bias, a gain) is one unit.
     """
 
     def __init__(self, limit: float, eps: float) -> None:
@@ -153,13 +153,13 @@ class ByUnit(Rule):
         self._ratios: list[Tensor] = []
 
     def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
-        """Give the largest ratio of all units."""
+        """Return the largest ratio of all units."""
         units = [(unit_norm(one.grad), unit_norm(one.weight).clamp(min=self.eps)) for one in held]
         self._ratios = [unscaled(grad, scale) / weight for grad, weight in units]
         return largest([ratio.amax() for ratio in self._ratios])
 
     def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
-        """Scale the gradients of each unit by itself."""
+        """Scale the gradients of each unit separately."""
         if is_within(measured, self.limit):
             return
         for (_, grad, _), ratio in zip(held, self._ratios):
@@ -168,39 +168,39 @@ class ByUnit(Rule):
 
 
 def unscaled(measured: Tensor, scale: Tensor | None) -> Tensor:
-    """Divide by a loss scale; without one the bits stay what they are."""
+    """Divide by a loss scale; without one the bits stay the same."""
     return measured if scale is None else measured / scale.to(measured.device)
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor (torch 2.0 to 2.14): parts of it are in other ranks."""
+    """Whether a tensor is a DTensor (torch 2.0 to 2.14), with parts in other ranks."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give this rank's part of a tensor, which shares its memory."""
+    """Return this rank's part of a tensor, which shares its memory."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
 def whole(norm: Tensor) -> Tensor:
-    """Give a norm that every rank knows. Of sharded gradients that is a collective, as in `clip_grad_norm_` itself."""
+    """Return a norm that every rank knows; for sharded gradients by a collective, as in `clip_grad_norm_`."""
     known: Tensor = norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
     return known
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Say whether reading a value of `tensor` costs nothing."""
+    """Whether reading a value of `tensor` costs nothing."""
     return tensor.is_cpu
 
 
 def is_within(measured: Tensor, limit: float) -> bool:
-    """Say whether nothing is to be done, as far as that is known without waiting for a device."""
+    """Whether a measurement is known, without waiting for a device, to be within the limit."""
     return on_host(measured) and not measured.item() > limit
 
 
 def unit_norm(tensor: Tensor) -> Tensor:
-    """Give the norm of each row, in a shape that multiplies with the tensor; float32 or wider."""
+    """Return the norm of each row, in a shape that broadcasts with the tensor; float32 or wider."""
     dtype = wide(tensor)
     rows = tuple(range(1, tensor.dim())) if sum(size > 1 for size in tensor.shape) > 1 else tuple(range(tensor.dim()))
     norm: Tensor = torch.linalg.vector_norm(tensor, 2.0, dim=rows or None, keepdim=True, dtype=dtype)
@@ -208,18 +208,21 @@ def unit_norm(tensor: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> torch.dtype | None:
-    """Give the type to sum in where the tensor's own is narrow: in float16 the norm of 70 thousand ones is infinite."""
+    """Return the dtype to sum in if the tensor's own is narrow, else None.
+
+    In float16, for example, the norm of 70,000 ones would be infinite.
+    """
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
 
 
 def largest(values: Sequence[Tensor]) -> Tensor:
-    """Give the largest of 0-dim tensors; NaN if one of them is."""
+    """Return the largest of 0-dim tensors; NaN if one of them is."""
     first = values[0]
     return torch.stack([value.to(first.device, first.dtype) for value in values]).amax()
 
 
 def total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
-    """Give the norm of all gradients as one vector, as the first half of `clip_grad_norm_` does."""
+    """Return the norm of all gradients as one vector, like the first half of `clip_grad_norm_`."""
     if hasattr(utils, "get_total_norm"):
         return whole(utils.get_total_norm(grads, norm_type))
     norms = [torch.linalg.vector_norm(g, norm_type).to(grads[0].device) for g in grads]  # torch < 2.6
@@ -227,16 +230,16 @@ def total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
 
 
 def magnitude(grads: list[Tensor]) -> Tensor:
-    """Give the largest magnitude of all elements, NaN if one is: the norm for p = inf, in a seventh of its time."""
+    """Return the largest magnitude of all elements, NaN if one is: the norm for p = inf, in a seventh of the time."""
     if any(is_sharded(grad) or grad.is_complex() for grad in grads):
         return total_norm(grads, math.inf)
     return largest([bound.abs() for grad in grads for bound in torch.aminmax(grad)])
 
 
 def scale_down(held: Sequence[Held], max_norm: float, norm: Tensor) -> None:
-    """Scale the gradients to `max_norm` if their `norm` is larger, as the second half of `clip_grad_norm_` does.
+    """Scale the gradients to `max_norm` if their `norm` is larger, like the second half of `clip_grad_norm_`.
 
-    A norm of 0 scales nothing; with torch's function it would below a limit of EPS.
+    A norm of 0 scales nothing; with torch's function it would if the limit is below EPS.
     """
     if hasattr(utils, "clip_grads_with_norm_") and max_norm >= EPS and not any(_is_sparse(one) for one in held):
         utils.clip_grads_with_norm_([one.parameter for one in held], max_norm, norm)
@@ -251,18 +254,18 @@ def _is_sparse(one: Held) -> bool:
 
 
 def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
-    """Give the norm of one gradient, [] float32 or wider."""
+    """Return the norm of one gradient, [] float32 or wider."""
     norm: Tensor = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=wide(grad))
     return norm
 
 
 def told_apart(grads: list[Tensor], norm: Tensor) -> Tensor:
-    """Give NaN in place of the norm of gradients with an element that is not finite; infinity says that it overflowed."""
-    if not on_host(norm):  # a few launches for all gradients; where this misses a NaN the norm is one already
+    """Return the norm, or NaN if an element is not finite; infinity then means that the norm overflowed."""
+    if not on_host(norm):  # a few launches for all gradients; if this misses a NaN, the norm is already NaN
         return torch.where(total_norm(grads, math.inf).isfinite(), norm, math.nan)
     return torch.where(magnitude(grads).isfinite(), norm, math.nan) if norm.isinf().item() else norm
 
 
 def factor(norm: Tensor, limit: float) -> Tensor:
-    """Give what brings a gradient of this norm to the limit: at most 1, and 1 for a norm that is NaN."""
+    """Return the factor that brings a gradient of this norm to the limit: at most 1, and 1 for a NaN norm."""
     return torch.where(norm.isnan(), 1.0, (limit / (norm + EPS)).clamp(max=1.0))

@@ -1,4 +1,4 @@
-"""Looks at gradients, losses and what optimizers are about to use. Runs in the target."""
+"""Check gradients, losses, and the gradients that optimizers are about to use."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Backward(Looking):
-    """The hooks on backwards, losses and steps."""
+    """The hooks for backwards, losses and optimizer steps."""
 
     @hookimpl
     def backward_pre(self, module: Module, grad_output: tuple[Any, ...]) -> None:
-        """Note in which order the gradients reached the modules; of a container, look at what reached it."""
+        """Record the order in which gradients reach the modules; check those that reach a container."""
         self.order += 1
         self.reached[module.id] = self.order
         if not module.depth:
@@ -40,8 +40,8 @@ class Backward(Looking):
 
     @hookimpl
     def backward(self, module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...]) -> None:
-        """Look at the gradient that leaves the module; if none does, or if it is bad, at the one that reached it."""
-        if not self.reporter.is_over:  # what is bad later follows from the origin; the outputs show how far it spread
+        """Check the gradient that leaves the module; if none does, or if it is bad, also the one that reached it."""
+        if not self.reporter.is_over:  # later bad gradients are consequences; the outputs show how far they spread
             self._look_at_gradient(module, grad_input, grad_output)
 
     def _look_at_gradient(self, module: Module, leaves: tuple[Any, ...], reached: tuple[Any, ...]) -> None:
@@ -55,9 +55,10 @@ class Backward(Looking):
             self.queue.submit(self._judge_gradient, event, found, reached_found)
 
     def _judge_gradient(self, event: Event) -> None:
-        """Order a module that a bad gradient reached by its arrival, and one that made it by when it was noticed.
+        """Judge a module's gradient.
 
-        Of a container and a module in it, the container was reached first.
+        If a bad gradient reached the module, its arrival counts as the time of the event; if the module made it, the
+        check does. A container is reached before the modules in it.
         """
         if event.inputs:
             event.order = event.reached
@@ -70,7 +71,7 @@ class Backward(Looking):
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
-        """Look at what a backward starts from, and at what became of the gradients of the one before."""
+        """Check the loss, and find out what became of the gradients of the previous backward."""
         number = self.recorder.loss(tensors)
         self.gates.note(self.context.step)
         self.scaled = any(is_scaled(of_tensor(tensor, "grad_fn")) for tensor in tensors_in(tensors))
@@ -87,7 +88,11 @@ class Backward(Looking):
         self.context.listen("loss_done", wanted=self.scaled or self.judge.is_suspicious)
 
     def _masked(self) -> list[str]:
-        """Give the first module whose output has a `-inf`, which was taken for a mask, as far as outputs still live."""
+        """Return the name of the first module whose output has a `-inf` that was taken for a mask.
+
+        Returns:
+            At most one name; none if no output that still exists has a `-inf`.
+        """
         for returned in self.context.returned():
             tensor = returned.tensor()
             if tensor is not None and on_host(tensor) and self.scan([tensor]):
@@ -103,29 +108,35 @@ class Backward(Looking):
         self._skipped(self.judge.skipped - skipped)
 
     def _cleared(self) -> tuple[set[int], bool]:
-        """Give the optimizers of which no bad gradient is left, and whether none is at all: else they accumulate still."""
+        """Return the optimizers that hold no bad gradient any more, and whether no bad gradient is left at all.
+
+        If some are left, the training is still accumulating gradients.
+        """
         if self.queue.entries and not self._is_any_unknown():
             having = self.gradients.having()
             return self.gradients.numbers() - having, not having
         grads = self.gradients.by_optimizer()
-        if self.queue.entries:  # nobody knows yet which were bad
+        if self.queue.entries:  # which gradients were bad is not known yet
             return self.gradients.numbers() - set(grads), not grads
-        bad = {one for one, found in grads.items() if self.scan.many(list(found.values()))}
+        bad = {number for number, found in grads.items() if self.scan.many(list(found.values()))}
         return {*self.judge.suspects, *self.judge.settled} - bad, not bad
 
     def _is_any_unknown(self) -> bool:
-        """Say whether anything bad may be in gradients of no known optimizer: to find those all models are searched."""
+        """Whether gradients that no known optimizer holds may be bad; finding them means a search of all models."""
         waiting = (entry.event for entry in self.queue.entries)
         is_asked = any(event.where == "grad" and not event.optimizer for event in waiting)
         return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.gradients.knows_any
 
     def _is_waiting(self) -> bool:
-        """Say whether bad gradients may have been there that somebody was to clear."""
+        """Whether there may have been bad gradients, so that their fate must be found out."""
         return self.judge.is_suspicious or bool(self.judge.settled or self.queue.entries)
 
     @hookimpl
     def loss_done(self) -> None:
-        """Look at the parameters' gradients where no optimizer step may follow: under a GradScaler; see `loss`."""
+        """Check the parameters' gradients if a GradScaler may skip the optimizer step.
+
+        `loss` enables this hook.
+        """
         if self.stepping is None:
             for number, grads in self.gradients.by_optimizer().items():
                 if self.queue.is_known() and number in self.judge.suspects:
@@ -138,7 +149,7 @@ class Backward(Looking):
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
-        """Look at the gradients that are about to be used; with a closure they are not there yet."""
+        """Check the gradients that are about to be used; with a closure they do not exist yet."""
         self.stepping, self.is_skipping = optimizer, False
         self.has_closure = self.has_closure or has_closure
         if not has_closure:
@@ -146,13 +157,13 @@ class Backward(Looking):
 
     @hookimpl
     def closure_done(self, optimizer: Optimizer) -> None:
-        """Look at the gradients that a closure has made inside of the optimizer's step."""
+        """Check the gradients that a closure has made inside the optimizer's step."""
         self._about_to_use(optimizer)
 
     def _about_to_use(self, optimizer: Optimizer) -> None:
-        """Look at gradients that are reduced over ranks, accumulated and unscaled."""
+        """Check the gradients of an optimizer, which are reduced over ranks, accumulated and unscaled by now."""
         self.used.note(self.context.step)
-        with torch.no_grad():  # with a policy this hook is a mutator's, for whom nothing is switched off
+        with torch.no_grad():  # with a policy the plugin is a mutator, whose hooks run in the training's modes
             found = self.scan.gradients(optimizer)
             self.recorder.step(optimizer, self.scan.largest)
             self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
@@ -177,11 +188,21 @@ class Backward(Looking):
         *,
         is_first: bool = False,
     ) -> None:
-        """Judge what was found in the gradients that an optimizer holds; it is None where it is not stepping now."""
+        """Judge the gradients that an optimizer holds.
+
+        Args:
+            judge: the function that judges the event.
+            optimizer: the optimizer if it is stepping now, else None.
+            number: its number.
+            grads: its gradients.
+            found: the result of their check.
+            flag: infinity if the optimizer was given `found_inf`, else 0; empty if it takes none.
+            is_first: this is the optimizer's first step.
+        """
         event = self._event("grad", "")
         event.optimizer, event.is_first_step = number, is_first
         event.is_certain = self.backwards.latest == event.step
-        if found and isinstance(found, str) and not self.reporter.is_over:  # which is dear, and only told of once
+        if found and isinstance(found, str) and not self.reporter.is_over:  # expensive, and reported only once
             self.gradients.blame(event, optimizer)
             event.call = self.capture.held()
             found = event.kind or found
@@ -190,13 +211,13 @@ class Backward(Looking):
         self.queue.submit(judge, event, found, self.scan(flag))
 
     def _judge_named(self, judge: Callable[[Event], None], event: Event, *, holders: list[int]) -> None:
-        """Judge gradients whose numbers have come from a device, with the parameter of the first bad one."""
+        """Judge gradients whose values have come from a device, and name the parameter of the first bad one."""
         if event.bad:
             self.gradients.blame_late(event, holders)
         judge(event)
 
     def _decide(self, event: Event) -> None:
-        """Judge the gradients at a step; `inputs` says whether a fused optimizer was told to skip it."""
+        """Judge the gradients at a step; `event.inputs` is set if a fused optimizer was given `found_inf`."""
         skipped = self.judge.skipped
         is_used = bool(event.kind) and not event.inputs
         if is_used:
@@ -216,13 +237,13 @@ class Backward(Looking):
 
     @hookimpl
     def step_post(self) -> None:
-        """End the step: what is on a device is sent on its way, and what has arrived is judged."""
+        """End the step: request the values on devices, and judge those that have arrived."""
         self.stepping = None
         self.scan.is_strict = self.scan.is_strict or self.used.latest != self.context.step
         self._hold_gates(is_over=True)
         self.judge.pending.clear()
         self.capture.let_go()
         self.reporter.step_done()
-        # Once it is known where it was born, all that follows is bad, and is looked at on sampled steps.
+        # Once the origin is known, everything after it is bad, and sampled steps are enough.
         self.context.listen("suspect", wanted=not self.reporter.is_over)
         self.queue.flush()

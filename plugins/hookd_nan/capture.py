@@ -1,6 +1,6 @@
-"""With `capture=true`: what a call needs to be made again is copied at the moment, and written by hookd's own thread.
+"""Copy a bad call for a bundle (`capture=true`), so that it can be made again.
 
-Runs in the target, in the training thread, but for `_write`.
+Everything runs in the training thread except `_write`, which runs in hookd's own.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ CALM = frozenset(
     ).split()
     if hasattr(torch.nn, name)
 )
-"""Classes whose forward draws no random numbers: reading the state of those is most of what an entry costs."""
-_CALM = frozenset(map(id, CALM))  # to hash a class is its metaclass's affair
+"""Classes whose forward draws no random numbers: reading the generators' state is most of the cost of `Capture.enter`."""
+_CALM = frozenset(map(id, CALM))  # ids: a metaclass may define the hash of a class
 _cuda_is_initialized: Any = torch.cuda.is_initialized
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", bool)  # noqa: SLF001 - torch 1.13+; there is no other
 
 
 class State(NamedTuple):
-    """How things stood when a module was entered; random numbers by device, as `torch.get_rng_state` gives them."""
+    """The modes of torch when a module was entered, and the generators' states by device (`torch.get_rng_state`)."""
 
     random: dict[str, Tensor]
     grad: bool
@@ -53,9 +53,10 @@ class State(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that has returned, as long as it is judged: the training's own objects, kept to the end of the step at most.
+    """A call that has returned, with the training's own objects.
 
-    Of one that is kept for its backward there is no output: with it the graph would be kept.
+    It is kept until it is judged, at most to the end of the step. If it is kept for its backward, it has no output,
+    because the output would keep the graph.
     """
 
     module: Module
@@ -64,14 +65,14 @@ class Call(NamedTuple):
     output: Any
     before: tuple[int, ...]
     state: State | None
-    gradient: tuple[Any, ...] = ()  # of its outputs, in their order; None for one that has none
+    gradient: tuple[Any, ...] = ()  # of the outputs, in their order; None for an output without one
 
 
 class Capture:
-    """Makes bundles; each incident makes one at most, so there are two at most.
+    """Makes bundles: at most one for each incident, and so at most two.
 
     Attributes:
-        is_on: a person has asked for it; else nothing here is ever called.
+        is_on: the option `capture`; without it nothing here is called.
     """
 
     def __init__(self, context: Context, *, masks: bool) -> None:
@@ -91,12 +92,12 @@ class Capture:
     # -- the state at entry
 
     def learn(self, module: Module) -> None:
-        """See whether a module may draw random numbers, before its first call."""
+        """Record whether a module may draw random numbers, before its first call."""
         if id(type(module.torch())) in _CALM:
             self._calm.add(module.id)
 
     def enter(self, module: Module) -> None:
-        """Note how things stand when a module is entered."""
+        """Record the modes of torch, and the generators' states if needed, when a module is entered."""
         number = module.id
         random = {} if number in self._calm else _random()
         autocast = _autocast() if _any_autocast() else {}
@@ -104,30 +105,33 @@ class Capture:
         self._entered[get_ident(), number] = state
 
     def left(self, module: Module) -> State | None:
-        """Give what was noted, and forget it; of a model, whose return is told of twice, the next entry does."""
+        """Return the recorded state, and forget it.
+
+        The state of a root is kept until its next entry, because two hooks are called for its return.
+        """
         key = get_ident(), module.id
         return self._entered.pop(key, None) if module.depth else self._entered.get(key)
 
     # -- a model's last call, for its backward
 
     def hold(self, call: Call) -> None:
-        """Keep what a model was called with, until it is called again or the step is over."""
+        """Keep the arguments of a model until it is called again or the step ends."""
         self._held = call
         self._reached.clear()
         self._calls += 1
 
     def let_go(self) -> None:
-        """Keep nothing any more: the step is over."""
+        """Drop everything at the end of a step."""
         self._held, self._calls = None, 0
         self._reached.clear()
 
     def reached(self, module: Module, gradients: tuple[Any, ...]) -> None:
-        """Note the gradients of the outputs of a model's last call; they may come in parts."""
+        """Record gradients of the outputs of a model's last call; they may come in parts."""
         if self._held is not None and self._held.module is module:
             self._reached.update({at: (g, g._version) for at, g in enumerate(gradients) if g is not None})  # noqa: SLF001
 
     def held(self) -> Call | None:
-        """Give the model's last call with the gradients that have reached it, if some have and are as they were."""
+        """Return the model's last call with the gradients that reached it; None if none did, or one was changed."""
         reached = self._reached
         if self._held is None or not reached or any(g._version != was for g, was in reached.values()):  # noqa: SLF001
             return None
@@ -136,11 +140,15 @@ class Capture:
 
     # -- the moment
 
-    def take(self, event: Event, told: dict[str, Any]) -> dict[str, Any]:
-        """Copy the call of an event and have it written; `told` is the incident.
+    def take(self, event: Event, incident: dict[str, Any]) -> dict[str, Any]:
+        """Copy the call of an event, and have it written in the background.
+
+        Args:
+            event: the event that is reported.
+            incident: its message and its fields.
 
         Returns:
-            What the incident is to say of it.
+            Fields to add to the incident: `bundle` or `no_bundle`.
         """
         call, module = event.call, event.call.module.torch() if event.call is not None else None
         if call is None or module is None:
@@ -150,7 +158,7 @@ class Capture:
             text = self._text(found, event, call, module)
             if found.size > self._largest:
                 size, most = _mib(found.size), _mib(self._largest)
-                why = f"it would have {size}, and capture_bytes={self._largest} allows {most}: nothing was written"
+                why = f"it would take {size}, but capture_bytes={self._largest} allows {most}: nothing was written"
                 return {"no_bundle": why}
             copies = [(key, *_copied(tensor)) for key, tensor in found.tensors.items()]
             state = call.state
@@ -159,7 +167,7 @@ class Capture:
         assert self._directory is not None
         path = free_name(self._directory, "nan", self._context.run, f"rank{self._context.rank}", f"step{event.step}",
                          event.module)  # fmt: skip
-        text["incident"] = told
+        text["incident"] = incident
         self._context.aside(lambda: self._write(path, text, copies))
         return {"bundle": str(path)}
 
@@ -169,11 +177,11 @@ class Capture:
         output = found.value(call.output, "output")
         gradient = found.value(call.gradient, "gradient")
         if call.gradient and self._calls > 1:
-            found.notes.append(f"of the {self._calls} calls in this step the last is carried")
+            found.notes.append(f"of the {self._calls} calls in this step, only the last is in the bundle")
         now = versions(call.inputs, call.kwargs)
         changed = call.before != now if call.before or not now else None
         if changed:
-            found.notes.append("the inputs were changed in place by the call, and are as it left them")
+            found.notes.append("the inputs were changed in place by the call; the bundle has the changed ones")
         tree = found.module(module)
         return {
             "format": "hookd bundle", "version": 1,
@@ -197,55 +205,55 @@ class Capture:
         try:
             size = write(path, text, {key: tensor for key, tensor, _ in copies})
         except OSError as error:
-            self._context.incident("bundle_failed", f"nan: no bundle could be written: {error}", **where)
+            self._context.incident("bundle_failed", f"nan: the bundle could not be written: {error}", **where)
             return
-        notes = f", with {len(text['notes'])} notes on what it does not carry" if text["notes"] else ""
+        notes = f", {len(text['notes'])} notes on missing parts" if text["notes"] else ""
         message = (
-            f"nan: {where['module']} as it was called is in {path} ({_mib(size)}{notes}); `hookd replay` shows it again"
+            f"nan: the call of {where['module']} is saved in {path} ({_mib(size)}{notes}); `hookd replay` repeats it"
         )
         self._context.incident("bundle", message, size_bytes=size, notes=text["notes"][:8], **where)
 
 
 def _directory(where: str) -> Path:
-    """Give the directory for bundles.
+    """Return the directory for bundles.
 
     Raises:
-        PluginError: it cannot be written to.
+        PluginError: no directory can be written to.
     """
     tried = []
-    for one in [Path(where)] if where else directories():
+    for directory in [Path(where)] if where else directories():
         try:
-            return prepare(one)
+            return prepare(directory)
         except OSError as error:
-            tried.append(f"{one} ({error.strerror})")
-    hint = "Name a directory with capture_dir=; it is the training process that writes there."
+            tried.append(f"{directory} ({error.strerror})")
+    hint = "Name a directory with capture_dir=; the training process must be able to write there."
     raise PluginError(f"nan: bundles cannot be written to {' nor '.join(tried)}", hint=hint)
 
 
 def _why_not(event: Event) -> str:
-    """Say why there is nothing to make a bundle of."""
+    """Return the reason why there is no call for a bundle."""
     if event.where == "loss":
-        return "the loss is made by the training's own functions and not by a module"
+        return "the loss is computed by the training's own functions, not by a module"
     if event.is_late:
-        return "it was on a device: when that was known, what the module had been called with was gone"
+        return "the values were on a device: when hookd had read them, the module's inputs no longer existed"
     if event.where == "grad":
         return (
-            "what flowed in this backward was not looked at: that is dear, and done as often as the budget allows;"
-            " HOOKD_BUDGET=1 at the attach lets it be done in every step"
+            "this backward was not checked: checking is expensive, and done as often as the budget allows;"
+            " to check every step, set HOOKD_BUDGET=1 at the attach"
         )
-    return "what the module had been called with was gone when it was known"
+    return "the module's inputs no longer existed when the bad value was found"
 
 
 def _random() -> dict[str, Tensor]:
     found = {"cpu": torch.default_generator.get_state()}
     if _cuda_is_initialized() and not torch.cuda.is_current_stream_capturing():
         at = torch.cuda.current_device()
-        found[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes of the host's: no sync
+        found[f"cuda:{at}"] = torch.cuda.default_generators[at].get_state()  # 16 bytes in host memory: no sync
     return found
 
 
 def _autocast() -> dict[str, dict[str, Any]]:
-    """Tell for each device on which autocast is on to which type it casts."""
+    """Return the dtype of autocast for each device on which it is on."""
     found = {}
     for device in ("cpu", "cuda"):
         if hasattr(torch, "get_autocast_dtype"):  # torch 2.4+
@@ -267,7 +275,7 @@ def _described(state: State | None) -> dict[str, Any] | None:
 
 
 def _settings() -> dict[str, Any]:
-    """Tell what decides the bits of a result, process-wide."""
+    """Return the process-wide settings that decide the bits of a result."""
     return {
         "threads": torch.get_num_threads(),
         "dtype": str(torch.get_default_dtype())[6:],
@@ -277,7 +285,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _copied(tensor: Tensor) -> tuple[Tensor, Any]:
-    """Copy a tensor to the host without waiting for its device; what tells that it has arrived comes with it."""
+    """Copy a tensor to the host without waiting for its device.
+
+    Returns:
+        The copy, and the CUDA event after which it is complete; None if it is complete already.
+    """
     tensor = storable(tensor.detach().resolve_conj().resolve_neg())
     if tensor.is_cpu:
         return tensor.clone(memory_format=torch.contiguous_format), None

@@ -1,4 +1,4 @@
-"""Looks at what modules and models give back. Runs in the target."""
+"""Check the outputs of modules and models."""
 
 from __future__ import annotations
 
@@ -25,48 +25,52 @@ if TYPE_CHECKING:
 
 
 class Forward(Looking):
-    """The hooks on calls of modules."""
+    """The hooks for calls of modules."""
 
     @hookimpl
     def forward_pre(self, module: Module) -> None:
-        """Note with which random numbers a module is entered; selected for bundles alone."""
+        """Record the random number state with which a module is entered; selected only for bundles."""
         self.capture.enter(module)
 
     @hookimpl
     def root_forward_pre(self, module: Module) -> None:
-        """Note the same of a model, also in the steps in which its modules are not looked at."""
+        """Record the same for a model, also in steps in which its modules are not checked."""
         self.capture.enter(module)
 
     @hookimpl
     def forwards(self, calls: Sequence[hookd.Call]) -> None:
-        """Look at the outputs, all at once; almost always that is all."""
+        """Check the outputs of a portion at once, and one by one only if that finds something bad."""
         if not calls[-1].module.depth:
             self.outputs.note(self.context.step)
             self.is_inside = True
         if not self.judge.pending and self._are_finite(calls):
             return
-        if get_ident() in self.traced:  # of this outermost call the modules before were not looked at
+        if get_ident() in self.traced:  # earlier modules of this outermost call were not checked
             return
         changed: list[str] = []
         for call in calls:
             if call.is_changed() and not call.was_finite:
                 changed.append(call.module.name)
             else:
-                one = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None)
-                self._look(one, call.stack(), changed, is_good=call.was_finite)
+                own = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None)
+                self._look(own, call.stack(), changed, is_good=call.was_finite)
 
     @hookimpl
     def suspect(self, call: hookd.Call) -> None:
-        """Look at a call that hookd has found to be bad as it returned, and at those after it, which may have to judge it."""
-        one, stack = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack()
-        if not self._is_traced(one, stack):
-            self._look(one, stack, [])
+        """Check a call that C found bad when it returned, or a later one, which may have to judge it."""
+        own, stack = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack()
+        if not self._is_traced(own, stack):
+            self._look(own, stack, [])
         if not call.module.depth:
             self.outputs.note(self.context.step)
             self.is_inside = True
 
     def _is_traced(self, call: Call, stack: tuple[Module, ...]) -> bool:
-        """Trace a bad output back, where something that nobody could look at has returned before it; say whether that was done."""
+        """Trace a bad output back if an earlier call could not be checked.
+
+        Returns:
+            Whether the output was traced back.
+        """
         if self.reporter.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
             return False
         found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._look_at_inputs(call)
@@ -81,8 +85,11 @@ class Forward(Looking):
         return True
 
     def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
-        """Say whether all outputs are known to be; a container mostly returns the very tensor that the last module in it did."""
-        if calls[-1].version < 0:  # the last of a portion may be no single tensor
+        """Whether all outputs are known to be finite.
+
+        A container mostly returns the same tensor as the last module in it; that tensor is read once.
+        """
+        if calls[-1].version < 0:  # only the last output of a portion may be something other than a single tensor
             outputs = [*self.implied.to_read(calls[:-1], *self.seen.last()), *self._outputs(calls[-1])]
         else:
             outputs = self.implied.to_read(calls, *self.seen.last())
@@ -99,20 +106,20 @@ class Forward(Looking):
     def forward(
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
-        """Look at one output, before anything can change what is to go into a bundle; selected for those alone."""
+        """Check one output before its inputs can change; selected only for bundles."""
         if not module.depth:
             self.outputs.note(self.context.step)
             self.is_inside = True
         self._look(Call(module, inputs, kwargs, output, versions, self.capture.left(module)), self.context.stack(), [])
 
     def _look(self, call: Call, stack: tuple[Module, ...], changed: list[str], *, is_good: bool = False) -> None:
-        """Look at a call by itself.
+        """Check a single call.
 
         Args:
-            call: that has returned.
-            stack: what was being called, the outermost first.
-            changed: names of modules called before, whose outputs nobody knows any more; emptied if this one's is good.
-            is_good: that is known of its output, which may have been changed since.
+            call: a call that has returned.
+            stack: the modules that were being called, the outermost first.
+            changed: names of modules called earlier whose outputs were changed since; emptied if this output is good.
+            is_good: the output is known to have been good; it may have been changed since.
         """
         found = "" if is_good else self.scan(self._outputs(call), masks=True)
         if self.reporter.is_over:
@@ -120,10 +127,10 @@ class Forward(Looking):
         elif found or self.judge.pending:
             self._returned(call, found, stack, changed)
         else:
-            changed.clear()  # what was bad before it would most likely be in it
+            changed.clear()  # an earlier bad value would most likely have reached this output
 
     def _spread(self, module: Module, found: Found) -> None:
-        """Count what follows from the origin."""
+        """Count a consequence of the origin."""
         if found and isinstance(found, str):
             self.reporter.noticed(self.context.step)
             self.nonfinite.labels(module.name, "output", found).inc()
@@ -131,7 +138,7 @@ class Forward(Looking):
             self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
 
     def _returned(self, call: Call, found: Found, stack: tuple[Module, ...], changed: list[str]) -> None:
-        """Judge a call whose output is bad, or may be, or that a module in it has left to it."""
+        """Judge a call whose output is or may be bad, or that must judge a call of a module in it."""
         event = self._event("output", call.module.name, self.outputs, stack)
         module = call.module.torch()
         own = own_tensors(module)
@@ -155,14 +162,19 @@ class Forward(Looking):
         self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=self.masks)
 
     def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
-        """Say what is in the inputs of a call, and why that is not known: `unknown`, they were changed since; `partly`."""
+        """Check the inputs of a call.
+
+        Returns:
+            The result, and why it is not complete: "unknown" if the inputs were changed since the call began, "partly"
+            if not all of them can be checked, else "".
+        """
         found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if found and call.before and call.before != versions(call.inputs, call.kwargs):
             return "", "unknown"
         return found, "" if found or hookd.is_whole((call.inputs, call.kwargs)) else "partly"
 
     def _outputs(self, call: Call | hookd.Call) -> list[Tensor]:
-        """Give the tensors in an output; of a module that returns more than that it is noted once."""
+        """Return the tensors in an output; record the module in `unseen` if its output has parts that cannot be checked."""
         module = call.module
         if module.id not in self.judged_whole and not issubclass(type(call.output), torch.Tensor):
             self.judged_whole.add(module.id)
@@ -171,7 +183,7 @@ class Forward(Looking):
         return tensors_in(call.output)
 
     def _add_unseen(self, event: Event, names: Iterable[str] = ()) -> None:
-        """Say in which calls, beside the one of an event, it may have been born as well."""
+        """Add the names of other modules that may be the origin to an event, as `or_in`."""
         names = [*event.details.get("or_in", ()), *names, *(one for one in self.unseen if is_within(one, event.module))]
         if names and event.where == "output":
             event.details = {**event.details, "or_in": list(dict.fromkeys(names))}
@@ -179,7 +191,7 @@ class Forward(Looking):
     def _numbers(
         self, event: Event, call: Call, own: tuple[Mapping[str, Tensor], ...], parameters: str, buffers: str
     ) -> dict[str, Any]:
-        """Count what is bad in the tensor that is to blame for the output of a call."""
+        """Return the counts of the tensor that is to blame for the output of a call."""
         if not event.kind:
             return {}
         if parameters:
@@ -193,7 +205,7 @@ class Forward(Looking):
         return {**of_output, "buffer": of_buffer["parameter"]}
 
     def _place(self, call: Call) -> int | None:
-        """Give how many calls had returned before one, None where that is all."""
+        """Return how many calls had returned before this one, None for all."""
         outputs = tensors_in(call.output)
         places = (at for at, one in enumerate(self.context.returned()) if any(one.ref() is x for x in outputs))
         return next(places, None)
@@ -215,7 +227,7 @@ class Forward(Looking):
     def root_forward(
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
-        """Look at what a model gives back in the steps in which its modules are not looked at."""
+        """Check the output of a model in steps in which its modules are not checked."""
         self.policy.act()
         if self.traced:
             self.traced.discard(get_ident())
@@ -236,7 +248,7 @@ class Forward(Looking):
             self._gate_hit(Call(module, inputs, kwargs, output, versions, state), found)
 
     def _gate_hit(self, call: Call, found: Found) -> None:
-        """Tell where a bad output of a model comes from: its input, a parameter, or the first call with a bad output."""
+        """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
         event = self._event("output", call.module.name, self.outputs)
         event.is_certain = call.module.leaf
         in_inputs, unknown = self._look_at_inputs(call)
@@ -248,7 +260,7 @@ class Forward(Looking):
         self.queue.submit(self._judge_gate, event, found, in_inputs, masks=self.masks)
 
     def _trace(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> None:
-        """Put into an event of a bad output what it comes from: a parameter, or the first call with a bad output."""
+        """Put the origin of a bad output into its event: a parameter, or the first call with a bad output."""
         event.details = self._details(dict(enumerate(tensors_in(call.output))), found)
         event.kind = found
         if self.gradients.blame_parameter(event, root):
@@ -267,7 +279,7 @@ class Forward(Looking):
 
     @hookimpl
     def forward_error(self, module: Module) -> None:
-        """Forget the call that waits for its caller's judgement: the caller will not return."""
+        """Forget the call whose caller was to judge it: that caller will not return."""
         self.capture.left(module)
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:

@@ -1,4 +1,4 @@
-"""The gradients and parameters of whole models: which of them there are, and which is bad. Runs in the target."""
+"""Find the gradients and parameters of whole models, and name the bad ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Held = dict[int, "Tensor"]
 """Gradients, by the ids of their parameters."""
-_grad: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
+_grad: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses a `grad` that a class of parameters defines
 
 
 def _nobody() -> None:
@@ -30,7 +30,10 @@ def _nobody() -> None:
 
 
 class Gradients:
-    """Finds gradients and names them, and knows the optimizers by numbers. None of them stands for all models called."""
+    """Finds and names gradients, and numbers the optimizers.
+
+    Where a method takes an optimizer, None stands for all models that are called.
+    """
 
     def __init__(self, context: Context, scan: Scan) -> None:
         self._context, self._scan = context, scan
@@ -39,24 +42,24 @@ class Gradients:
         self._last = 0
 
     def succeed(self, predecessor: Gradients) -> None:
-        """Know the optimizers that another one knew, by the same numbers."""
+        """Take over the optimizers of a predecessor, with their numbers."""
         self._optimizers, self._holders = predecessor._optimizers, predecessor._holders  # noqa: SLF001
         self._last = predecessor._last  # noqa: SLF001
 
     def meet(self, optimizer: Optimizer) -> tuple[int, bool]:
-        """An optimizer steps: give its number, and whether it was unknown until now."""
+        """Register an optimizer that steps; return its number, and whether it was unknown until now."""
         size = sum([len(group["params"]) for group in groups_of(optimizer)])
-        ref, number, known = self._optimizers.get(id(optimizer), (_nobody, 0, 0))
-        if ref() is optimizer and known == size:
+        ref, number, known_size = self._optimizers.get(id(optimizer), (_nobody, 0, 0))
+        if ref() is optimizer and known_size == size:
             return number, False
         if ref() is not optimizer:
             number, self._last = self._last + 1, self._last + 1
         self._optimizers[id(optimizer)] = (weakref.ref(optimizer), number, size)
-        self._holders.update((id(one), number) for group in groups_of(optimizer) for one in group["params"])
+        self._holders.update((id(parameter), number) for group in groups_of(optimizer) for parameter in group["params"])
         return number, ref() is not optimizer
 
     def numbers(self) -> set[int]:
-        """Give the numbers of all optimizers, 0 for those that have never stepped."""
+        """Return the numbers of all optimizers, 0 for those that have never stepped."""
         return {0, *self._holders.values()}
 
     @property
@@ -75,14 +78,14 @@ class Gradients:
         }
 
     def by_optimizer(self) -> dict[int, Held]:
-        """Give the gradients that all models have, by the number of the optimizer that holds them; 0: of none known."""
+        """Return the gradients of all models by the number of the optimizer that holds them; 0 for no known optimizer."""
         found: dict[int, Held] = {}
         for _, parameter, grad in self._named(None):
             found.setdefault(self._holders.get(id(parameter), 0), {})[id(parameter)] = grad
         return found
 
     def having(self) -> set[int]:
-        """Give the numbers of the optimizers that have stepped and whose parameters have gradients; no model is searched."""
+        """Return the numbers of known optimizers whose parameters have gradients, without a search of the models."""
         live = [(ref(), number) for ref, number, _ in self._optimizers.values()]
         return {
             number
@@ -95,8 +98,8 @@ class Gradients:
         """Put the last bad gradient in the model's order into an event: the first one in the order of the backward.
 
         Args:
-            event: of an optimizer, by its number.
-            optimizer: that one, or None: it is not stepping now.
+            event: the event, with the number of its optimizer.
+            optimizer: that optimizer if it is stepping now, else None.
         """
         named = self._named(optimizer)
         if optimizer is None:
@@ -114,11 +117,11 @@ class Gradients:
         event.module, event.details = owner, {"parameter": own_name, **self._scan.counts(tensor)}
 
     def blame_late(self, event: Event, holders: list[int]) -> None:
-        """Put the last bad gradient in the model's order into an event whose numbers have come from a device.
+        """Put the last bad gradient in the model's order into an event whose values have come from a device.
 
         Args:
-            event: with the places of the bad ones in what was looked at.
-            holders: the ids of the parameters whose gradients that was.
+            event: the event; its `bad` has the positions of the bad gradients among those checked.
+            holders: the ids of the parameters whose gradients were checked.
         """
         bad = {holders[at] for at in event.bad}
         names = [name for root in self._context.roots() for name, one in named_parameters(root) if id(one) in bad]
@@ -127,7 +130,7 @@ class Gradients:
             event.details = {**event.details, "parameter": own_name}
 
     def _named(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Give names, parameters and gradients in the model's order."""
+        """Yield names, parameters and gradients in the model's order."""
         found: Iterable[tuple[str, Tensor]]
         if optimizer is not None:
             found = self._context.ordered_parameters(optimizer)
@@ -139,7 +142,7 @@ class Gradients:
                 yield name, parameter, grad
 
     def blame_parameter(self, event: Event, root: Module) -> bool:
-        """Put a bad parameter of a model into an event, if there is one."""
+        """Put the first bad parameter of a model into an event; return whether there is one."""
         called = self._called()
         for name, module in _modules(root):
             if self._blame_own(event, name, parameters_of(module), is_called=name in called):
@@ -148,11 +151,12 @@ class Gradients:
         return False
 
     def blame_update(self, event: Event, *, is_seen: bool) -> None:
-        """Put the first parameter into an event that unseen gradients have made bad, if there is one, and say how many there are.
+        """Put the first parameter that unchecked gradients have made bad into an event, and the number of such parameters.
 
         Args:
-            event: of what was found first.
-            is_seen: the gradients of the last step were looked at. In none of the steps before it a parameter need have been used.
+            event: the first bad value that was found.
+            is_seen: the gradients of the last step were checked. Then the step is unknown: a parameter that went bad
+                earlier need not have been used since.
         """
         named = [one for root in self._context.roots() for one in named_parameters(root)]
         bad = [(name, parameter) for name, parameter in named if self._scan.trained([parameter])]
@@ -169,9 +173,9 @@ class Gradients:
             event.details["since_if_used"] = event.own_since
 
     def blame_buffer(self, event: Event, root: Module) -> None:
-        """Put a bad buffer into an event of a bad output, if one of the modules where that may have been born has one.
+        """Put a bad buffer of a module that may be the origin into the event of a bad output.
 
-        Of a module in training nobody knows whether its call has written it: there it is only told of.
+        The call of a module in training may have written the buffer itself, so there it is mentioned, and not blamed.
         """
         names = {event.module, *event.details.get("or_in", ())}
         for name, module in _modules(root):
@@ -184,11 +188,11 @@ class Gradients:
                 return
 
     def blame_below(self, event: Event) -> None:
-        """Put a bad tensor of a module inside the event's into it: code may use the tensors of a module without calling it.
+        """Blame a bad tensor of a module inside the event's module, whose code may use it without a call.
 
-        Where the training has gone on since (numbers of a device), one that is bad now may have become so later: that is
-        told of, and not blamed. So is one that is somewhere else in the model, and an infinity in a buffer, which may be
-        its proper value.
+        Some bad tensors are mentioned, and not blamed: if the training has continued since (values on a device), because
+        the tensor may have gone bad later; tensors elsewhere in the model; and an infinity in a buffer, which may be a
+        legitimate value.
         """
         module, called, below = self._module(event.module), self._called(), set[int]()
         for path, inner in modules_in(module) if module is not None else ():
@@ -205,10 +209,10 @@ class Gradients:
             ):
                 return
         if not event.is_late:
-            self._tell_of_others(event, below, called)
+            self._mention_others(event, below, called)
 
-    def _tell_of_others(self, event: Event, below: set[int], called: set[str]) -> None:
-        """Say which tensor of the model is bad as well: what is called may use it by a reference that nobody sees."""
+    def _mention_others(self, event: Event, below: set[int], called: set[str]) -> None:
+        """Mention a bad tensor elsewhere in the model, which the module's code may use by a reference."""
         roots = (root for root in self._context.roots() if any(name == event.module for name, _ in _modules(root)))
         for name, module in (one for root in roots for one in _modules(root)):
             if id(module) in below:
@@ -223,26 +227,26 @@ class Gradients:
         return self._scan([tensor], masks=True) == "nan" and self._is_used(tensor) is not False
 
     def _called(self) -> set[str]:
-        """Give the names of the modules that have returned in this outermost call."""
-        return {one.module.name for one in self._context.returned()}
+        """Return the names of the modules that have returned in this outermost call."""
+        return {returned.module.name for returned in self._context.returned()}
 
     def _is_used(self, tensor: Tensor) -> bool | None:
-        """Say whether the training uses a parameter: it has a gradient, or its optimizer keeps something for it.
+        """Whether the training uses a parameter: it has a gradient, or its optimizer has state for it.
 
         Returns:
-            None where that is not known: of none there is a gradient just now, and the optimizer keeps nothing; or no
-            optimizer has it.
+            None if unknown: no optimizer has the parameter, or its optimizer has no state, and none of the optimizer's
+            parameters has a gradient now.
         """
         if _grad(tensor) is not None:
             return True
         for ref, _, _ in self._optimizers.values():
             optimizer = ref()
-            held = [] if optimizer is None else [one for group in groups_of(optimizer) for one in group["params"]]
-            if any(one is tensor for one in held):
-                kept = {id(one) for one in peek(optimizer, "state") or ()}
-                if id(tensor) in kept:
+            parameters = [] if optimizer is None else [one for group in groups_of(optimizer) for one in group["params"]]
+            if any(one is tensor for one in parameters):
+                with_state = {id(one) for one in peek(optimizer, "state") or ()}
+                if id(tensor) in with_state:
                     return True
-                return False if kept or any(_grad(one) is not None for one in held) else None
+                return False if with_state or any(_grad(one) is not None for one in parameters) else None
         return None
 
     def _module(self, name: str) -> torch.nn.Module | None:
@@ -252,14 +256,16 @@ class Gradients:
     def _blame_own(
         self, event: Event, name: str, own: Mapping[str, Tensor], *, is_called: bool = True, within: str = ""
     ) -> bool:
-        """Put the first bad one of a module's tensors into an event, if there is one.
+        """Put the first bad tensor of a module into an event; return whether there is one.
 
         Args:
-            event: of a bad output.
-            name: of the module.
+            event: the event of a bad output.
+            name: name of the module.
             own: its parameters, or its buffers.
-            is_called: if not, a tensor of which nobody knows whether it is used is blamed for the case that it is.
-            within: these are buffers of a module inside of this one; "": an infinity in them is blamed as well.
+            is_called: the module was called. If not, an unused tensor is not blamed, and one that may be unused is
+                blamed with `if_used_in`.
+            within: for buffers of a module inside the event's module, the name of the latter: an infinity in them is
+                mentioned, and not blamed. "": it is blamed.
         """
         for own_name, tensor in own.items():
             found = self._scan([tensor], masks=True) or self._scan.trained([tensor])
@@ -281,27 +287,27 @@ class Gradients:
 
 
 def _own(module: torch.nn.Module, *, is_called: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """Give the parameters of a module, and those of its buffers that its call has not written itself."""
+    """Return the parameters of a module, and its buffers unless the call may have written them."""
     is_written = is_called and peek(module, "training") is True
     return parameters_of(module), {} if is_written else buffers_of(module)
 
 
 def _modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Give the modules of a model with their names."""
+    """Yield the modules of a model with their names."""
     model = root.torch()
     for path, module in modules_in(model) if model is not None else ():
         yield _within(root.name, path), module
 
 
 def _within(name: str, path: str) -> str:
-    """Name the module that has this path in the one of this name; "" is that itself."""
+    """Return the name of the module at a path inside a named module; "" is the module itself."""
     if not path:
         return name
     return f"{_prefix(name)}{path}" if name.endswith("(root)") else f"{name}.{path}"
 
 
 def named_parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a model with their names; none where it is gone."""
+    """Yield the parameters of a model with their names; none if the model is gone."""
     model = root.torch()
     if model is not None:
         for name, parameter in parameters_in(model):
@@ -309,7 +315,7 @@ def named_parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _owner(name: str) -> tuple[str, str]:
-    """Give the module that a parameter belongs to, and its name in that."""
+    """Return the name of the module that owns a parameter, and the parameter's name in it."""
     owner, _, own_name = name.rpartition(".")
     if owner.startswith("#") or not owner:
         owner = f"{owner}.(root)".lstrip(".")
@@ -317,5 +323,5 @@ def _owner(name: str) -> tuple[str, str]:
 
 
 def _prefix(root: str) -> str:
-    """Give what the names of a root's modules begin with, by its own."""
+    """Return the prefix of the names of a root's modules, given the name of the root."""
     return root[: -len("(root)")]

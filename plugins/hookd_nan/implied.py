@@ -1,13 +1,14 @@
-"""Outputs that need not be read, because what is read says of them that they are finite. Runs in the target.
+"""Infer which outputs are finite from the other outputs, so that they need not be read.
 
-Reading is most of what a look at a large tensor costs. Two kinds of modules of torch save it. One that *tells* of its
-input: a NaN or an infinity in it makes its output bad as well (each output element of a Linear has every element of a row
-in it; inf * 0 is NaN). One that *keeps* what it is given: of finite numbers it makes finite ones. So in
-Conv2d, BatchNorm2d, ReLU only the second output is read, and in LayerNorm, Linear, GELU only the last. If anything that is
-read is bad, all outputs are read, one by one and in order: no origin is inferred.
+Reading is most of the cost of checking a large tensor. Two kinds of torch modules save it:
+- A module that *tells* of its input: a NaN or an infinity in the input makes the output bad as well. (Each output element
+  of a Linear contains every element of a row; inf * 0 is NaN.)
+- A module that *keeps* its input finite: its output is finite if its input is.
+So of Conv2d, BatchNorm2d, ReLU only the second output is read, and of LayerNorm, Linear, GELU only the last. If an output
+that is read is bad, all outputs are read, one by one and in order: an origin is never inferred.
 
-Which outputs of a portion these are is found out once for each sequence of modules; every time it is seen that the
-tensors were handed on as they were then, unchanged. If they were not, all are read.
+The outputs to read are found once for each sequence of modules. Each later portion must pass its tensors on in the same
+way, unchanged; otherwise the outputs to read are found again.
 """
 
 from __future__ import annotations
@@ -32,27 +33,29 @@ def _classes(names: str) -> frozenset[type]:
 
 
 TELLS = _classes("Linear LayerNorm RMSNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d GELU SiLU Dropout")
-"""Not ReLU, which makes 0 of -inf, nor convolutions: a stride may leave elements out."""
+"""Modules that tell of their input. ReLU does not, because it maps -inf to 0; nor do convolutions, because a stride may
+skip elements."""
 KEEPS = _classes("ReLU ReLU6 Tanh Sigmoid SiLU Softmax Identity Flatten")
-"""Not Dropout, whose scaling can overflow, nor GELU, which makes an infinity of the largest numbers; nor what has numbers of
-the user's in it (ELU, Hardtanh), nor a pooling: where it is dilated, a window of padding alone gives -inf."""
-_TELLS, _KEEPS = frozenset(map(id, TELLS)), frozenset(map(id, KEEPS))  # to hash a class is its metaclass's affair
+"""Modules that keep their input finite. Not among them are Dropout, whose scaling can overflow; GELU, which turns the
+largest numbers into infinity; modules with numbers of the user's (ELU, Hardtanh); and pooling: if it is dilated, a window
+of padding alone gives -inf."""
+_TELLS, _KEEPS = frozenset(map(id, TELLS)), frozenset(map(id, KEEPS))  # ids: a metaclass may define the hash of a class
 FEW = 64
-"""In a portion of more calls the outputs are small: asking costs more than reading."""
+"""In a portion with more calls the outputs are small, and inferring costs more than reading."""
 MOST = 1024
-"""So many sequences of modules are known at a time."""
+"""Largest number of sequences of modules that are remembered."""
 _NEITHER = (False, False)
 
 
 class Portion(NamedTuple):
-    """What is known of a sequence of module calls; all numbers are places in it.
+    """The outputs to read for a sequence of module calls, and why not the others.
 
     Attributes:
-        read: whose outputs are to be read.
-        known: whose outputs hookd has read as they returned.
-        same: whose output is that of the call before.
-        kept: who kept what the call before had made.
-        told: of whose output the call after tells.
+        read: positions of the calls whose outputs are to be read.
+        known: those whose outputs hookd read when they returned.
+        same: those whose output is the output of the previous call.
+        kept: those that kept the output of the previous call finite.
+        told: those whose output the next call tells of.
     """
 
     read: list[int]
@@ -63,10 +66,10 @@ class Portion(NamedTuple):
 
 
 class Implied:
-    """Finds out which outputs of a portion are to be read.
+    """Finds the outputs of a portion that must be read.
 
     Args:
-        kinds: a table by `Module.id` (`Context.per_module`): whether a module tells of its input, and keeps what it is given.
+        kinds: table by `Module.id` (`Context.per_module`): whether a module tells of its input, and keeps it finite.
     """
 
     def __init__(self, kinds: dict[int, tuple[bool, bool]]) -> None:
@@ -74,18 +77,18 @@ class Implied:
         self._portions: dict[tuple[int, ...], Portion] = {}
 
     def learn(self, module: Module) -> None:
-        """See what a module is, before its first call."""
+        """Record the kind of a module before its first call."""
         kind = id(type(module.torch()))
         if kind in _TELLS or kind in _KEEPS:
             self._kinds[module.id] = kind in _TELLS, kind in _KEEPS
 
     def to_read(self, calls: Sequence[Call], good: Tensor | None, version: int) -> list[Tensor]:
-        """Give the outputs of which the others follow.
+        """Return the outputs from which the others can be inferred.
 
         Args:
-            calls: in the order of returning; their outputs are single tensors all.
-            good: the tensor that was found finite last; None for none.
-            version: which one of it that was.
+            calls: in the order in which they returned; each output is a single tensor.
+            good: the tensor that was last found finite; None for none.
+            version: its version counter at that time.
         """
         if len(calls) > FEW:
             read = [call for call in calls if not call.was_finite]
@@ -104,7 +107,7 @@ class Implied:
         return [calls[at].output for at in portion.read]
 
     def _holds(self, portion: Portion, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> bool:
-        """Whether all of it is so this time."""
+        """Whether everything that the portion relies on is true for these calls."""
         return (
             not _is_hooked()
             and all(calls[at].was_finite for at in portion.known)
@@ -114,10 +117,10 @@ class Implied:
         )
 
     def _found(self, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> Portion:
-        """Find out what follows from what, from the last call to the first."""
+        """Return the outputs to read, decided from the last call to the first."""
         portion = Portion([], [], [], [], [])
         infers = not _is_hooked()
-        may_tell = False  # the call after: its output is read or told of, so that it does not rest on this one
+        may_tell = False  # whether the next call's output is known without this one's, so that the call may tell of it
         for at in range(len(calls) - 1, -1, -1):
             call = calls[at]
             if call.was_finite:
@@ -143,7 +146,7 @@ class Implied:
 
 
 def _is_hooked() -> bool:
-    """Whether hooks for all modules may give another input, or another output."""
+    """Whether there are global module hooks, which may replace inputs or outputs."""
     return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)  # noqa: SLF001
 
 
@@ -152,14 +155,14 @@ def _is_same(call: Call, before: tuple[Tensor | None, int]) -> bool:
 
 
 def _takes(call: Call, before: tuple[Tensor | None, int]) -> bool:
-    """Whether a call was given what the one before it had made, as it was, and its class's own forward alone ran on it."""
+    """Whether a call took the unchanged output of the previous one, and ran only the forward of its class on it."""
     if not call.inputs or call.inputs[0] is not before[0] or call.before[:1] != before[1:]:
         return False
-    held = call.module.torch()
-    if held is None:
+    module = call.module.torch()
+    if module is None:
         return False
-    own = attributes_of(held)
+    own = attributes_of(module)
     if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or "forward" in own or "weight" in own:
         return False
-    weight = peek(held, "weight")  # one that is a tensor of the user's may compute otherwise
+    weight = peek(module, "weight")  # a tensor of the user's own class may compute something else
     return weight is None or type(weight) is nn.Parameter

@@ -1,6 +1,6 @@
-"""Where the first one was born: a judgement on events in the order of execution. No tensor from here on.
+"""Find the origin of the first NaN or infinity in a sequence of events.
 
-Runs in the target.
+The code here sees no tensors, only events in the order of execution.
 """
 
 from __future__ import annotations
@@ -16,17 +16,31 @@ if TYPE_CHECKING:
 
 @dataclass
 class Event:
-    """What was seen at one place; `kind` and `inputs` are "", "inf" or "nan".
+    """The result of a check at one place.
 
-    `order` counts up with the events; of a module's gradient, `inputs` is that of its output, and `reached` the order
-    in which that arrived. `since` is the first step in which it may have been born, 0 if nobody knows; `is_certain`
-    says that it was born at this place, and was not only noticed there. `is_late`: it is judged when the training code
-    has gone on. `ends`: smallest and largest element, where they came from a device. `at`: how many calls had returned
-    before it. `call`: the one that it was seen in, for a bundle, where a person has asked for one and all is known at
-    once. `own_since`: what `since` is for one of the module's own parameters. `may_write`: the call may itself have
-    written what is in the module's buffers. `bad`: which of the tensors looked at are, by their places, where their numbers
-    came from a device; `own`: the names of the module's own parameters and buffers, likewise. `optimizer`: the number of the one that holds the parameters, 0 for one that
-    has never stepped; `is_first_step`: it does so now.
+    Attributes:
+        where: "output", "input", "param", "grad" or "loss".
+        kind: "" for good values, else "inf" or "nan".
+        module: name of the module.
+        step: step of the check.
+        stack: names of the modules being called, the outermost first.
+        inputs: as `kind`, for the module's inputs; for a module's gradient, for the gradient of its output.
+        thread: identifier of the training thread.
+        order: number of this event; later events have higher numbers.
+        reached: for a module's gradient, the number at which the gradient of its output arrived.
+        since: first step in which the bad value may have originated, 0 if unknown.
+        is_certain: the bad value originated at this place, and was not only noticed there.
+        is_late: the training code has continued since the check.
+        ends: smallest and largest element, if they came from a device.
+        at: how many calls had returned before this one; None for all.
+        details: more fields of the incident.
+        call: the call, for a bundle; only if bundles are on and all is known at once.
+        own_since: as `since`, for the module's own parameters.
+        optimizer: number of the optimizer that holds the parameters, 0 for one that has never stepped.
+        is_first_step: that optimizer makes its first step now.
+        may_write: the call may itself have written the module's buffers.
+        bad: positions of the bad tensors among those checked, if their values came from a device.
+        own: names of the module's own parameters and buffers, if their values come from a device.
     """
 
     where: str
@@ -53,9 +67,11 @@ class Event:
     own: tuple[list[str], ...] = ()
 
     def blame_own(self, parameters: str, buffers: str) -> None:
-        """Put the module's own tensors to blame for its bad output, given what is in them.
+        """Blame the module's own tensors for its bad output, if they are bad.
 
-        A buffer is the last to be blamed: an infinity may be its proper value ("best loss so far").
+        Args:
+            parameters: "inf" or "nan" if a parameter has one, else "".
+            buffers: the same for buffers. They are blamed last: an infinity may be a legitimate value ("best loss so far").
         """
         if parameters or (buffers and not self.inputs and not self.may_write):
             self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
@@ -63,7 +79,7 @@ class Event:
                 self.details.pop(why_not, None)
 
     def name_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> None:
-        """Name the one that is to blame, by the places of the bad ones."""
+        """Put the name of the blamed parameter or buffer into the details, given the positions of the bad ones."""
         for names, bad in zip(self.own, (parameters, buffers)):
             if self.where == "param" and bad:
                 self.details = {**self.details, "parameter": names[bad[0]]}
@@ -71,37 +87,37 @@ class Event:
 
 
 class Looks:
-    """The last two steps in which something was looked at; 0 for none."""
+    """The last two steps in which something was checked; 0 for none."""
 
     def __init__(self) -> None:
         self.before = self.latest = 0
 
     def note(self, step: int) -> None:
-        """It is looked at in this step."""
+        """Record a check in this step."""
         if step != self.latest:
             self.before, self.latest = self.latest, step
 
     def since(self, step: int) -> int:
-        """Give the first step in which what is found in `step` may have been there without being seen; 0: unknown."""
+        """Return the first step in which a bad value found in `step` may have existed unseen; 0 if unknown."""
         last = self.last(step)
         return last + 1 if last else 0
 
     def last(self, step: int) -> int:
-        """Give the step before `step` in which it was looked at last; 0: unknown."""
+        """Return the last step before `step` with a check; 0 if unknown."""
         return self.before if self.latest == step else self.latest
 
 
 class Judge:
-    """Finds the origin in a sequence of events, which it is given in the order of execution.
+    """Finds the origin in a sequence of events, given in the order of execution.
 
-    Each method returns the event that is the origin, with `where` and `module` as they are to be reported, or None.
-    Optimizers are known by a number, see `Event.optimizer`.
+    Each method that judges returns the event of the origin, with the `where` and `module` to report, or None.
+    Optimizers are identified by numbers (`Event.optimizer`).
 
     Attributes:
-        pending: per thread: a call with bad inputs, whose caller is to decide.
-        suspects: per optimizer: its bad gradients, until it is known what becomes of them.
-        settled: optimizers of whose bad gradients it is known what became; they may lie there a while.
-        skipped: steps in which bad gradients were thrown away.
+        pending: by thread: a call with bad inputs; its caller decides when it returns.
+        suspects: by optimizer: its bad gradients, until their fate is known.
+        settled: optimizers whose bad gradients have a known fate; the gradients may stay in memory for a while.
+        skipped: steps in which bad gradients were discarded.
     """
 
     def __init__(self, patience: int) -> None:
@@ -111,27 +127,27 @@ class Judge:
         self.settled: set[int] = set()
         self.skipped = 0
         self._first: Event | None = (
-            None  # the first bad gradient that flowed since gradients were last known to be good
+            None  # the first bad gradient in a backward since gradients were last known to be good
         )
         self._in_a_row: dict[int, int] = {}
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether there is a bad gradient of which nobody knows what becomes of it."""
+        """Whether there is a bad gradient whose fate is unknown."""
         return self._first is not None or bool(self.suspects)
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing bad is remembered of any gradient, so that good ones have nothing to say."""
+        """Whether no bad gradient is remembered, so that good gradients change nothing."""
         return not (self.is_suspicious or self.settled or self._in_a_row)
 
     def call(self, event: Event) -> Event | None:
-        """Judge a module call that has returned; `where` is "output", or "param" where one of its own is bad."""
+        """Judge a module call that has returned; `where` is "output", or "param" if one of its own parameters is bad."""
         waiting = self.pending.get(event.thread)
         if waiting is not None and len(event.stack) < len(waiting.stack):
             del self.pending[event.thread]
             if not event.inputs and not event.kind:
-                # Made between the two calls, and taken away again before the outer one returned.
+                # Made between the two calls, and removed again before the outer one returned.
                 return replace(waiting, where="input", details={})
             event.kind = event.kind or waiting.kind
         if not event.kind:
@@ -144,18 +160,18 @@ class Judge:
         return None
 
     def root(self, event: Event) -> Event | None:
-        """Judge the call of a root whose modules were not looked at."""
+        """Judge the call of a root whose modules were not checked."""
         if event.kind and event.inputs:
             return replace(event, where="input", kind=event.inputs, is_certain=True, details={})
         return event if event.kind else None
 
     def flow(self, event: Event) -> None:
-        """Keep the first bad gradient that flows, until it is known what becomes of it."""
+        """Keep the first bad gradient in a backward until its fate is known."""
         if event.kind and (self._first is None or event.order < self._first.order):
             self._first = event
 
     def gradients(self, event: Event) -> None:
-        """Keep the bad gradients of an optimizer's parameters after a backward, until it is known what becomes of them."""
+        """Keep the bad gradients of an optimizer's parameters after a backward until their fate is known."""
         if event.kind and event.optimizer not in self.settled:
             self.suspects.setdefault(event.optimizer, event)
 
@@ -163,9 +179,9 @@ class Judge:
         """Judge the start of a backward.
 
         Args:
-            event: of what it starts from.
-            cleared: the optimizers of which no bad gradient of an earlier backward is left.
-            is_clear: none is left of any.
+            event: the loss.
+            cleared: the optimizers that hold no bad gradient of an earlier backward any more.
+            is_clear: no optimizer holds one any more.
         """
         origin = None
         self.settled.difference_update(cleared)
@@ -176,9 +192,9 @@ class Judge:
         return origin or (event if event.kind else None)
 
     def step(self, event: Event, *, found_inf: bool) -> Event | None:
-        """Judge the gradients that an optimizer is about to use or, with `found_inf`, to throw away."""
+        """Judge the gradients that an optimizer is about to use or, with `found_inf`, to discard."""
         if event.is_first_step and (event.kind or found_inf):
-            unknown = self.suspects.pop(0, None)  # as which it was known after the backward
+            unknown = self.suspects.pop(0, None)  # its number after the backward, before its first step
             self.suspects.update({} if unknown is None else {event.optimizer: unknown})
         (self.settled.add if event.kind or found_inf else self.settled.discard)(event.optimizer)
         if found_inf:

@@ -1,7 +1,4 @@
-"""What the two halves of the plugin share: its options and metrics, what it has seen, and how that is put into an event.
-
-Runs in the target.
-"""
+"""The common base of the forward and backward hooks: options, metrics, state, and the creation of events."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Looking(Plugin):
-    """Has everything that both the forward and the backward half work with."""
+    """Common state of the forward and the backward hooks."""
 
     @hookimpl
     def configure(self, context: Context) -> None:
@@ -53,24 +50,24 @@ class Looking(Plugin):
         self.seen = Seen()
         self.implied = Implied(context.per_module())
         self.outputs, self.backwards, self.gates, self.used = Looks(), Looks(), Looks(), Looks()
-        self.judged_whole: set[int] = set()  # by module.id: it is known whether all of its output is looked at
-        self.unseen: list[str] = []  # the modules of which not all is
-        self.is_inside = False  # a root is being called whose modules are looked at
+        self.judged_whole: set[int] = set()  # by module.id: whether all of its output is checked is known
+        self.unseen: list[str] = []  # names of modules whose output is not checked as a whole
+        self.is_inside = False  # a root is being called, and its modules are checked
         self.traced: set[int] = set()  # threads in whose outermost call a bad output was traced back
         self.stepping: Optimizer | None = None
         self.scaled = self.was_scaled = (
-            False  # the last loss looked like one that a GradScaler scaled; one since the last step
+            False  # the last loss looked scaled by a GradScaler; any loss since the last step did
         )
-        self.has_closure = False  # an optimizer calls one, which makes gradients and uses them in the same step
+        self.has_closure = False  # an optimizer calls a closure: gradients are made and used in the same step
         self.masks = not self.scan.neginf
         self.order = 0
-        self.reached: dict[int, int] = {}  # by module.id: when in that order a gradient last reached it
-        self.is_skipping = False  # the step in progress is one whose gradients were taken away
-        self.undecided: list[Event] = []  # bad gradients, not counted until it is known what becomes of them
+        self.reached: dict[int, int] = {}  # by module.id: the value of `order` when a gradient last reached it
+        self.is_skipping = False  # the gradients of the step in progress were removed
+        self.undecided: list[Event] = []  # bad gradients, not counted until their fate is known
 
     @hookimpl
     def succeed(self, predecessor: Looking) -> None:
-        """Know all that was known with other options: a second first NaN would be none."""
+        """Take over the state of a predecessor with other options, so that its first NaN is not reported twice."""
         self.judge, self.judge.patience = predecessor.judge, self.judge.patience
         for name in ("outputs", "backwards", "gates", "used", "undecided", "reached", "seen", "judged_whole", "unseen"):
             setattr(self, name, getattr(predecessor, name))
@@ -87,25 +84,35 @@ class Looking(Plugin):
     def _event(
         self, where: str, module: str, looks: Looks | None = None, inside: tuple[Module, ...] | None = None
     ) -> Event:
-        """Describe what is seen now; `looks` tells since when it may have been there, None: it was made now."""
+        """Create an event of this step.
+
+        Args:
+            where: the kind of place.
+            module: name of the module.
+            looks: earlier checks of this place, for `since`; None: the value was made now.
+            inside: the modules being called, the outermost first; None: those of this thread.
+
+        Returns:
+            The event, with an empty `kind`.
+        """
         step, stack = self.context.step, tuple(m.name for m in (self.context.stack() if inside is None else inside))
         since = step if looks is None else looks.since(step)
         self.order += 1
         event = Event(where, "", module, step, stack, thread=get_ident(), order=self.order, since=since)
-        # What an optimizer makes of a parameter shows in the next step: it may be older by that than what a call makes.
+        # A parameter that an optimizer made bad is seen in the next step, so it may be a step older than an output.
         event.own_since = self.gates.last(step)
         return event
 
     def _blame_update(self, event: Event | None) -> None:
-        """Put a parameter to blame that gradients have made bad that nobody has looked at."""
+        """Blame a parameter that unchecked gradients have made bad, if there is one."""
         if event is not None and self.scan.is_strict and not event.is_late and not self.reporter.is_over:
             self.gradients.blame_update(event, is_seen=self.used.last(event.step) >= event.own_since)
 
     def _hold_gates(self, *, is_over: bool) -> None:
-        """Look at the gradients of every step while anything is suspicious, or somebody needs it; else as the budget allows.
+        """Check the gradients in every step while something is suspicious or needs them; else as the budget allows.
 
         Args:
-            is_over: a step is; that they are needed no more is told only then.
+            is_over: this is the end of a step; only there is checking every step called off.
         """
         self.was_scaled = self.was_scaled or self.scaled
         needs = self.was_scaled or self.captures or self.has_closure
@@ -115,7 +122,7 @@ class Looking(Plugin):
         self.was_scaled = self.was_scaled and not is_over
 
     def _details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:
-        """Count what is bad in the first tensor that is so in that way."""
+        """Return the counts of the first tensor with a bad value of this kind, and its name if it has one."""
         for name, tensor in candidates.items():
             if (self.scan([tensor], masks=True) or self.scan.trained([tensor])) == kind:
                 return {**({"parameter": name} if isinstance(name, str) else {}), **self.scan.counts(tensor)}

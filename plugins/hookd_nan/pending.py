@@ -1,7 +1,4 @@
-"""What cannot be judged yet, because its numbers are on a device: judged in order, when they have come.
-
-Runs in the target.
-"""
+"""Queue events whose values are still on a device, and judge them in order when the values arrive."""
 
 from __future__ import annotations
 
@@ -23,19 +20,23 @@ if TYPE_CHECKING:
     from hookd_nan.scan import Found
 
     _Numbers = tuple[int, float, float]
-    """Of a tensor: its place among those that were looked at, its smallest and its largest element."""
+    """A tensor's position among those checked, its smallest and its largest element."""
 
 LARGEST = 1024
-"""How many events are asked for together;"""
+"""Largest number of events whose values are requested together."""
 MOST = 64
-"""and how many such batches may be under way: a model that is called without ever a step must not fill the memory."""
+"""Largest number of batches in flight: a model that is called without ever a step must not fill the memory."""
 
 
 @dataclass
 class Entry:
-    """An event whose kind may not be known yet, and the function that is to judge it.
+    """An event whose kind may not be known yet.
 
-    `found` is what was found in the event's own tensors, in its inputs, and in the module's own parameters and buffers.
+    Attributes:
+        judge_with: the function that judges it.
+        event: the event.
+        found: results for the event's own tensors, for its inputs, and for the module's own parameters and buffers.
+        masks: `-inf` alone is good.
     """
 
     judge_with: Callable[[Event], None]
@@ -45,27 +46,27 @@ class Entry:
 
     @property
     def values(self) -> list[Tensor]:
-        """What must be read from a device before the event can be judged."""
+        """The values that must be read from a device before the event can be judged."""
         values: list[Tensor] = []
-        for one in (one for found in self.found if isinstance(found, list) for one in found):
-            if isinstance(one, Range):
-                values += one.low, one.high
-            elif not isinstance(one.value, float):  # which is nothing to wait for
-                values.append(one.value)
+        for result in (result for found in self.found if isinstance(found, list) for result in found):
+            if isinstance(result, Range):
+                values += result.low, result.high
+            elif not isinstance(result.value, float):  # a float is known already
+                values.append(result.value)
         return values
 
     @property
     def is_known(self) -> bool:
-        """Whether nothing is on a device."""
+        """Whether no value is on a device."""
         return all(isinstance(found, str) for found in self.found)
 
     def judge(self, values: Iterator[float]) -> None:
-        """Judge the event; `values` goes on with the numbers of its `values`."""
+        """Judge the event with the next numbers of an iterator: those of `self.values`, in order."""
         read = [found if isinstance(found, str) else list(_read(found, values)) for found in self.found]
         if not isinstance(read[0], str):
             self.event.ends = read[0][0][1:]
-        bad = [() if isinstance(one, str) else self._bad(one) for one in read]
-        kinds = [one if isinstance(one, str) else self._worst(one) for one in read]
+        bad = [() if isinstance(result, str) else self._bad(result) for result in read]
+        kinds = [result if isinstance(result, str) else self._worst(result) for result in read]
         self.event.kind, self.event.bad = kinds[0], bad[0]
         self.event.inputs = kinds[1] if len(kinds) > 1 else ""
         if kinds[0] and len(kinds) > 2:
@@ -81,26 +82,32 @@ class Entry:
 
 
 def _read(found: list[Range | Largest], values: Iterator[float]) -> Iterator[_Numbers]:
-    """Give the place and the ends of each tensor, by the numbers that have come for them."""
-    for one in found:
-        if isinstance(one, Range):
-            yield one.at, next(values), next(values)
+    """Yield the position and the range of each tensor, from the numbers that have arrived."""
+    for result in found:
+        if isinstance(result, Range):
+            yield result.at, next(values), next(values)
         else:
-            for at in one.at:
+            for at in result.at:
                 largest = next(values)
                 yield at, largest, largest
 
 
 @dataclass
 class Batch:
-    """The events of one step; `numbers` has those of their `values`, in order, as far as they have come."""
+    """Events whose values were requested together.
+
+    Attributes:
+        entries: the events.
+        numbers: the numbers of all their `values`, in order; 0 for those that have not arrived.
+        missing: number of devices whose values have not arrived.
+    """
 
     entries: list[Entry]
     numbers: list[float]
     missing: int = 0
 
     def judge(self) -> None:
-        """Judge all of them."""
+        """Judge all events."""
         values = iter(self.numbers)
         for entry in self.entries:
             entry.event.is_late = True
@@ -109,7 +116,7 @@ class Batch:
 
 @dataclass
 class Queue:
-    """Has events judged in the order in which they came: at once, or when what is before them has been read."""
+    """Judges events in the order in which they came: at once, or when the values of all earlier ones are known."""
 
     context: Context
     entries: list[Entry] = field(default_factory=list)
@@ -120,7 +127,7 @@ class Queue:
         return not (self.entries or self.batches) and all(isinstance(one, str) for one in found)
 
     def submit(self, judge: Callable[[Event], None], event: Event, *found: Found, masks: bool = False) -> None:
-        """Have an event judged: at once if all is known and nothing before it is waiting."""
+        """Judge an event at once if all is known and no earlier one waits; else queue it."""
         entry = Entry(judge, event, found, masks)
         if self.entries or self.batches or not entry.is_known:
             self.entries.append(entry)
@@ -130,34 +137,37 @@ class Queue:
             entry.judge(iter(()))
 
     def succeed(self, predecessor: Queue) -> None:
-        """Take over what waits in another one; what that has asked for would never arrive, and is asked for again."""
+        """Take over the events of a predecessor.
+
+        The values that it has requested would never arrive, so they are requested again.
+        """
         waiting = [entry for batch in predecessor.batches for entry in batch.entries]
         self.entries = waiting + predecessor.entries
         predecessor.batches.clear()
         predecessor.entries = []
 
     def flush(self) -> None:
-        """Ask for the numbers of what was submitted; at the end of a step."""
+        """Request the values of the queued events, at the end of a step."""
         if not self.entries:
             return
-        asked = [value for entry in self.entries for value in entry.values]
-        sizes = [value.numel() for value in asked]
+        requested = [value for entry in self.entries for value in entry.values]
+        sizes = [value.numel() for value in requested]
         batch = Batch(self.entries, [0.0] * sum(sizes))
         self.entries = []
         self.batches.append(batch)
         if len(self.batches) > MOST:
             self.batches.popleft()
         devices: dict[torch.device, list[int]] = {}
-        for at, value in enumerate(asked):
+        for at, value in enumerate(requested):
             devices.setdefault(value.device, []).append(at)
         batch.missing = len(devices)
         begins = list(accumulate(sizes, initial=0))
         for numbers in devices.values():
             places = [place for at in numbers for place in range(begins[at], begins[at + 1])]
-            self._ask(batch, places, [asked[at] for at in numbers])
+            self._request(batch, places, [requested[at] for at in numbers])
         self._judge_complete()
 
-    def _ask(self, batch: Batch, places: list[int], values: list[Tensor]) -> None:
+    def _request(self, batch: Batch, places: list[int], values: list[Tensor]) -> None:
         def arrived(numbers: list[float]) -> None:
             for at, number in zip(places, numbers):
                 batch.numbers[at] = number

@@ -1,7 +1,4 @@
-"""What is done about a NaN, beside telling of it: raise, pause or skip, each only where a person asked for it by name.
-
-Runs in the target.
-"""
+"""Act on a NaN in addition to the report: raise, pause or skip. Each must be chosen by name."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ POLICIES = ("report", "raise", "pause", "skip")
 
 
 class NonFiniteError(TrainingError, FloatingPointError):
-    """What `policy=raise` raises in the training code; its message is the incident's."""
+    """The exception that `policy=raise` raises in the training code, with the message of the incident."""
 
 
 class Policy:
-    """Acts, in the training thread."""
+    """Carries out the option `policy`, in the training thread."""
 
     def __init__(self, context: Context, name: str) -> None:
         self._context, self.name = context, name
@@ -35,11 +32,13 @@ class Policy:
     def may_skip(self, optimizer: Optimizer) -> bool:
         """Whether a step is to be skipped if its gradients are bad."""
         if self.name != "skip" or peek(optimizer, "found_inf") is not None:
-            return False  # a fused optimizer that a GradScaler has told skips by itself
+            return False  # a fused optimizer under a GradScaler skips by itself
         if issubclass(type(optimizer), torch.optim.LBFGS):
-            return self._refuse("with LBFGS: it has used the gradients of one closure when those of the next go bad")
+            return self._refuse(
+                "with LBFGS: when the gradients of one closure go bad, it has already used earlier ones"
+            )
         if self._context.world_size > 1 and is_shared_out(optimizer):
-            return self._refuse("where each rank holds a part of the gradients: one rank would skip a step that the"
+            return self._refuse("if each rank holds a part of the gradients: one rank would skip a step that the"
                                 " others make")  # fmt: skip
         return True
 
@@ -50,17 +49,22 @@ class Policy:
         return False
 
     def told(self, message: str, *, is_late: bool) -> None:
-        """Act on an incident; if the training code has gone on meanwhile, at its next call of a model."""
+        """Act on an incident, at once or, if it is late, at the training's next call of a model.
+
+        Args:
+            message: the message of the incident.
+            is_late: the training code has continued since the bad value.
+        """
         if self.name in ("raise", "pause"):
             self._due = message
             if not is_late:
                 self.act()
 
     def act(self) -> None:
-        """Do what is due, if anything is.
+        """Carry out the pending action, if there is one.
 
         Raises:
-            NonFiniteError: that is the policy.
+            NonFiniteError: the policy is `raise`.
         """
         if self._due:
             message, self._due = self._due, ""
@@ -75,15 +79,15 @@ class Policy:
         self._context.pause()
 
     def skip(self, optimizer: Optimizer) -> None:
-        """Leave an optimizer no gradients: with gradients of zero it would still move by its momentum."""
+        """Remove the gradients of an optimizer."""
         for group in groups_of(optimizer):
             for parameter in group["params"]:
-                parameter.grad = None
+                parameter.grad = None  # not zero: with zero gradients momentum would still move the parameter
         self.acted.labels(self.name).inc()
 
 
 def is_shared_out(optimizer: Optimizer) -> bool:
-    """Whether each rank holds a part of the gradients: then one may see a NaN that the others do not."""
+    """Whether each rank holds only a part of the gradients, so that one may see a NaN that the others do not."""
     for group in groups_of(optimizer):
         for parameter in group["params"]:
             if hasattr(type(parameter), "to_local") or type(parameter).__name__ == "FlatParameter":

@@ -1,7 +1,7 @@
-"""The flight recorder: the last module calls before the first NaN, and what the last steps looked like.
+"""The flight recorder: the last module calls before the first NaN, and the numbers of the last steps.
 
-It keeps no tensor and computes nothing until it is asked: hookd remembers outputs weakly, and of those that are alive at
-the moment of the incident (autograd keeps most of a forward's) their numbers are taken then. Runs in the target.
+It keeps no tensor, and computes nothing before an incident. hookd keeps weak references to outputs; the numbers of those
+that still exist (autograd keeps most of a forward's) are computed for the incident.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Recorder:
     """The last calls and the last steps.
 
     Attributes:
-        seen: the last calls whose outputs were on a device: `(module's name, smallest, largest element)`.
+        seen: the last calls whose outputs were on a device, each as (module name, smallest element, largest element).
     """
 
     def __init__(self, context: Context) -> None:
@@ -38,19 +38,19 @@ class Recorder:
         self._step = 0
 
     def succeed(self, predecessor: Recorder) -> None:
-        """Go on where another one was."""
+        """Take over the contents of a predecessor."""
         self.seen.extend(predecessor.seen)
         self._steps, self._loss, self._step = predecessor._steps, predecessor._loss, predecessor._step  # noqa: SLF001
 
     def loss(self, tensors: tuple[Any, ...]) -> float | None:
-        """Note the loss, if it is a number of the host's, and give it."""
-        if self._loss is not None and self._step != self._context.step:  # a step whose gradients were not looked at
+        """Record the loss and return it; None if it is not a number in host memory."""
+        if self._loss is not None and self._step != self._context.step:  # a step whose gradients were not checked
             self._steps.append({"step": self._step, "loss": self._loss})
         self._loss, self._step = self._context.number(tensors[0]) if tensors else None, self._context.step
         return self._loss
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
-        """Note a step: its loss, the largest magnitude in its gradients, its learning rate; of several closures the last."""
+        """Record the loss, the largest gradient magnitude and the learning rate of a step; of several closures the last."""
         if self._steps and self._steps[-1]["step"] == self._context.step:
             self._steps.pop()
         groups = groups_of(optimizer)
@@ -66,7 +66,11 @@ class Recorder:
         self._loss = None
 
     def contents(self, at: int | None) -> dict[str, Any]:
-        """Give everything, for an incident before which there were `at` calls; None: all that are remembered."""
+        """Return the fields for an incident: the calls and the steps before it.
+
+        Args:
+            at: how many calls had returned before the incident; None for all that are remembered.
+        """
         steps = [{k: number(v) for k, v in one.items() if v is not None} for one in self._steps]
         before = [_call(*one) for one in self.seen]
         if not before and self._length:
@@ -87,5 +91,5 @@ def _call(name: str, low: float, high: float) -> dict[str, Any]:
 
 
 def number(value: float) -> float | str:
-    """Give a number that JSON knows, rounded to 6 digits, or its name."""
+    """Return a finite number rounded to 6 digits, and any other as its name, for JSON."""
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))

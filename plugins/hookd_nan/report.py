@@ -1,7 +1,4 @@
-"""What a person is told: an incident for the first NaN or infinity, and one more if its place is known only later.
-
-Runs in the target.
-"""
+"""Report the first NaN or infinity as an incident, and its origin as a second one if that is only known later."""
 
 from __future__ import annotations
 
@@ -22,25 +19,25 @@ if TYPE_CHECKING:
 NAMES = {"nan": "NaN", "inf": "Inf"}
 FRAMES = 12
 QUIET = 100
-"""After so many steps without a bad value the next one is a case of its own;"""
+"""Number of steps without a bad value after which the next one is a new case."""
 CASES = 8
-"""and so many of these are told of, so that a training that heals itself does not flood a person."""
+"""Largest number of cases that are reported: a training that recovers again and again must not flood the user."""
 SHOWN = 16
-"""So many places at most get a series."""
+"""Largest number of places with a series of `hookd_nan_origin`."""
 _OURS = (f"{Path(hookd.__file__).parent}/", f"{Path(__file__).parent}/", "<hookd")
 
 
 @dataclass
 class Case:
-    """What is known of the NaN that is there now.
+    """The present NaN or infinity, and what is known about it.
 
     Attributes:
-        hit: it is there, but nobody knows in which module it was born.
-        is_spoiled: bad gradients were used since then: parameters are bad now.
-        is_over: the origin is known, or lost: what is bad from now on follows from it.
-        shown: the places that the metric names for it.
-        number: how many there were, with this one.
-        last_bad: the step in which something bad was seen last.
+        hit: the event that was reported although its origin is unknown; None if there is none.
+        is_spoiled: an optimizer has used bad gradients since the hit, so parameters are bad now.
+        is_over: the origin is known, or lost: later bad values are consequences.
+        shown: the modules with a series of `hookd_nan_origin` for this case.
+        number: number of cases reported so far, with this one once it is.
+        last_bad: last step in which something bad was seen.
     """
 
     hit: Event | None = None
@@ -52,7 +49,7 @@ class Case:
 
 
 class Reporter:
-    """Tells what was found first, and has every module looked at until its place is known."""
+    """Reports the first bad value, and has every module checked until its origin is known."""
 
     def __init__(self, context: Context, recorder: Recorder, policy: Policy, capture: Capture) -> None:
         self._context, self._recorder, self._policy, self._capture = context, recorder, policy, capture
@@ -63,11 +60,11 @@ class Reporter:
 
     @property
     def is_over(self) -> bool:
-        """Whether the origin is known, or lost: what is bad from now on follows from it."""
+        """Whether the origin is known, or lost: later bad values are consequences."""
         return self._case.is_over
 
     def succeed(self, predecessor: Reporter) -> None:
-        """Go on with the case of another one."""
+        """Take over the case of another reporter."""
         self._case = predecessor._case  # noqa: SLF001
         self._origin.adopt(predecessor._origin)  # noqa: SLF001
         self._first_step.adopt(predecessor._first_step)  # noqa: SLF001
@@ -75,7 +72,7 @@ class Reporter:
             self._context.hold(1)
 
     def report(self, event: Event | None) -> None:
-        """Tell of an origin, the first time; or of the place of one that was told without it."""
+        """Report the first bad value of a case, or the origin of one that was reported without it."""
         case = self._case
         if event is None or case.is_over:
             return
@@ -91,15 +88,15 @@ class Reporter:
             self._close(case, case.hit, event)
 
     def gradients_used(self) -> None:
-        """Bad gradients have gone into the parameters."""
+        """Record that an optimizer has used bad gradients."""
         self._case.is_spoiled = self._case.hit is not None
 
     def noticed(self, step: int) -> None:
-        """Something bad was seen in this step."""
+        """Record that something bad was seen in this step."""
         self._case.last_bad = max(self._case.last_bad, step)
 
     def step_done(self) -> None:
-        """Take the next NaN for a new one, if nothing bad has been seen for a while."""
+        """Begin a new case if nothing bad has been seen for `QUIET` steps."""
         case = self._case
         if (case.is_over or case.hit is not None) and self._context.step - case.last_bad > QUIET:
             if case.hit is not None and not case.is_over:
@@ -110,12 +107,12 @@ class Reporter:
                 case.is_over = True
 
     def _close(self, case: Case, hit: Event, event: Event) -> None:
-        """Name the place, unless this is but a consequence."""
+        """Report the origin and close the case, unless the event is only a consequence."""
         if event.where == "grad" and hit.where != "grad":
-            return  # what was bad was there before the backward
+            return  # the hit was already there before the backward
         if event.where == "param" and case.is_spoiled:
-            self._context.log(f"where the {NAMES[hit.kind]} of step {hit.step} was born cannot be told any more: the"
-                              " optimizer has used bad gradients since")  # fmt: skip
+            self._context.log(f"the origin of the {NAMES[hit.kind]} at step {hit.step} cannot be found any more: the"
+                              " optimizer has used bad gradients since then")  # fmt: skip
         else:
             event.since = min(event.since, hit.since) if event.step - hit.step <= 1 else event.since
             for module in case.shown:
@@ -144,15 +141,15 @@ class Reporter:
     def _tell(self, case: Case, event: Event, message: str, fields: dict[str, Any]) -> None:
         self._show(case, event)
         if self._capture.is_on and case.number > 1:
-            fields["no_bundle"] = "bundles are made of the first NaN or infinity of a run"
+            fields["no_bundle"] = "a bundle is only made for the first NaN or infinity of a run"
         elif self._capture.is_on:
             fields.update(self._capture.take(event, {"message": message, **fields}))
         self._context.incident(event.kind, message, **fields)
 
     def _show(self, case: Case, event: Event) -> None:
-        """Show the place: 1 where that is certain, its share where it may be others as well, 0 where it was but seen."""
+        """Set the metric: 1 for a certain origin, the share of each of several, 0 where the value was only seen."""
         places = [event.module, *event.details.get("or_in", ())]
-        # One that is certain of its place may still have several: where not all can be looked at.
+        # Even a certain event can have several places, if not all values could be checked.
         share = 1 / len(places) if event.is_certain or len(places) > 1 else 0.0
         share = share / 2 if {"if_used_in", "elsewhere"} & event.details.keys() else share
         case.shown = places[:SHOWN]
@@ -161,14 +158,14 @@ class Reporter:
 
 
 def place(event: Event) -> str:
-    """Say where it was, in words."""
+    """Return the place of an event in words."""
     parameter = event.details.get("parameter", "")
     words = {"param": f"parameter {parameter}", "grad": f"gradient {parameter}"}.get(event.where, event.where)
     return f"{event.module} {words}".replace("  ", " ").strip()
 
 
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
-    """Say what happened, for a person and for a machine."""
+    """Return the message and the fields of an incident."""
     masked = event.details.get("neginf_in", "")
     is_known = not {
         "inputs",
@@ -192,30 +189,28 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         message += "; it may be older than that"
     if "if_used_in" in event.details:
         user = event.details["if_used_in"]
-        message += (
-            f"; if {user} uses it without a call of its module, which nobody sees: if not, in the output of {user}"
-        )
+        message += f"; if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
     if "or_in" in event.details:
-        message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone, were changed in place, or are not all looked into"
+        message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone, were changed in place, or were not fully checked"
     elif not event.is_certain:
-        message += "; it need not have been born there"
+        message += "; it may have originated elsewhere"
     if not event.is_certain:
-        message += "; every module is looked at from now on"
-    who = "it" if event.is_certain else "the model"
+        message += "; every module is checked from now on"
+    subject = "it" if event.is_certain else "the model"
     if event.details.get("inputs") == "unknown":
-        message += f"; {who} has changed its inputs in place, so they may have been bad before"
+        message += f"; {subject} has changed its inputs in place, so they may have been bad before"
     elif "inputs" in event.details:
-        message += f"; {who} was given more than can be looked into, so that may have been bad before"
+        message += f"; {subject} was given more than can be checked, and the rest may have been bad before"
     if masked:
         where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
         message += f"; {where} -inf, which is taken for a mask unless neginf=true"
     if "parameters" in event.details:
-        message += "; a parameter or buffer inside of it is bad now, and may have been before, used without a call of its module"
+        message += "; a parameter or buffer inside of it is bad now; it may have been bad before, and used without a call of its module"
     message += _unseen_update(event)
     if "elsewhere" in event.details:
         message += f"; {event.details['elsewhere']} is bad as well, and may be used there"
     if "buffer" in event.details:
-        message += f"; its buffer {event.details['buffer']} is bad as well, before the call or by it"
+        message += f"; its buffer {event.details['buffer']} is bad as well, either before the call or because of it"
     fields = {
         "step": event.step,
         "since_step": event.since or None,
@@ -228,18 +223,22 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
 
 
 def _unseen_update(event: Event) -> str:
-    """Say in what a gradient may have been bad that nobody has looked at; "" where somebody has."""
+    """Return the part of the message about gradients that were not checked, "" if all were."""
     if "gradients" not in event.details:
         return ""
-    many, last = event.details["bad_parameters"], event.details["last_bad"]
+    count, last = event.details["bad_parameters"], event.details["last_bad"]
     since = event.details.get("since_if_used")
-    said = "; not all gradients were looked at"
-    said += f": if it is used in every step, it has gone bad in step {since}" if since else ""
-    return f"{said}; {many} parameters are bad, {last} the last in the model" if many > 1 else said
+    text = "; not all gradients were checked"
+    text += f": if the parameter is used in every step, it went bad in step {since}" if since else ""
+    return f"{text}; {count} parameters are bad, the last in the model is {last}" if count > 1 else text
 
 
 def training_stack() -> list[str]:
-    """Give the Python stack of the training code, the outermost first: `file:line function`, without hookd's frames."""
+    """Return the Python stack of the training code, without frames of hookd and torch.
+
+    Returns:
+        At most `FRAMES` frames as `file:line function`, the outermost first.
+    """
     frames = ((frame.f_code, line) for frame, line in traceback.walk_stack(None))
     lines = [
         f"{code.co_filename}:{line} {code.co_name}"

@@ -1,6 +1,6 @@
-"""Back from a bad output of a model to the call in it that made it, in a step in which none was looked at.
+"""Trace a bad output of a model back to the call that made it, in a step in which no module was checked.
 
-Outputs are remembered weakly, so some are gone; then it says in which modules it may have been born. Runs in the target.
+hookd keeps only weak references to outputs, so some are gone; `or_in` then lists the modules that may be the origin.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -> None:
-    """Put the first call into an event whose output is bad, as far as outputs are still there, unchanged.
+    """Put the first call with a bad output into an event, as far as outputs still exist, unchanged.
 
     Args:
-        event: of the model's output; stays that, if no call in it has a bad one: then the model's own code made it.
-        calls: in the order of returning.
-        scan: says what is bad.
-        unknown: why the model's input may have been bad; a good output in it says that it was not.
+        event: the model's output. If no call in the model has a bad output, the event stays that: the model's own code
+            made the bad value.
+        calls: the calls in the model, in the order in which they returned.
+        scan: the check for bad values.
+        unknown: why the model's input may have been bad; a good output of a call shows that it was not.
     """
     gone: list[str] = []
     for at, returned in enumerate(calls):
@@ -33,14 +34,14 @@ def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -
         if returned.was_finite:
             gone.clear()
             unknown = ""
-        elif tensor is None or not isinstance(found, str):  # of a device nobody knows it yet
+        elif tensor is None or not isinstance(found, str):  # on a device: not known yet
             gone.append(returned.module.name)
         elif found:
             event.at = at
             gone += _blame(event, returned, tensor, scan)
             break
         else:
-            gone.clear()  # a NaN before it would most likely be in it
+            gone.clear()  # an earlier NaN would most likely have reached this output
             unknown = ""
     event.is_certain = not gone and not unknown
     event.since = event.step
@@ -51,7 +52,7 @@ def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -
 
 
 def _blame(event: Event, returned: Returned, tensor: Tensor, scan: Scan) -> list[str]:
-    """Put a call, or the code that called it with a bad input, into an event; say in what else it may have been."""
+    """Put a call, or its caller if an input is bad, into an event; return other modules that may be the origin."""
     inputs = [ref() for ref in returned.inputs]
     module, parent, more = returned.module, returned.module.parent, []
     bad = [x for x in inputs if x is not None and x is not tensor and scan([x], masks=True)]
@@ -65,5 +66,5 @@ def _blame(event: Event, returned: Returned, tensor: Tensor, scan: Scan) -> list
 
 
 def path(module: Module) -> tuple[str, ...]:
-    """Give the names of a module and of those that it is in, the outermost first."""
+    """Return the names of a module and of the modules that contain it, the outermost first."""
     return (*path(module.parent), module.name) if module.parent is not None else (module.name,)

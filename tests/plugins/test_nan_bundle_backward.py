@@ -50,7 +50,7 @@ class TestBackward:
     def test_where_it_was_not_looked_at_the_reason_is_told(self, hook, tmp_path):
         self.train(hook, tmp_path, at=2, every=1000)
         assert hook.incidents[0]["where"] == "grad"
-        assert "was not looked at" in hook.incidents[0]["no_bundle"]
+        assert "was not checked" in hook.incidents[0]["no_bundle"]
 
     def test_of_several_calls_in_a_step_it_is_said_which(self, hook, tmp_path):
         model, optimizer = halves()

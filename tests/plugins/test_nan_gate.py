@@ -208,7 +208,7 @@ class TestGate:
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         assert found(hook.incident) == ("layers.2", "output", "nan", 3)
-        assert any("cannot be told any more" in line for line in hook.logs)
+        assert any("cannot be found any more" in line for line in hook.logs)
         assert hook.value("nan_nonfinite", "embed", "param", "nan") == 1  # step 4, in which everything is looked at
         assert hook.value("nan_nonfinite", "embed", "output", "nan") == 1  # step 5; then the interval is let go
 
@@ -262,8 +262,11 @@ class TestGradientsOfOneStepInTen:
         assert (hook.incident["since_if_used"], hook.incident["last_bad"]) == (3, "layers.2.fc.bias"), (
             "when and where it went bad"
         )
-        said = "; it may be older than that; not all gradients were looked at: if it is used in every step, it has gone bad in step 3; "
-        assert f"{said}14 parameters are bad, layers.2.fc.bias the last in the model" in hook.incident["message"]
+        said = (
+            "; it may be older than that; not all gradients were checked:"
+            " if the parameter is used in every step, it went bad in step 3; "
+        )
+        assert f"{said}14 parameters are bad, the last in the model is layers.2.fc.bias" in hook.incident["message"]
         steps = hook.incident["steps_before"]
         assert [("loss" in one, "largest_gradient" in one) for one in steps] == [
             (True, True),

@@ -338,7 +338,7 @@ class TestWhatIsNotLookedInto:
         train(Opens(), batch=lambda: torch.full((5, 4), NAN), wrap=Bag)
         assert hook.incident["is_exact"] is False
         assert hook.incident["inputs"] == "partly"
-        assert "was given more than can be looked into" in hook.incident["message"]
+        assert "was given more than can be checked" in hook.incident["message"]
 
     def test_output_of_which_not_all_is_seen_is_among_the_places(self, hook, every):
         class Many(nn.Module):

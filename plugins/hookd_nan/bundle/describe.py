@@ -1,4 +1,4 @@
-"""What a module and its arguments are, in words that JSON knows, with the tensors put aside. Runs in the target."""
+"""Describe a module and its arguments as JSON, and collect their tensors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn
 
 
 class Description:
-    """Collects tensors while it describes what holds them; the same tensor is the same key wherever it is.
+    """Describes values and collects their tensors; the same tensor has the same key everywhere.
 
     Args:
-        is_readable: as of the plugin's context.
+        is_readable: `Context.is_readable` of the plugin.
 
     Attributes:
-        tensors: by key, the training's own; never to be kept.
-        notes: what could not be carried, and where it was.
+        tensors: the training's own tensors by key; they must not be kept.
+        notes: what could not be saved, with its path.
     """
 
     def __init__(self, is_readable: Callable[[Tensor], bool]) -> None:
@@ -55,15 +55,15 @@ class Description:
 
     @property
     def size(self) -> int:
-        """How many bytes the tensors have."""
+        """Total size of the tensors in bytes."""
         return sum(one.numel() * one.element_size() for one in self.tensors.values())
 
     def about(self) -> dict[str, dict[str, Any]]:
-        """Tell what the file of tensors does not."""
+        """Return the properties of the tensors that the file of tensors does not have."""
         return {key: _about(tensor) for key, tensor in self.tensors.items()}
 
     def value(self, value: Any, path: str, depth: int = 0) -> Any:
-        """Describe what a module was called with, gave back or holds."""
+        """Describe an argument, an output or an attribute of a module."""
         if issubclass(type(value), torch.Tensor):
             return self._tensor(value, path)
         plain = _plain(value)
@@ -117,7 +117,7 @@ class Description:
         if key is None:
             why = _why_not(tensor)
             if not why and tensor.numel() and not self._is_readable(tensor):
-                why = "a tensor whose memory had been freed"
+                why = "a tensor whose memory was freed"
             if why:
                 return self._gone(path, why)
             key = path if path not in self.tensors else f"{path}#{len(self.tensors)}"
@@ -126,20 +126,20 @@ class Description:
 
     def _gone(self, path: str, what: str) -> dict[str, str]:
         if len(self.notes) < MOST_NOTES:
-            self.notes.append(f"{path} is not carried: {what}")
+            self.notes.append(f"{path} is not in the bundle: {what}")
         return {"$gone": what}
 
     def module(self, module: nn.Module, path: str = "module") -> dict[str, Any]:
-        """Describe a module and all that is in it."""
+        """Describe a module and everything in it."""
         kind = type(module)
         if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
-            self.notes.append(f"{path} was called through {kind.__name__}, which is not carried")
+            self.notes.append(f"{path} was called through {kind.__name__}, which is not in the bundle")
             return self.module(children_of(module)[_WRAPPERS[kind.__name__]], path)
         if id(module) in self._modules:
             return {"$same": self._modules[id(module)]}
         self._modules[id(module)] = path
         hooks = [one for where in _HOOKS for one in _hooks(module, where)]
-        self.notes += [f"{path} has a hook of others, which is not carried: {one}" for one in hooks]
+        self.notes += [f"{path} has a hook of others, which is not in the bundle: {one}" for one in hooks]
         children = children_of(module)
         own = attributes_of(module)
         return {
@@ -158,7 +158,7 @@ class Description:
             if is_data(name):
                 found[name] = self.value(value, f"{path}.{name}")
             elif name not in _OWN_OF_MODULE:
-                self._gone(f"{path}.{name}", f"it was put on the object, a {type(value).__name__}")
+                self._gone(f"{path}.{name}", f"a {type(value).__name__} under a name that a replay does not set")
         return found
 
     def _own(self, tensors: Any, path: str) -> dict[str, Any]:
@@ -167,23 +167,23 @@ class Description:
 
 
 def _entries(table: Any) -> dict[str, Any]:
-    """Return what a module's own dict has, past what its class makes of it; a scripted module's has no plain one."""
+    """Return the entries of a module's own dict, bypassing methods of its class; a scripted module has no plain dict."""
     return dict(dict.items(table)) if issubclass(type(table), dict) else {}
 
 
 def _key(key: Any) -> str:
-    """Return a dict's key as part of a path: one of the training's own classes has a `__str__` of its own."""
+    """Return a dict's key as part of a path, without calling a `__str__` of the training's own classes."""
     return str(key) if type(key) in (str, int, float, bool, tuple) else type(key).__name__
 
 
 def is_data(name: str) -> bool:
-    """Whether a name can be one of a module's own attributes, and takes the place of nothing of torch's."""
+    """Whether a name can be an attribute of a module's own, and hides nothing of torch's."""
     is_word = name.isidentifier() and not keyword.iskeyword(name)
     return is_word and not name.startswith("__") and name not in _OWN_OF_MODULE and not hasattr(torch.nn.Module, name)
 
 
 def _plain(value: Any) -> Any:
-    """Describe what holds nothing; None for what does, or is of no known kind."""
+    """Describe a value that contains no other values; None if it does, or is of an unknown kind."""
     kind: Any = type(value)
     if kind in (bool, int, str):
         return value if len(str(value)) <= LONGEST_TEXT else None
@@ -206,7 +206,7 @@ def _plain(value: Any) -> Any:
 
 
 def _why_not(tensor: Tensor) -> str:
-    """Say why a tensor cannot be carried, "" if it can."""
+    """Return why a tensor cannot be saved, "" if it can."""
     if type(tensor) not in _PLAIN:
         return f"a tensor of the class {type(tensor).__name__}"
     if getattr(tensor, "is_nested", False) or tensor.layout is not torch.strided:
@@ -247,7 +247,10 @@ def _file(kind: type) -> str | None:
 
 
 def _extra_repr(module: nn.Module) -> str:
-    """Give what its own `extra_repr` says: torch's classes alone, for others, and weights that are computed, may do anything."""
+    """Return the `extra_repr` of a module of one of torch's own classes with plain parameters, else "".
+
+    For other classes, and for computed weights, it may run any code.
+    """
     own = attributes_of(module)
     is_plain = "extra_repr" not in own and type(own.get("_parameters")) in (dict, OrderedDict)
     if not is_plain or not type(module).__module__.startswith("torch.nn.modules."):

@@ -1,7 +1,7 @@
-"""Reads a bundle and makes its module and arguments again. Nothing in a bundle is run or looked up by path.
+"""Read a bundle and recreate its module and arguments, in the process of `hookd replay`.
 
-A module is made without its `__init__`: an empty object of its class gets what the bundle has of it. Classes are
-torch.nn's; others only where a person has allowed the import. Runs in the process of `hookd replay`.
+Nothing in a bundle is run or looked up by path. A module is created without its `__init__`: an empty object of its class
+gets the attributes in the bundle. Classes are those of torch.nn; others only if the user has allowed the import.
 """
 
 from __future__ import annotations
@@ -38,44 +38,44 @@ _SOURCE = "hookd_replay_source"
 
 
 class BundleError(HookdError):
-    """The bundle, or what was asked for, is wrong; exit code 2."""
+    """The bundle or the request is wrong; exit code 2."""
 
     exit_code = 2
     reason = "bundle"
 
 
 class Gone:
-    """Stands where something could not be carried; says so when it is used."""
+    """Placeholder for a value that could not be saved; raises an error when it is used."""
 
     def __init__(self, what: str, path: str) -> None:
         self.__dict__.update(what=what, path=path)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{self.path} ({self.what}) is not carried in the bundle, and its {name!r} is needed")
+        raise AttributeError(f"{self.path} ({self.what}) is not in the bundle, but its {name!r} is needed")
 
     def __call__(self, *_: object, **__: object) -> Any:
-        """Refuse to be called."""
-        raise TypeError(f"{self.path} ({self.what}) is not carried in the bundle, and is called")
+        """Raise: the value is not in the bundle."""
+        raise TypeError(f"{self.path} ({self.what}) is not in the bundle, but it is called")
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the two files of a bundle.
 
     Raises:
-        BundleError: one is missing, cut short, or not as it should be.
+        BundleError: a file is missing, truncated or invalid.
     """
     if not path.is_dir():
-        raise BundleError(f"{path} is no directory", hint="A bundle is a directory with bundle.json in it.")
+        raise BundleError(f"{path} is not a directory", hint="A bundle is a directory with bundle.json in it.")
     if path.name.endswith(".part"):
-        raise BundleError(f"{path} was never finished: the process ended while it was written")
+        raise BundleError(f"{path} was never finished: the process ended while it wrote the bundle")
     text, data = _contents(path / TEXT, LONGEST_TEXT), _contents(path / TENSORS, None)
     try:
         found = tensorfile.parse(bytes(text))
     except FormatError as error:
         raise BundleError(f"{path / TEXT}: {error}") from None
     if found.get("format") != "hookd bundle" or found.get("version") != 1:
-        told = f"format {found.get('format')!r}, version {found.get('version')!r}"
-        raise BundleError(f"{path / TEXT} is no bundle that this hookd can read ({told})")
+        what = f"format {found.get('format')!r}, version {found.get('version')!r}"
+        raise BundleError(f"{path / TEXT} is not a bundle that this hookd can read ({what})")
     try:
         return found, tensorfile.read(data)
     except FormatError as error:
@@ -83,7 +83,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _contents(path: Path, most: int | None) -> bytearray:
-    """Read a regular file, and nothing that only looks like one: a pipe would never end, a link leads elsewhere."""
+    """Read a regular file; refuse pipes, which may never end, and symbolic links, which lead elsewhere."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -91,9 +91,9 @@ def _contents(path: Path, most: int | None) -> bytearray:
     with os.fdopen(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
-            raise BundleError(f"{path} is no regular file")
+            raise BundleError(f"{path} is not a regular file")
         if most is not None and about.st_size > most:
-            raise BundleError(f"{path} has {about.st_size} bytes; at most {most} are read")
+            raise BundleError(f"{path} has {about.st_size} bytes, but at most {most} are allowed")
         data = bytearray(about.st_size)
         del data[file.readinto(data) or 0 :]
         return data
@@ -103,8 +103,8 @@ class Classes:
     """Finds the classes of modules.
 
     Args:
-        allowed: names of modules from which classes may be imported, with all that is below them.
-        source: the file of a script, for the classes of its `__main__`.
+        allowed: names of Python modules from which classes may be imported, submodules included.
+        source: the file of the training script, for classes in `__main__`.
     """
 
     def __init__(self, allowed: Sequence[str], source: Path | None) -> None:
@@ -112,13 +112,18 @@ class Classes:
         self._names: dict[str, Any] | None = None
 
     def find(self, module: str, qualname: str, path: str) -> type[torch.nn.Module]:
-        """Give a class.
+        """Return a class.
+
+        Args:
+            module: name of its Python module.
+            qualname: qualified name of the class.
+            path: path of the module object in the bundle, for messages.
 
         Raises:
-            BundleError: it may not be imported, or cannot be.
+            BundleError: it must not be imported, or cannot be.
         """
         if not all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")]):
-            raise BundleError(f"{path}: {module}.{qualname} is no name of a class", reason="import")
+            raise BundleError(f"{path}: {module}.{qualname} is not the name of a class", reason="import")
         found: Any = self._module(module, qualname, path)
         for part in qualname.split("."):
             found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
@@ -136,14 +141,14 @@ class Classes:
             raise BundleError(f"{path} is a {qualname} of {module}, which is not torch's", reason="import", hint=hint)
         try:
             return importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - it is somebody's code that runs here
-            hint = "--python names the interpreter of the training's environment."
-            told = f"{path}: {module} cannot be imported: {type(error).__name__}: {error}"
-            raise BundleError(told, reason="import", hint=hint) from error
+        except Exception as error:  # noqa: BLE001 - the user's code runs here
+            hint = "Name the interpreter of the training's environment with --python."
+            what = f"{path}: {module} cannot be imported: {type(error).__name__}: {error}"
+            raise BundleError(what, reason="import", hint=hint) from error
 
     def _script(self, qualname: str, path: str) -> dict[str, Any]:
         if self._source is None:
-            hint = "Name that script with --source FILE: its imports, classes and functions are run, not its training."
+            hint = "Name that script with --source FILE: only its imports, classes and functions are run."
             raise BundleError(f"{path} is a {qualname} of the training script itself", reason="import", hint=hint)
         if self._names is None:
             self._names = _definitions(self._source)
@@ -151,18 +156,18 @@ class Classes:
 
 
 def _definitions(source: Path) -> dict[str, Any]:
-    """Run what a script defines: imports, classes, functions and what is assigned without a call, but nothing else."""
+    """Run only the imports, classes, functions, and assignments without a call of a script."""
     try:
         tree = ast.parse(source.read_bytes(), str(source))
         tree.body = [one for one in tree.body if isinstance(one, _DEFINING) or _is_constant(one)]
         module = types.ModuleType(_SOURCE)
         module.__file__ = str(source)
-        sys.modules[_SOURCE] = module  # dataclasses look their module up
+        sys.modules[_SOURCE] = module  # dataclasses look up their module
         sys.path.insert(0, str(source.absolute().parent))
-        exec(compile(tree, str(source), "exec"), vars(module))  # noqa: S102 - that is what was asked for
-    except Exception as error:  # noqa: BLE001 - it is somebody's code that runs here
-        told = f"{source} cannot be used: {type(error).__name__}: {error}"
-        raise BundleError(told, reason="import") from error
+        exec(compile(tree, str(source), "exec"), vars(module))  # noqa: S102 - the user has asked for it
+    except Exception as error:  # noqa: BLE001 - the user's code runs here
+        what = f"{source} cannot be used: {type(error).__name__}: {error}"
+        raise BundleError(what, reason="import") from error
     return vars(module)
 
 
@@ -172,18 +177,18 @@ def _is_constant(statement: ast.stmt) -> bool:
 
 
 class Scene:
-    """The module and its arguments, made anew: a call may change them, so each is for one call alone.
+    """The recreated module and its arguments, for one call only, because a call may change them.
 
     Raises:
-        BundleError: the bundle has something that cannot be.
+        BundleError: the bundle has an impossible value.
 
     Attributes:
         module: the module.
-        inputs: what it is called with,
-        kwargs: and by name.
-        output: what it gave back then, None where that was not kept.
-        gradient: of its outputs, to go back with; empty where there is no backward.
-        notes: what is not as it was.
+        inputs: its positional arguments.
+        kwargs: its keyword arguments.
+        output: the recorded output, None if it was not kept.
+        gradient: gradients of the outputs for the backward; empty if there is none.
+        notes: what differs from the recorded call.
     """
 
     def __init__(
@@ -202,10 +207,10 @@ class Scene:
         except HookdError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
-            raise BundleError(f"bundle.json is not as it should be: {type(error).__name__}: {error}") from error
+            raise BundleError(f"bundle.json is invalid: {type(error).__name__}: {error}") from error
 
     def value(self, what: Any, path: str) -> Any:
-        """Make a value from its description (hookd_nan.bundle)."""
+        """Create a value from its description (hookd_nan.bundle)."""
         if isinstance(what, list):
             return [self.value(one, f"{path}.{at}") for at, one in enumerate(what)]
         if not isinstance(what, dict):
@@ -217,7 +222,7 @@ class Scene:
             "$tuple": lambda: tuple(self.value(got, path)),
             "$dict": lambda: {self.value(key, path): self.value(one, f"{path}.{key}") for key, one in got},
             "$fields": lambda: types.SimpleNamespace(**self._named(got, path)),
-            # It refuses names that are none before it makes code of them: Lib/collections/__init__.py, 3.10 to 3.14.
+            # namedtuple refuses invalid names before it makes code of them: Lib/collections/__init__.py, 3.10 to 3.14.
             "$named": lambda: collections.namedtuple("Named", list(got))(**self._named(got, path)),  # noqa: PYI024
             "$float": lambda: float(got),
             "$dtype": lambda: dtype_of(got),
@@ -234,7 +239,7 @@ class Scene:
         return {name: self.value(one, f"{path}.{name}") for name, one in fields.items()}
 
     def tensor(self, key: str) -> Tensor:
-        """Make a tensor as it was, strides included; the same one for the same key."""
+        """Return the tensor of a key with its recorded strides; the same object for the same key."""
         if key not in self._made:
             about, stored = self._about[key], self._stored[key]
             tensor = tensorfile.restored(stored, dtype_of(about["dtype"]))
@@ -256,7 +261,7 @@ class Scene:
                 made = torch.empty_strided(base.shape, stride, dtype=tensor.dtype).copy_(base).expand(tensor.shape)
                 if same_bits(made, tensor):
                     return made
-        self.notes.append(f"{key} does not lie in memory as it did")
+        self.notes.append(f"{key} has another memory layout than in the training")
         return tensor.clone()
 
     def _module(self, what: dict[str, Any], path: str) -> torch.nn.Module:
@@ -277,21 +282,21 @@ class Scene:
         for name in what["empty"]:
             module.add_module(name, None)
         for name, value in what["attributes"].items():
-            if not is_data(name):  # it could take the place of something of torch's
+            if not is_data(name):  # it could replace an attribute of torch's
                 raise ValueError(f"{path} cannot have an attribute {name!r}")
             module.__dict__[name] = self.value(value, f"{path}.{name}")
         return module
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Give a type by its name.
+    """Return a dtype by its name.
 
     Raises:
-        ValueError: this torch has none of this name.
+        ValueError: this version of torch has no such dtype.
     """
     found = vars(torch).get(name)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"this torch has no type {name!r}")  # noqa: TRY004 - it is the name that is wrong
+        raise ValueError(f"this torch has no dtype {name!r}")  # noqa: TRY004 - the name is wrong, not its type
     return found
 
 
@@ -311,7 +316,7 @@ def _with_graph(tensor: Tensor, about: dict[str, Any]) -> Tensor:
         tensor.requires_grad_()
         if not about["is_leaf"]:
             with torch.enable_grad():
-                return tensor.view_as(tensor)  # so that it may be changed in place, as it could be
+                return tensor.view_as(tensor)  # a non-leaf, which may be changed in place as in the training
     return tensor
 
 

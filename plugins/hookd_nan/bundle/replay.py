@@ -1,8 +1,8 @@
-"""Makes the call of a bundle again and says what comes out: in a fresh process, for `hookd replay`.
+"""Repeat the call of a bundle in a new process, for `hookd replay`, and report the result.
 
     python -m hookd_nan.bundle.replay REQUEST ANSWER
 
-Two files of JSON. The request has `bundle`, `allow`, `source` and `device`; the answer is what `result` gives, or an
+Both files are JSON. The request has `bundle`, `allow`, `source` and `device`. The answer is what `result` returns, or an
 object with `error`, `reason`, `hint` and `exit_code`. The call is made twice: once as it was, to compare, and once with
 every operation watched.
 """
@@ -36,7 +36,7 @@ FRAMES = 4
 
 
 def main(words: Sequence[str]) -> None:
-    """Read the request, write the answer."""
+    """Read the request and write the answer."""
     request = json.loads(Path(words[0]).read_text())
     try:
         answer = result(request)
@@ -49,7 +49,7 @@ def result(request: dict[str, Any]) -> dict[str, Any]:
     """Replay a bundle.
 
     Raises:
-        BundleError: it is not as it should be, or needs classes that may not be imported.
+        BundleError: it is invalid, or needs classes that must not be imported.
     """
     text, stored = read(Path(request["bundle"]))
     replay = Replay(text, stored, Classes(request["allow"], _path(request["source"])), request["device"])
@@ -57,12 +57,12 @@ def result(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing(error: Exception) -> str:
-    """Say why a script lacks a name that its classes use."""
+    """Return an explanation of a missing name in a script, "" for any other error."""
     if not isinstance(error, NameError) or isinstance(error, UnboundLocalError):
         return ""
     return (
-        "; of a --source script only imports, classes, functions and assignments without a call are run: name a file with"
-        " --source in which that is one of them, or is imported"
+        "; only imports, classes, functions and assignments without a call are run of a --source script: with --source,"
+        " name a file that defines this name in one of these ways"
     )
 
 
@@ -71,29 +71,29 @@ def _path(source: str | None) -> Path | None:
 
 
 class Replay:
-    """One bundle and how it is to be run."""
+    """A bundle, and the settings of its replay."""
 
     def __init__(self, text: dict[str, Any], stored: dict[str, Tensor], classes: Classes, device: str | None) -> None:
         self._text, self._stored, self._classes = text, stored, classes
         try:
             self._call, self._state = text["call"], text["call"]["state"]
-            self._told = {key: str(self._call[key]) for key in ("module", "where", "kind")}
-            self._told["class"] = str(text["module"].get("qualname"))
+            self._reported = {key: str(self._call[key]) for key in ("module", "where", "kind")}
+            self._reported["class"] = str(text["module"].get("qualname"))
             self._step, self._changed = text["incident"].get("step"), self._call["inputs_changed"]
             self._masks, self._made_by = bool(self._call["masks"]), {k: str(v) for k, v in text["made_by"].items()}
             self._notes = [str(note) for note in text["notes"]]
             self._device = _device(device, text["tensors"], self._notes)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise BundleError(f"bundle.json is not as it should be: {type(error).__name__}: {error}") from error
+            raise BundleError(f"bundle.json is invalid: {type(error).__name__}: {error}") from error
 
     def result(self) -> dict[str, Any]:
-        """Make the call, compare, look for the first bad value."""
+        """Make the call, compare its output, and find the first bad value."""
         scene = self._scene()
         before = {"inputs": self._counts((scene.inputs, scene.kwargs)), "parameters": self._bad_of(scene.module)}
         output, raised = self._run(scene)
         outputs, recorded = tensors(output), tensors(scene.output)
         found = {
-            **self._told, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
+            **self._reported, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
             "outputs": self._counts(outputs), "recorded": self._counts(recorded), "raised": raised,
             "gradients": self._bad_of(scene.module, gradients=True),
             "is_bit_equal": len(outputs) == len(recorded) and all(map(same_bits, outputs, recorded)),
@@ -105,7 +105,7 @@ class Replay:
         return found
 
     def _is_reproduced(self, found: dict[str, Any]) -> bool:
-        """Whether what the incident told of is seen again: at its place, and in what the module gives back."""
+        """Whether the place that the incident names is bad again: an input, a parameter, a gradient or an output."""
         place = {"input": "inputs", "param": "parameters", "grad": "gradients"}.get(found["where"], "outputs")
         return any(one["is_bad"] for one in found[place])
 
@@ -113,7 +113,11 @@ class Replay:
         return Scene(self._text, self._stored, self._classes, self._device)
 
     def _run(self, scene: Scene, *watches: Any) -> tuple[Any, str | None]:
-        """Call the module as it was called, and go back where a gradient is there; also gives what was raised."""
+        """Call the module as it was called, and run the backward if there is a gradient.
+
+        Returns:
+            The output, None if the call raised; and the error, None if it did not.
+        """
         with contextlib.ExitStack() as stack:
             self._enter(stack)
             for watch in watches:
@@ -122,7 +126,7 @@ class Replay:
                 output = scene.module(*scene.inputs, **scene.kwargs)
                 _go_back(output, scene.gradient)
                 return output, None
-            except Exception as error:  # noqa: BLE001 - somebody's module, perhaps not whole
+            except Exception as error:  # noqa: BLE001 - the user's module, with parts possibly missing
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 return None, f"{type(error).__name__}: {error} ({at.filename}:{at.lineno}){_missing(error)}"
 
@@ -130,7 +134,7 @@ class Replay:
         """Put torch into the state in which the module was called.
 
         Raises:
-            BundleError: there is no such state.
+            BundleError: the recorded state is impossible.
         """
         try:
             _set(self._text["settings"])
@@ -144,7 +148,7 @@ class Replay:
                 cast = torch.autocast(own, dtype=dtype_of(how["dtype"]), cache_enabled=bool(how["cache"]))
                 stack.enter_context(cast)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise BundleError(f"the state of the call cannot be: {type(error).__name__}: {error}") from error
+            raise BundleError(f"the state of the call cannot be restored: {type(error).__name__}: {error}") from error
 
     def _set_random(self, device: str, state: Tensor) -> None:
         if device == "cpu":
@@ -155,7 +159,7 @@ class Replay:
     # -- numbers
 
     def _is_bad(self, tensor: Tensor) -> bool:
-        """Whether it has a NaN or an infinity, `-inf` only where that is a finding."""
+        """Whether a tensor has a NaN or an infinity; `-inf` does not count if it is taken for a mask."""
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return False
         values = _real(tensor)
@@ -174,14 +178,14 @@ class Replay:
         }  # fmt: skip
 
     def _bad_of(self, module: torch.nn.Module, *, gradients: bool = False) -> list[dict[str, Any]]:
-        """Count what is bad in the parameters and buffers, or in the parameters' gradients."""
+        """Return the counts of the bad parameters and buffers, or of the bad gradients of parameters."""
         own: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
         if gradients:
             own = [(name, tensor.grad) for name, tensor in own if tensor.grad is not None]
         return [{"name": name, **self._count(tensor)} for name, tensor in own if self._is_bad(tensor)]
 
     def _first_bad(self) -> dict[str, Any] | None:
-        """Run it again with every operation watched, and give the first that makes a bad value of good ones."""
+        """Repeat the call with every operation watched; return the first that makes a bad value of good inputs."""
         if TorchDispatchMode is object:
             return None
         scene = self._scene()
@@ -194,11 +198,10 @@ class Replay:
 
 
 class FirstBad(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Looks at every operation until one makes a bad value of good ones.
+    """Checks every operation until one makes a bad value of good inputs.
 
     Attributes:
-        found: operation, module, counts of the bad tensor, and the innermost lines of Python; None as long as there is
-            none.
+        found: operation, module, counts of the bad tensor, and the innermost lines of Python; None until there is one.
     """
 
     def __init__(
@@ -209,9 +212,9 @@ class FirstBad(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
         self.found: dict[str, Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
-        """Run an operation, and look at what it has made; memory that is not filled yet says nothing."""
+        """Run an operation and check its result."""
         kwargs = kwargs or {}
-        is_watched = self.found is None and "empty" not in str(func)
+        is_watched = self.found is None and "empty" not in str(func)  # uninitialized memory may hold anything
         was_bad = is_watched and any(map(self._is_bad, tensors((args, kwargs))))
         made = func(*args, **kwargs)
         if is_watched and not was_bad:
@@ -234,7 +237,7 @@ _node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: N
 
 
 def _follow(module: torch.nn.Module, name: str, inside: list[str]) -> None:
-    """Keep `inside` right, and let each node of autograd know the innermost module that made it."""
+    """Keep `inside` up to date, and record in each autograd node the innermost module that made it."""
 
     def leave(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         inside.pop()
@@ -250,14 +253,14 @@ def _follow(module: torch.nn.Module, name: str, inside: list[str]) -> None:
 
 
 def _go_back(output: Any, gradient: Sequence[Any]) -> None:
-    """Run the backward from what has reached the outputs."""
+    """Run the backward from the recorded gradients of the outputs."""
     pairs = [(o, g) for o, g in zip(tensors(output), gradient) if g is not None and o.requires_grad]
     if pairs:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
 
 def _lines() -> list[str]:
-    """Give the innermost lines of the module's own code, the outermost first."""
+    """Return the innermost lines of the module's own code, the outermost first."""
     found: list[str] = []
     for frame, line in traceback.walk_stack(None):
         name = frame.f_code.co_filename
@@ -270,14 +273,14 @@ def _lines() -> list[str]:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Give the numbers of a tensor as something that all of torch's functions know."""
+    """Return the values of a tensor in a dtype that all of torch's functions support."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
 
 
 def _device(wanted: str | None, about: dict[str, Any], notes: list[str]) -> torch.device:
-    """Choose a device: what was asked for, or else the one where the call was made, if it is here."""
+    """Return the requested device, or else the kind that the call was made on, if it exists here."""
     recorded = sorted({str(one["device"]) for one in about.values()} - {"cpu"})
     if wanted is not None:
         try:
@@ -288,7 +291,7 @@ def _device(wanted: str | None, about: dict[str, Any], notes: list[str]) -> torc
     if recorded and recorded[0].startswith("cuda") and torch.cuda.is_available():
         return torch.device("cuda")
     if recorded:
-        notes.append(f"it was called on {', '.join(recorded)}, and is called here on the CPU: the bits may differ")
+        notes.append(f"the call was made on {', '.join(recorded)}, and is repeated on the CPU: the bits may differ")
     return torch.device("cpu")
 
 

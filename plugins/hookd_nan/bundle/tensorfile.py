@@ -1,8 +1,10 @@
-"""The safetensors format: a file of tensors that is read without running code. Standard library and torch alone.
+"""Read and write the safetensors format, whose files are read without running code, with only torch and the standard library.
 
-Source: https://github.com/huggingface/safetensors, README "Format" (0.8): 8 bytes little-endian length of the header; the
-header, JSON padded with spaces, `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, offsets counted from its end; then
-the data without a gap, row-major and little-endian.
+Source: https://github.com/huggingface/safetensors, README "Format" (0.8). A file has:
+- the length of the header: 8 bytes, little-endian;
+- the header: JSON padded with spaces, `{name: {"dtype", "shape", "data_offsets": [begin, end]}}`, with offsets counted
+  from the end of the header;
+- the data: without gaps, row-major and little-endian.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ _OF_DTYPE = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class FormatError(ValueError):
-    """The file is not what it should be; the message says where."""
+    """A file or a JSON text breaks the format; the message says where."""
 
 
 def storable(tensor: Tensor) -> Tensor:
-    """Give a tensor as the format can have it: complex numbers as pairs, rare types of one byte as bytes.
+    """Return a view that the format can store: complex numbers as pairs, rare one-byte types as bytes.
 
-    (The format has had complex numbers since 0.7 only, and the rarest types of 8 bits not at all.)
+    The format has complex numbers only since 0.7, and does not have the rarest 8-bit types.
     """
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
@@ -50,7 +52,7 @@ def restored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Undo `storable`.
 
     Raises:
-        FormatError: the one cannot stand for the other.
+        FormatError: `storable` does not make such a tensor from this dtype.
     """
     if tensor.dtype is dtype:
         return tensor
@@ -61,18 +63,18 @@ def restored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     else:
         made = tensor
     if made.dtype is not dtype:
-        raise FormatError(f"a tensor of {tensor.dtype} with shape {list(tensor.shape)} cannot stand for one of {dtype}")
+        raise FormatError(f"a tensor of {tensor.dtype} with shape {list(tensor.shape)} cannot represent one of {dtype}")
     return made
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Whether tensors of this type can be stored."""
+    """Whether tensors of this dtype can be stored."""
     return dtype in _OF_DTYPE or dtype.is_complex or _size(dtype) == 1
 
 
 def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors in the host's memory, as `storable` gives them; the interpreter is not held meanwhile."""
-    # The largest elements first, so that each tensor is aligned to its elements.
+    """Write contiguous tensors in host memory, as `storable` returns them, and release the GIL while writing."""
+    # Tensors with the largest elements come first, so that each tensor is aligned to its elements.
     ordered = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -95,31 +97,31 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def read(data: bytes | bytearray) -> dict[str, Tensor]:
-    """Read a file's contents; each tensor has memory of its own.
+    """Return the tensors in a file's contents; each has its own memory.
 
     Raises:
-        FormatError: anything is not as the format says.
+        FormatError: the data breaks the format.
     """
     entries, start = _header(data)
     found, at = {}, 0
     for name, dtype, shape, begin, end in sorted(entries, key=lambda one: one[3:]):
         if begin != at:
-            raise FormatError(f"tensor {name!r} begins at {begin}, where the one before ends at {at}")
+            raise FormatError(f"tensor {name!r} begins at byte {begin}, but the one before ends at {at}")
         if end - begin != _count(name, shape) * _size(dtype):
             raise FormatError(f"tensor {name!r} of {dtype} and shape {shape} cannot have {end - begin} bytes")
         if start + end > len(data):
-            raise FormatError(f"the file is cut short: tensor {name!r} ends at byte {start + end} of {len(data)}")
+            raise FormatError(f"the file is truncated: tensor {name!r} ends at byte {start + end} of {len(data)}")
         found[name] = _tensor(data, start + begin, end - begin, dtype, shape)
         at = end
     if start + at != len(data):
-        raise FormatError(f"there are {len(data) - start - at} bytes behind the last tensor")
+        raise FormatError(f"there are {len(data) - start - at} bytes after the last tensor")
     return found
 
 
 def _header(data: bytes | bytearray) -> tuple[list[tuple[str, torch.dtype, list[int], int, int]], int]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(LONGEST_HEADER, len(data) - 8):
-        raise FormatError(f"the file of {len(data)} bytes is cut short, or its header's length is wrong")
+        raise FormatError(f"the file of {len(data)} bytes is truncated, or the length of its header is wrong")
     header = parse(bytes(data[8 : 8 + length]))
     return [_entry(name, one) for name, one in header.items() if name != "__metadata__"], 8 + length
 
@@ -130,31 +132,31 @@ def _entry(name: str, entry: Any) -> tuple[str, torch.dtype, list[int], int, int
     except (TypeError, KeyError, ValueError):
         raise FormatError(f"tensor {name!r} has no dtype, shape or data_offsets") from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise FormatError(f"tensor {name!r} has the type {dtype!r}, which this torch does not know")
+        raise FormatError(f"tensor {name!r} has the dtype {dtype!r}, which this torch does not know")
     if not isinstance(shape, list) or not all(is_size(one) for one in (*shape, begin, end)) or end < begin:
-        raise FormatError(f"tensor {name!r} has an impossible shape or place: {shape}, {begin} to {end}")
+        raise FormatError(f"tensor {name!r} has an impossible shape or offset: {shape}, {begin} to {end}")
     return name, DTYPES[dtype], shape, begin, end
 
 
 def is_size(value: Any) -> bool:
-    """Whether it is a whole number that can be a size."""
+    """Whether a value is an integer that can be a size."""
     return type(value) is int and 0 <= value < 1 << 48
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """Parse a JSON object whose keys are all different.
+    """Parse a JSON object without duplicate keys.
 
     Raises:
-        FormatError: it is none.
+        FormatError: the text is not such an object.
     """
     try:
         found = json.loads(text, object_pairs_hook=_object)
     except FormatError:
         raise
     except (ValueError, RecursionError) as exc:
-        raise FormatError(f"no JSON: {exc}") from None
+        raise FormatError(f"not JSON: {exc}") from None
     if not isinstance(found, dict):
-        raise FormatError("no JSON object")
+        raise FormatError("not a JSON object")
     return found
 
 
@@ -182,6 +184,6 @@ def _size(dtype: torch.dtype) -> int:
 def _tensor(data: bytes | bytearray, at: int, size: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
     if not size:
         return torch.empty(shape, dtype=dtype)
-    # A copy: what the file has need not be aligned to its elements.
+    # A copy, because the data in the file need not be aligned to its elements.
     own = torch.frombuffer(bytearray(memoryview(data)[at : at + size]), dtype=torch.uint8)
     return (own.ne(0) if dtype is torch.bool else own.view(dtype)).reshape(shape)

@@ -1,6 +1,6 @@
-"""Puts a bundle into a directory of its own: a name nobody has had, the owner's alone, there as a whole or not at all.
+"""Write a bundle to a new directory that only its owner can read, as a whole or not at all.
 
-Runs in the target, in hookd's own thread.
+Runs in hookd's own thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPARE = 16 << 20
 
 
 def directories() -> Iterator[Path]:
-    """Give where bundles go if nobody says: the place for a program's state, or else for temporary files."""
+    """Yield the default directories for bundles: the one for program state, then the one for temporary files."""
     state = os.environ.get("XDG_STATE_HOME")
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield (Path(state) if state else Path.home() / ".local" / "state") / "hookd" / "bundles"
@@ -36,13 +36,13 @@ def directories() -> Iterator[Path]:
 
 
 def prepare(directory: Path) -> Path:
-    """Make a directory where there is none, the owner's alone, and see whether it can be written to.
+    """Create a directory for its owner only, if there is none, and check that it can be written to.
 
     Raises:
-        OSError: it cannot.
+        OSError: it cannot be created or written to.
     """
     directory = directory.expanduser().absolute()
-    for one in (*reversed(directory.parents), directory):  # `parents=True` would leave those above to the umask
+    for one in (*reversed(directory.parents), directory):  # `parents=True` gives parents the umask's mode
         if not one.exists():
             one.mkdir(mode=0o700, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -51,7 +51,7 @@ def prepare(directory: Path) -> Path:
 
 
 def free_name(directory: Path, *parts: object) -> Path:
-    """Give a path in a directory that nothing has yet, its name made of these parts and the time."""
+    """Return an unused path in a directory, with a name made of the parts, the time and the process."""
     text = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", str(part))[:60].strip("_.") for part in parts)
     path = base = directory / f"hookd-{text}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     number = 1
@@ -62,17 +62,17 @@ def free_name(directory: Path, *parts: object) -> Path:
 
 
 def write(path: Path, text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
-    """Write a bundle under another name, and give it its own when all of it is on the disk.
+    """Write a bundle under a temporary name, and rename it when all of it is on the disk.
 
     Returns:
-        How many bytes it has.
+        The size of the bundle in bytes.
 
     Raises:
-        OSError: there is no room, or the file system refuses; nothing is left behind.
+        OSError: there is not enough space, or the file system refuses; nothing is left behind.
     """
     needed = sum(one.numel() * one.element_size() for one in tensors.values())
     if shutil.disk_usage(path.parent).free < needed + _SPARE:
-        raise OSError(28, f"less than {needed + _SPARE} bytes are free", str(path.parent))
+        raise OSError(28, f"fewer than {needed + _SPARE} bytes are free", str(path.parent))
     part = path.with_name(f".{path.name}.part")
     part.mkdir(mode=0o700)
     try:
@@ -81,7 +81,7 @@ def write(path: Path, text: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         with _created(part / TEXT) as file:
             file.write(json.dumps(text, indent=1, allow_nan=False, default=str).encode())
         size = sum((part / name).stat().st_size for name in FILES)
-        part.rename(path)  # fails where anything but an empty directory has that name meanwhile
+        part.rename(path)  # fails if that name is taken by now, except by an empty directory
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
