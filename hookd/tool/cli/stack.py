@@ -1,4 +1,4 @@
-"""`hookd stack PID`: where each thread of a target is, also of one that hangs."""
+"""`hookd stack PID`: show where each thread of a target is, even if it hangs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_FRAMES = 25
-"""So many frames of a thread are shown; `--json` gives all."""
+"""Frames shown of each thread; `--json` prints all."""
 DAEMON_S = 2.0
-"""How long the daemon may take to say how long the target has been silent."""
+"""Timeout of the request to the daemon for the time since the last event."""
 
 
 @click.command(short_help="Show where each thread of a target is.")
 @click.argument("pid", type=options.Pid())
 @click.option("--native", "with_native", is_flag=True,
-              help="Frames of C and C++ too (py-spy); the process stands still while they are read.")  # fmt: skip
+              help="Also show frames of C and C++ (py-spy); the process is stopped while they are read.")  # fmt: skip
 @click.option("--blocking", is_flag=True,
-              help="Let py-spy stop the process for a moment, rather than read while it runs.")  # fmt: skip
+              help="Let py-spy stop the process briefly, instead of reading while it runs.")  # fmt: skip
 @options.host
 @options.json
 def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_json: bool) -> None:
     """Show where each thread of a target is: module, step, Python and native stack.
 
-    It answers within seconds whatever the target does: also one that is stopped, or that hangs in a collective. The
-    modules come from its page; the Python stacks from its agent or, where that cannot answer, from py-spy if that is
-    installed (pip install 'hookd[stack]').
+    This works within seconds, even if the target is stopped or hangs in a collective. The modules are read from the
+    target's page. The Python stacks come from its agent or, if that does not answer, from py-spy, if installed
+    (pip install 'hookd[stack]').
     """
     from hookd.tool.attach.stack import stack as look
 
@@ -46,7 +46,10 @@ def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_j
 
 
 def _silent_s(pid: int, host: str | None) -> float | None:
-    """Ask who serves it (the daemon, a foreground attach) for how long there has been no event: it watches all the time."""
+    """Return the seconds since the last event, None if nobody knows.
+
+    The daemon or the foreground attach that serves the target knows, because it watches all the time.
+    """
     with contextlib.suppress(HookdError):
         age = targets.report(pid, targets.daemon(host, DAEMON_S)).get("target", {}).get("heartbeat_age_s")
         return float(age) if isinstance(age, (int, float)) else None
@@ -91,8 +94,8 @@ def _thread(thread: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
         yield _frame(frame)
     more = len(shown[MOST_FRAMES:]) + thread["left_out"]
     if more or own:
-        told = [f"{more} more" if more else "", f"{own} of hookd" if own else ""]
-        yield f"    ({' and '.join(filter(None, told))} left out)"
+        omitted = [f"{more} more" if more else "", f"{own} of hookd" if own else ""]
+        yield f"    ({' and '.join(filter(None, omitted))} left out)"
 
 
 def _beat(beat: dict[str, Any], watched_s: float) -> str:
@@ -107,11 +110,11 @@ def _frame(frame: dict[str, Any]) -> str:
     room = output.columns() - 6
     left = output.shorten(function, max(room // 2, room - len(place)))
     room -= len(left)
-    return f"    {left}  {place if len(place) <= room else '…' + place[1 - room :]}"  # the end of a path says most
+    return f"    {left}  {place if len(place) <= room else '…' + place[1 - room :]}"  # the end of a path is its most useful part
 
 
 def _way(way: dict[str, Any]) -> str:
-    text = f"from {way['by']}" if way["by"] else "not to be had"
+    text = f"from {way['by']}" if way["by"] else "not available"
     if way["seconds"]:
         text += f" ({output.seconds(way['seconds'])})"
     return text + (f": {output.plain(way['problem'])}" if way["problem"] else "")
