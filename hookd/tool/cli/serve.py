@@ -47,7 +47,7 @@ import click
     "--hang-after-s",
     type=float,
     metavar="S",
-    help="Seconds without an event after which a rank may hang.  [default: 60]",
+    help="Seconds without an event before a rank is reported as hanging.  [default: 60]",
 )
 @click.option("--lease-s", type=float, metavar="S", help="Seconds for which agents outlive the daemon.  [default: 900]")
 @click.option(
