@@ -52,7 +52,7 @@ class Growth:
         return self._kept[-1][0] - self._kept[0][0] if len(self._kept) > 1 else 0.0
 
     def is_stale(self, now: float) -> bool:
-        """Whether the last progress is much older than an interval is long."""
+        """Whether the last progress is older than three intervals and `STALE_S`."""
         return 0 < self.elapsed_s < (now - self._kept[-1][0]) / 3 and now - self._kept[-1][0] > STALE_S
 
 
