@@ -32,9 +32,10 @@ plugin.add_command(plugin_check.bench)
 @options.host
 @options.json
 def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, as_json: bool) -> int:
-    """List the plugins that `-p NAME` can load, and the files of --plugin-dir that cannot be read.
+    """List the available plugins, or those of a target.
 
-    With a TARGET, list the plugins that are loaded there, with their options, and those installed in its environment.
+    Without a TARGET, list the plugins that `-p NAME` can load, and report files of --plugin-dir that are not valid. With a
+    TARGET, list the plugins that are loaded there, with their options, and those installed in its environment.
     """
     if pid is not None:
         return loaded(targets.report(pid, targets.daemon(host)), plugin_dirs, as_json=as_json)
@@ -87,7 +88,7 @@ TARGET = click.argument("pid", metavar="TARGET", type=options.Pid())
 NAME = click.argument("name", metavar="NAME")
 SETTINGS = click.argument("settings", metavar="[KEY=VALUE]…", nargs=-1)
 TIMEOUT = click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, metavar="S",
-                       show_default=True, help="Seconds to wait for the next training step, at which the change takes place.")  # fmt: skip
+                       show_default=True, help="Maximum wait, in seconds, for the training step at which the change takes place.")  # fmt: skip
 
 
 @plugin.command()

@@ -31,7 +31,10 @@ TEMPLATES = Path(__file__).parent.parent / "templates"
 )
 @options.json
 def new(*, name: str, directory: Path, has_daemon: bool, as_json: bool) -> int:
-    """Write a package with a plugin NAME: its source, tests, README and entry points."""
+    """Write a package with a new plugin.
+
+    The package is written to the folder hookd-NAME: source, tests, README and entry points.
+    """
     _require_free(name)
     home = directory / f"hookd-{name}"
     if home.exists():

@@ -24,7 +24,10 @@ COMMAND_WIDTH = 70
 @options.user
 @options.json
 def ps(*, everything: bool, user: int | None, as_json: bool) -> None:
-    """List training processes, and whether hookd is or can be attached to each."""
+    """List training processes, and whether hookd can attach to each.
+
+    The state of a process is attached, attachable or skipped; a note gives the reason why it is skipped.
+    """
     from hookd.tool.attach.discover import LAUNCHER, candidates
 
     processes = [process for process in candidates() if user in (None, process.uid)]

@@ -32,7 +32,7 @@ SUFFIXES = {"svg": ".svg", "speedscope": ".json"}
 @click.option("--rate", "rate_hz", type=click.FloatRange(1, 2000), default=200.0, show_default=True, metavar="HZ",
               help="Samples per second.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
-              metavar="S", help="Seconds to wait at most for --steps.")  # fmt: skip
+              metavar="S", help="Maximum time for --steps, in seconds.")  # fmt: skip
 @options.json
 def record(
     *, pid: int, seconds: float | None, steps: int | None, path: Path | None, kind: str | None, rate_hz: float,

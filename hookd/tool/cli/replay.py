@@ -56,7 +56,7 @@ KINDS = {"nan": "NaN", "inf": "Inf"}
     "--device", metavar="DEVICE", help="Device to run on.  [default: the recorded one if available, else cpu]"
 )
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
-              metavar="S", help="Seconds the replay may take.")  # fmt: skip
+              metavar="S", help="Maximum time for the replay, in seconds.")  # fmt: skip
 @options.json
 def replay(
     *,

@@ -28,7 +28,7 @@ BORN = ("nan", "inf")
 @options.host
 @options.json
 def status(*, user: int | None, host: str | None, as_json: bool) -> None:
-    """Show where metrics are served, and one line for each attached target."""
+    """Show where metrics are served, and list the attached targets."""
     client = targets.reader(host)
     daemon = client.status() if client is not None else None
     of_root = root_daemon.find() if daemon is None else None

@@ -27,7 +27,7 @@ MIB = 1 << 20
 @click.option("-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Output file; compressed if its name ends in .gz.  [default: hookd-trace-PID.json]")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
-              metavar="S", help="Seconds to wait at most for the steps.")  # fmt: skip
+              metavar="S", help="Maximum time for the steps, in seconds.")  # fmt: skip
 @click.option("--max-size", "max_mib", type=click.IntRange(1, 16_384), default=256, show_default=True, metavar="MIB",
               help="Maximum uncompressed size of the trace in MiB.")  # fmt: skip
 @options.json
