@@ -183,7 +183,7 @@ def _add_rehearsal(report: dict[str, Any], subject: Subject, ran: dict[str, Any]
     report |= {"is_run": True, "hosted": ran.get("hooks", [])}
 
 
-def _rehearsal_problems(subject: Subject, ran: dict[str, Any], found: list[Problem]) -> list[Problem]:
+def _rehearsal_problems(subject: Subject, ran: dict[str, Any], already_known: list[Problem]) -> list[Problem]:
     """Return the problems found when a daemon plugin was run, without those already found."""
     from hookd.tool.check import names
     from hookd.tool.check.problem import Problem
@@ -196,7 +196,7 @@ def _rehearsal_problems(subject: Subject, ran: dict[str, Any], found: list[Probl
         Problem(error["file"] or file, error["line"] or line, "raised", f"{error['hook']}: {error['text']}")
         for error in ran["raised"]
     ]
-    known = {problem.message for problem in found}
+    known = {problem.message for problem in already_known}
     for metric in ran["metrics"]:
         problems += names.lint(
             metric["kind"], metric["name"], metric["help"], metric["labels"], file=file, line=line, half="daemon"

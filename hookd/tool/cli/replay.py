@@ -123,8 +123,8 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return output.plain(value)
     if isinstance(value, dict):
-        return {_clean(key): _clean(one) for key, one in value.items()}
-    return [_clean(one) for one in value] if isinstance(value, list) else value
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
 
 
 def _died(done: subprocess.CompletedProcess[str], python: str) -> HookdError:
@@ -136,38 +136,38 @@ def _died(done: subprocess.CompletedProcess[str], python: str) -> HookdError:
     return HookdError(f"the process of the replay ended with {how}: {last}", reason="died")
 
 
-def show(found: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
     """Print the result for a person."""
-    made = found["made_by"]
-    kind, where = KINDS.get(found["kind"], found["kind"]), found["where"]
+    made = result["made_by"]
+    kind, where = KINDS.get(result["kind"], result["kind"]), result["where"]
     click.echo(
         output.wrap(
-            f"{found['module']} ({found['class']}): {kind}, {where}, step {found['step']} of run {made.get('run')}"
+            f"{result['module']} ({result['class']}): {kind}, {where}, step {result['step']} of run {made.get('run')}"
         )
     )
     click.echo(
         output.wrap(
-            f"recorded with torch {made.get('torch')}, called again with torch {found['torch']} on {found['device']}"
+            f"recorded with torch {made.get('torch')}, called again with torch {result['torch']} on {result['device']}"
         )
     )
     click.echo()
-    output.show(table(found))
+    output.show(table(result))
     click.echo()
-    for line in conclusion(found):
+    for line in conclusion(result):
         click.echo(output.wrap(line))
-    if found["first"] is not None:
+    if result["first"] is not None:
         click.echo("\nstack of that operation, innermost line last:")
-        for line in found["first"]["stack"]:
+        for line in result["first"]["stack"]:
             click.echo(f"  {line}")
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(result: dict[str, Any]) -> Table:
     """Return a table of the inputs, the outputs, and the recorded outputs."""
     rows = []
     for title, key in TITLES:
-        for one in found[key]:
-            shape = "x".join(map(str, one["shape"])) or "scalar"
-            rows.append((f"{title} {one['name']}", shape, one["dtype"], *(str(one[n]) for n in COUNTS)))
+        for tensor in result[key]:
+            shape = "x".join(map(str, tensor["shape"])) or "scalar"
+            rows.append((f"{title} {tensor['name']}", shape, tensor["dtype"], *(str(tensor[n]) for n in COUNTS)))
     return output.fill(output.table("TENSOR", "SHAPE", "TYPE", ">ELEMENTS", ">NAN", ">INF"), rows)
 
 
@@ -178,22 +178,22 @@ TITLES = (
 COUNTS = ("elements", "nan_count", "inf_count")
 
 
-def conclusion(found: dict[str, Any]) -> Iterator[str]:
+def conclusion(result: dict[str, Any]) -> Iterator[str]:
     """Yield lines that interpret the result."""
-    for note in found["notes"]:
+    for note in result["notes"]:
         yield f"note: {note}"
-    if found["raised"]:
-        yield f"the call raised {found['raised']}"
+    if result["raised"]:
+        yield f"the call raised {result['raised']}"
         yield "not reproduced"
         return
-    first = found["first"]
+    first = result["first"]
     if first is not None:
         counts = f"{first['nan_count']} NaN and {first['inf_count']} Inf in {first['elements']}"
         yield f"first bad value: {first['operation']} in {first['module']}, {counts}; its inputs were good"
-    if not found["is_output_known"]:
-        yield "reproduced" if found["is_reproduced"] else "not reproduced"
+    if not result["is_output_known"]:
+        yield "reproduced" if result["is_reproduced"] else "not reproduced"
         return
-    same = "bit for bit what was recorded" if found["is_bit_equal"] else "not bit for bit what was recorded"
-    if not found["is_bit_equal"] and not found["is_state_known"]:
+    same = "bit for bit what was recorded" if result["is_bit_equal"] else "not bit for bit what was recorded"
+    if not result["is_bit_equal"] and not result["is_state_known"]:
         same += " (the state of the random number generators is not known)"
-    yield f"{'reproduced' if found['is_reproduced'] else 'not reproduced'}; the output is {same}"
+    yield f"{'reproduced' if result['is_reproduced'] else 'not reproduced'}; the output is {same}"

@@ -90,37 +90,37 @@ def _show(chosen: Subject, limit: int | None) -> None:
             click.echo(output.wrap(line, " " * 4))
 
 
-def _show_target(found: dict[str, Any], limit: int | None) -> None:
-    if "identity" not in found:
-        raise PageError(f"the page of process {found['pid']} cannot be trusted", reason="corrupt")
-    for line in heading(found):
+def _show_target(report: dict[str, Any], limit: int | None) -> None:
+    if "identity" not in report:
+        raise PageError(f"the page of process {report['pid']} cannot be trusted", reason="corrupt")
+    for line in heading(report):
         click.echo(output.wrap(line))
-    for table in modules(found, limit) if found["modules"] else ():
+    for table in modules(report, limit) if report["modules"] else ():
         click.echo()
         output.show(table)
     click.echo()
-    for line in incidents(found):
+    for line in incidents(report):
         click.echo(output.wrap(line, " " * 12))
     click.echo()
-    output.show(plugins(found))
+    output.show(plugins(report))
 
 
-def heading(found: dict[str, Any]) -> Iterator[str]:
+def heading(report: dict[str, Any]) -> Iterator[str]:
     """Yield lines on the target's identity, its progress, and the phases of its steps."""
-    identity, target = found["identity"], found.get("target", {})
+    identity, target = report["identity"], report.get("target", {})
     run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
     since = clock(identity.get("attached"))
-    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, {of_user(found)}"
+    yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, {of_user(report)}"
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
-    overhead = found["overhead"]["ratio"]
+    overhead = report["overhead"]["ratio"]
     cost = (
         f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost is not known yet"
     )
     how = f" ({target['reason']})" if target.get("reason") else ""
-    yield f"{state(found)}{how}, {found['step']['text']}, {output.seconds(step_seconds(found))} a step, {cost}"
+    yield f"{state(report)}{how}, {report['step']['text']}, {output.seconds(step_seconds(report))} a step, {cost}"
     if target.get("how"):
         yield f"it {target['how']}"
-    if why := paused(found):
+    if why := paused(report):
         yield why
     if stuck := target.get("hang"):
         yield hang(stuck)
@@ -130,17 +130,17 @@ def heading(found: dict[str, Any]) -> Iterator[str]:
         from hookd.tool.daemon.metrics.selection import told
 
         yield told(dropped)
-    if shares := phases(found):
+    if shares := phases(report):
         yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
-    seen = {state: count for state, count in found["observed"].items() if count}
+    seen = {state: count for state, count in report["observed"].items() if count}
     if seen:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
 
 
-def of_user(found: dict[str, Any]) -> str:
+def of_user(report: dict[str, Any]) -> str:
     """Return the name of a report's process and of its user."""
-    owner = targets.owner(found)
-    return f"process {found['pid']}" + (f" of user {owner}" if owner else "")
+    owner = targets.owner(report)
+    return f"process {report['pid']}" + (f" of user {owner}" if owner else "")
 
 
 def of_world(identity: dict[str, Any]) -> str:
@@ -157,15 +157,15 @@ def clock(unix_s: object) -> str:
     return moment(unix_s).rpartition(" ")[2] if isinstance(unix_s, (int, float)) else "-"
 
 
-def modules(found: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
+def modules(report: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
     """Yield tables of the modules: time of one call, share of the model's time, statistics of the outputs.
 
     A wide terminal gets one table, a narrow one two tables and the findings as lines.
     """
-    rows = _chosen(found["modules"], limit)
-    left_out = len(found["modules"]) - len(rows)
-    title = f"the {len(rows)} costliest of {len(found['modules'])} modules; --all shows all" if left_out else None
-    whole = whole_seconds(found["modules"])
+    rows = _chosen(report["modules"], limit)
+    left_out = len(report["modules"]) - len(rows)
+    title = f"the {len(rows)} costliest of {len(report['modules'])} modules; --all shows all" if left_out else None
+    whole = whole_seconds(report["modules"])
     findings = [finding(row) for row in rows]
     if output.columns() >= WIDE:
         cells = [(*_times(*pair, whole), *_statistics(pair[1]), finding(pair[1])) for pair in _labelled(rows)]
@@ -250,28 +250,28 @@ def _state(plugin: dict[str, Any]) -> str:
     return "changes training" if plugin["changes_training"] else "dry run"
 
 
-def incidents(found: dict[str, Any]) -> Iterator[str]:
+def incidents(report: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each incident, as it was reported, and for the incidents of other ranks."""
-    elsewhere = found.get("elsewhere", [])
-    yield "incidents:" if found["incidents"] else f"incidents: none{' of this rank' if elsewhere else ''}"
-    for incident in found["incidents"]:
+    elsewhere = report.get("elsewhere", [])
+    yield "incidents:" if report["incidents"] else f"incidents: none{' of this rank' if elsewhere else ''}"
+    for incident in report["incidents"]:
         when = clock(incident.get("time"))
         yield f"  {when}  {incident.get('message') or incident.get('kind')}{repeated(incident)}"
         if "no_bundle" in incident:
             yield f"  {'':8}  no bundle: {incident['no_bundle']}"
-    for one in elsewhere:
-        more = f" and {one['incidents'] - 1} earlier" if one["incidents"] > 1 else ""
-        yield f"  of rank {one['rank']} (process {one['pid']}): {one['message']}{more}"
+    for row in elsewhere:
+        more = f" and {row['incidents'] - 1} earlier" if row["incidents"] > 1 else ""
+        yield f"  of rank {row['rank']} (process {row['pid']}): {row['message']}{more}"
 
 
-def plugins(found: dict[str, Any]) -> Table:
+def plugins(report: dict[str, Any]) -> Table:
     """Return a table of the plugins: state, sampling, errors and cost; and of the cost of hookd itself."""
     table = output.table("PLUGIN", "STATE", "SAMPLING", ">ERRORS", ">TIME SPENT")
     rows = []
-    for one in found["plugins"]:
-        spent = output.seconds(one["overhead_seconds"])
-        rows.append((one["name"], _state(one), looks_at(one), f"{one['errors'] or 0:.0f}", spent))
-    own = found["overhead"].get("own_seconds")
+    for plugin in report["plugins"]:
+        spent = output.seconds(plugin["overhead_seconds"])
+        rows.append((plugin["name"], _state(plugin), looks_at(plugin), f"{plugin['errors'] or 0:.0f}", spent))
+    own = report["overhead"].get("own_seconds")
     if own is not None:
         rows.append(("hookd itself", "-", "-", "-", output.seconds(own)))
     return output.fill(table, rows)

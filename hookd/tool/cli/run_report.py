@@ -26,12 +26,12 @@ def ranks(reports: Sequence[dict[str, Any]]) -> Table:
     table = output.table(*head)
     table.collapse_padding = True  # ten columns fit into 80
     median = median_step(reports)
-    return output.fill(table, [_cells(one, median) for one in reports])
+    return output.fill(table, [_cells(report, median) for report in reports])
 
 
 def owners(reports: Sequence[dict[str, Any]]) -> str:
     """Return the name of the user to whom the ranks of a run belong; normally there is one."""
-    return ", ".join(sorted({targets.owner(one) for one in reports} - {""}))
+    return ", ".join(sorted({targets.owner(report) for report in reports} - {""}))
 
 
 def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
 
 def median_step(reports: Sequence[dict[str, Any]]) -> float | None:
     """Return the median of the ranks' mean step times, in seconds."""
-    times = [seconds for one in reports if (seconds := step_seconds(one))]
+    times = [seconds for report in reports if (seconds := step_seconds(report))]
     return statistics.median(times) if times else None
 
 
@@ -99,22 +99,22 @@ def _field(name: str, value: Any) -> Iterator[str]:
 
     if isinstance(value, list) and value and not short(value):
         yield f"{name}:"
-        for one in value:
-            yield "  " + plain(one if isinstance(one, str) else _words(one))
+        for item in value:
+            yield "  " + plain(item if isinstance(item, str) else _words(item))
     else:
         yield f"{name}: {plain(short(value) or _words(value))}"
 
 
 def _words(value: Any) -> str:
     """Format an object of plain values as `key value, …`, without empty ones; anything else as JSON."""
-    if not isinstance(value, dict) or not all(_is_plain(one) for one in value.values()):
+    if not isinstance(value, dict) or not all(_is_plain(item) for item in value.values()):
         return json.dumps(output.finite(value))
-    return ", ".join(f"{key} {_part(key, one)}" for key, one in value.items() if one not in (None, ""))
+    return ", ".join(f"{key} {_part(key, item)}" for key, item in value.items() if item not in (None, ""))
 
 
 def _is_plain(value: object) -> bool:
     inner = value.values() if isinstance(value, dict) else ()
-    return not isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in inner)
+    return not isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in inner)
 
 
 def _part(key: str, value: Any) -> str:

@@ -40,15 +40,15 @@ def snapshot(*, pid: int, depth: int | None, everything: bool, as_json: bool) ->
     """
     from hookd.tool.attach.modules import snapshot as look
 
-    found = look(pid)
+    result = look(pid)
     if as_json:
-        output.emit(found)
+        output.emit(result)
         return
-    if not found["modules"]:
+    if not result["modules"]:
         output.say("no module has been called since the attach")
         return
-    usual = _usual(found["modules"])
-    lines = [line for module in found["modules"] if _is_shown(module, depth) for line in _module(module, usual)]
+    usual = _usual(result["modules"])
+    lines = [line for module in result["modules"] if _is_shown(module, depth) for line in _module(module, usual)]
     limit = None if everything else LINES
     for line in lines[:limit]:
         click.echo(line)
@@ -57,7 +57,7 @@ def snapshot(*, pid: int, depth: int | None, everything: bool, as_json: bool) ->
             f"... {len(lines) - limit} more lines; use --all to show them, or --depth N to show only the upper modules"
         )
     click.echo()
-    for line in _totals(found):
+    for line in _totals(result):
         click.echo(output.wrap(line))
     if usual:
         click.echo(
@@ -132,8 +132,8 @@ def _line(name: str, kind: str, size: str, rest: str) -> str:
     return (left + output.shorten(rest, max(8, width - len(left)))).rstrip()
 
 
-def _totals(found: dict[str, Any]) -> Iterator[str]:
-    totals = found["totals"]
+def _totals(result: dict[str, Any]) -> Iterator[str]:
+    totals = result["totals"]
     frozen = totals["parameters"] - totals["trainable"]
     yield (
         f"{totals['modules']} modules; {count(totals['parameters'])} parameters, of which {count(totals['trainable'])} require "
@@ -144,7 +144,7 @@ def _totals(found: dict[str, Any]) -> Iterator[str]:
         yield f"  {row['kind']} of {output.plain(row['dtype'])} on {output.plain(row['device'])}: {size(row['bytes'])}"
     if totals["unknown"]:
         yield f"tensors without a size yet, or of unknown size: {totals['unknown']}"
-    if found["is_cut"]:
+    if result["is_cut"]:
         yield "the target has more modules than one request returns; this is the first part"
 
 

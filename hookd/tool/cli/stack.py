@@ -36,12 +36,12 @@ def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_j
     """
     from hookd.tool.attach.stack import stack as look
 
-    found = look(pid, with_native=with_native, blocking=blocking)
-    found["silent_s"] = _silent_s(pid, host)
+    result = look(pid, with_native=with_native, blocking=blocking)
+    result["silent_s"] = _silent_s(pid, host)
     if as_json:
-        output.emit(found)
+        output.emit(result)
         return
-    for line in _lines(found):
+    for line in _lines(result):
         click.echo(line)
 
 
@@ -56,36 +56,36 @@ def _silent_s(pid: int, host: str | None) -> float | None:
     return None
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    identity = found["identity"]
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    identity = result["identity"]
     script, run, rank = (output.plain(str(identity.get(key))) for key in ("script", "run", "rank"))
-    still = f": {found['state']}" if found["state"] in ("stopped", "traced", "ended") else ""
-    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}{still}")
-    if progress := ", ".join(_progress(found)):
+    still = f": {result['state']}" if result["state"] in ("stopped", "traced", "ended") else ""
+    yield output.wrap(f"{script}: run {run}, rank {rank}, process {result['pid']}{still}")
+    if progress := ", ".join(_progress(result)):
         yield output.wrap(progress)
-    for thread in found["threads"]:
+    for thread in result["threads"]:
         yield ""
-        yield from _thread(thread, found)
+        yield from _thread(thread, result)
     yield ""
-    for what, way in found["ways"].items():
+    for what, way in result["ways"].items():
         yield output.wrap(f"{what:7} {_way(way)}", " " * 8)
 
 
-def _progress(found: dict[str, Any]) -> Iterator[str]:
-    if found["last_step_s"] is not None:
-        yield f"the last step ended {output.seconds(found['last_step_s'])} ago"
-    if found["silent_s"] is not None:
-        yield f"the last event was {output.seconds(found['silent_s'])} ago"
+def _progress(result: dict[str, Any]) -> Iterator[str]:
+    if result["last_step_s"] is not None:
+        yield f"the last step ended {output.seconds(result['last_step_s'])} ago"
+    if result["silent_s"] is not None:
+        yield f"the last event was {output.seconds(result['silent_s'])} ago"
 
 
-def _thread(thread: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+def _thread(thread: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     kernel = thread["kernel"]
     where = (
         f"{kernel['state']}{' in ' + output.plain(kernel['where']) if kernel['where'] else ''}" if kernel else "gone"
     )
     yield output.wrap(f"thread {thread['tid'] or '?'} {output.plain(thread['name'])}: {where}")
     if (beat := thread["beat"]) is not None:
-        yield output.wrap("  " + _beat(beat, found["watched_s"]), "    ")
+        yield output.wrap("  " + _beat(beat, result["watched_s"]), "    ")
         if len(beat["modules"]) > 1:
             yield output.wrap("  modules: " + " > ".join(map(output.plain, beat["modules"])), "    ")
     own = sum(frame["own"] for frame in thread["frames"])

@@ -33,7 +33,7 @@ def status(*, user: int | None, host: str | None, as_json: bool) -> None:
     daemon = client.status() if client is not None else None
     of_root = root_daemon.find() if daemon is None else None
     others = [server for server in targets.foregrounds() if daemon is None or server["pid"] != daemon["pid"]]
-    rows = [_row(pid, found) for pid, found in targets.reports(client, others) if targets.is_of(pid, found, user)]
+    rows = [_row(pid, report) for pid, report in targets.reports(client, others) if targets.is_of(pid, report, user)]
     for row in rows:
         row["served_by"] = [
             _server(server) for server in [*filter(None, [daemon]), *others] if _serves(server, row["pid"])
@@ -129,36 +129,36 @@ def _is_from_attach(step: dict[str, Any]) -> bool:
     return not step["is_absolute"] and not is_called_only(step)
 
 
-def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
-    if not isinstance(found, HookdError) and "identity" not in found:
-        reason = found.get("target", {}).get("reason") or "corrupt"
-        found = PageError(
+def _row(pid: int, report: dict[str, Any] | HookdError) -> dict[str, Any]:
+    if not isinstance(report, HookdError) and "identity" not in report:
+        reason = report.get("target", {}).get("reason") or "corrupt"
+        report = PageError(
             "its page cannot be trusted, and is no longer read", reason=reason, hint="The process continues."
         )
-    if isinstance(found, HookdError):
-        return {"pid": pid, **found.as_json()}
-    identity, target = found["identity"], found.get("target", {})
-    incidents = found["incidents"]
+    if isinstance(report, HookdError):
+        return {"pid": pid, **report.as_json()}
+    identity, target = report["identity"], report.get("target", {})
+    incidents = report["incidents"]
     foremost = _foremost(incidents)
     return {
         "pid": pid,
-        "user": targets.owner(found),
+        "user": targets.owner(report),
         "run": target.get("run", identity.get("run")),
         "rank": str(target.get("rank", identity.get("rank"))),
-        "state": state(found),
-        "step": found["step"],
-        "step_seconds": step_seconds(found),
-        "overhead_ratio": found["overhead"]["ratio"],
-        "modules": found["observed"],
-        "plugins": {one["name"]: one.get("settings", {}) for one in found["plugins"]},
-        "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
+        "state": state(report),
+        "step": report["step"],
+        "step_seconds": step_seconds(report),
+        "overhead_ratio": report["overhead"]["ratio"],
+        "modules": report["observed"],
+        "plugins": {plugin["name"]: plugin.get("settings", {}) for plugin in report["plugins"]},
+        "changed_by": [plugin["name"] for plugin in report["plugins"] if plugin.get("changes_training")],
         "ongoing": target.get("ongoing", {}),
         "incidents": target.get("incidents", len(incidents)),
         "incident": foremost.get("message"),
         "incident_time": foremost.get("time"),
         "incident_count": foremost.get("count", 1),
         "last_incident": incidents[-1].get("message") if incidents else None,
-        "paused": paused(found),
+        "paused": paused(report),
         "how": target.get("how"),
         "hang": target.get("hang"),
         "series_dropped": target.get("series_dropped", 0),

@@ -74,12 +74,12 @@ def find(word: str, client: DaemonClient | None, user: int | None = None) -> Sub
         NoSuchTarget: there is no such subject, or it belongs to another user.
         UsageError: the word is not valid, or names a run that several users have had.
     """
-    found = _find(word, client, user)
-    if user is not None and found.kind != "run" and found.owner not in (None, user):
+    subject = _find(word, client, user)
+    if user is not None and subject.kind != "run" and subject.owner not in (None, user):
         raise NoSuchTarget(
-            f"{found.kind} {word} is of user {user_name(found.owner)}", reason="other-user", hint="Omit --user."
+            f"{subject.kind} {word} is of user {user_name(subject.owner)}", reason="other-user", hint="Omit --user."
         )
-    return found
+    return subject
 
 
 def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
@@ -119,11 +119,11 @@ def _elsewhere(report: dict[str, Any], client: DaemonClient | None) -> Iterator[
         return
     label = _label(report)
     rows = stored.rows(client, run=label, user=_user_of([report]), limit=ROWS, order="id")[::-1]
-    for one in _ranks(label, client, of=report):
-        rows_of_rank = _with(one, _of([one], rows))["incidents"] if one["pid"] != report["pid"] else []
-        if rows_of_rank:
-            message = rows_of_rank[-1].get("message")
-            yield {"rank": _rank_of(one), "pid": one["pid"], "incidents": len(rows_of_rank), "message": message}
+    for other in _ranks(label, client, of=report):
+        incidents = _with(other, _of([other], rows))["incidents"] if other["pid"] != report["pid"] else []
+        if incidents:
+            message = incidents[-1].get("message")
+            yield {"rank": _rank_of(other), "pid": other["pid"], "incidents": len(incidents), "message": message}
 
 
 def _ranks(
@@ -134,12 +134,12 @@ def _ranks(
     The user is `user`, else the one of the report `of`, else the one with the oldest process.
     """
     every = [
-        one
-        for pid, one in targets.reports(client, targets.foregrounds(), has_curve=True)
-        if targets.is_of(pid, one, user)
+        report
+        for pid, report in targets.reports(client, targets.foregrounds(), has_curve=True)
+        if targets.is_of(pid, report, user)
     ]
-    found = [one for one in every if not isinstance(one, HookdError) and _is_of(one, label)]
-    return sorted(_of_one_user(found, of), key=_rank)
+    ranks = [report for report in every if not isinstance(report, HookdError) and _is_of(report, label)]
+    return sorted(_of_one_user(ranks, of), key=_rank)
 
 
 def _of_one_user(reports: Sequence[dict[str, Any]], of: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -147,8 +147,8 @@ def _of_one_user(reports: Sequence[dict[str, Any]], of: dict[str, Any] | None) -
 
     Without a daemon that keeps run names unique, several users can have runs of the same name.
     """
-    oldest = min(reports, key=lambda one: (_start(one) or 0, one["pid"]), default=None)
-    return [one for one in reports if targets.owner(one) == targets.owner(of or oldest or one)]
+    oldest = min(reports, key=lambda report: (_start(report) or 0, report["pid"]), default=None)
+    return [report for report in reports if targets.owner(report) == targets.owner(of or oldest or report)]
 
 
 def run_user(label: str, client: DaemonClient | None) -> int | None:
@@ -166,8 +166,10 @@ def _like(label: str, client: DaemonClient | None, user: int | None) -> str:
     "" without any.
     """
     every = targets.reports(client, targets.foregrounds())
-    found = [one for pid, one in every if not isinstance(one, HookdError) and targets.is_of(pid, one, user)]
-    names = dict.fromkeys(name for name in map(_label, found) if name.startswith(f"{label}~"))
+    reports = [
+        report for pid, report in every if not isinstance(report, HookdError) and targets.is_of(pid, report, user)
+    ]
+    names = dict.fromkeys(name for name in map(_label, reports) if name.startswith(f"{label}~"))
     return f"Similar runs: {', '.join(names)}." if names else ""
 
 
@@ -238,7 +240,7 @@ def _rank(report: dict[str, Any]) -> tuple[int, str]:
 
 def _of(reports: Iterable[dict[str, Any]], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of exactly these processes, by pid and start time, since pids are reused."""
-    processes = {(one["pid"], _start(one)) for one in reports}
+    processes = {(report["pid"], _start(report)) for report in reports}
     return [row for row in rows if (row["pid"], row["start"]) in processes]
 
 

@@ -60,8 +60,8 @@ def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
 
 def _hides_processes() -> str:
     with contextlib.suppress(OSError), open("/proc/self/mounts") as mounts:  # noqa: PTH123
-        found = re.search(r" /proc proc \S*?(hidepid=(?:[124]|invisible|noaccess|ptraceable))", mounts.read())
-        return found[1] if found else ""
+        match = re.search(r" /proc proc \S*?(hidepid=(?:[124]|invisible|noaccess|ptraceable))", mounts.read())
+        return match[1] if match else ""
     return ""
 
 

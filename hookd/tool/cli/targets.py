@@ -182,7 +182,7 @@ def owner(report: dict[str, Any]) -> str:
     return str(report.get("target", report).get("user", ""))
 
 
-def is_of(pid: int, found: dict[str, Any] | HookdError, user: int | None) -> bool:
+def is_of(pid: int, report: dict[str, Any] | HookdError, user: int | None) -> bool:
     """Whether a target belongs to a user; always true for None.
 
     Without a report, the owner of the process is used.
@@ -192,7 +192,7 @@ def is_of(pid: int, found: dict[str, Any] | HookdError, user: int | None) -> boo
 
     if user is None:
         return True
-    name = "" if isinstance(found, HookdError) else owner(found)
+    name = "" if isinstance(report, HookdError) else owner(report)
     return (name or user_name(uid_of(pid))) == user_name(user)
 
 

@@ -42,26 +42,26 @@ def trace(*, pid: int, steps: int, path: Path | None, timeout_s: float, max_mib:
     with replacing(path) as file:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file) as packed:
-                found = take(pid, steps, cast("BinaryIO", packed), timeout_s=timeout_s, max_bytes=max_mib * MIB)
+                result = take(pid, steps, cast("BinaryIO", packed), timeout_s=timeout_s, max_bytes=max_mib * MIB)
         else:
-            found = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
+            result = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
     if as_json:
-        output.emit({"pid": pid, "path": str(path), **asdict(found), "is_cut": found.steps < steps})
-    for line in _messages(asdict(found), path, steps):
+        output.emit({"pid": pid, "path": str(path), **asdict(result), "is_cut": result.steps < steps})
+    for line in _messages(asdict(result), path, steps):
         output.say(line)
     return 0
 
 
-def _messages(found: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
-    first, last = found["first"], found["first"] + found["steps"] - 1
+def _messages(result: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
+    first, last = result["first"], result["first"] + result["steps"] - 1
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     yield (
-        f"{path}: {which}, {found['bytes'] / MIB:.1f} MiB; profiler overhead outside the recorded steps:"
-        f" {output.seconds(found['pause_s'])}"
+        f"{path}: {which}, {result['bytes'] / MIB:.1f} MiB; profiler overhead outside the recorded steps:"
+        f" {output.seconds(result['pause_s'])}"
     )
-    if found["steps"] < steps:
-        yield f"the trace ends after {found['steps']} of {steps} steps, because the target's memory grew: see --max-size"
-    if not found["all_threads"]:
+    if result["steps"] < steps:
+        yield f"the trace ends after {result['steps']} of {steps} steps, because the target's memory grew: see --max-size"
+    if not result["all_threads"]:
         yield "this version of torch records only the thread that makes the steps and those of the backward"
 
 
