@@ -71,14 +71,13 @@ def write(name: str, home: Path, *, has_daemon: bool = False) -> list[Path]:
 
     words = {
         "name": name, "module": f"hookd_{name}", "class_name": "".join(part.capitalize() for part in name.split("_")),
-        "summary": "The largest magnitude of what linear layers give, and how often they are called.", "api": API_VERSION,
+        "summary": "The largest magnitude of outputs of linear layers, and the number of their calls.", "api": API_VERSION,
     }  # fmt: skip
     # The daemon imports the daemon plugin, and with it the package's __init__. The plugin for targets therefore needs a module
     # of its own; otherwise the daemon would import it as well.
     words["target"] = words["module"] + (".target" if has_daemon else "")
-    words["first"] = (
-        "    pip install '.[daemon]'\n" if has_daemon else ""
-    )  # a plugin directory cannot hold a package that has a daemon plugin as well
+    # A plugin directory cannot hold a package that has a daemon plugin as well.
+    words["first"] = "    pip install '.[daemon]'\n" if has_daemon else ""
     words["where"] = "" if has_daemon else " --plugin-dir ."
     written: dict[Path, None] = {}
     for folder in ("plugin", "daemon") if has_daemon else ("plugin",):

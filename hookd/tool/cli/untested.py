@@ -36,5 +36,5 @@ def of_machine(architecture: str) -> Iterator[Check]:
 
 
 def _untested(what: str) -> Check:
-    cure = "It probably works: try it on a process that you can afford to lose, and report the result."
+    cure = "It probably works; try it on a process that you can lose, and report the result."
     return Check("untested", "note", what, cure)
