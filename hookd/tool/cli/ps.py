@@ -52,7 +52,7 @@ def _nothing(processes: Sequence[Candidate], user: int | None) -> Iterator[str]:
 
     whose = "" if user is None else f" of user {user_name(user)}"
     if not processes:
-        yield f"no Python process with torch{whose} is running here that you may see"
+        yield f"no Python process with torch{whose} is running here that is visible to you"
         return
     yield f"no process{whose} can be attached to; `hookd ps --all` lists what was skipped:"
     yield from targets.told_skipped({"pid": process.pid, "why": process.why} for process in processes)
