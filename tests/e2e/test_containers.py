@@ -189,7 +189,7 @@ def test_doctor_and_detach_reach_into_a_container(tmp_path):
             attachment.process.signal(signal.SIGINT)
             attachment.process.wait()
         found = {check["name"]: check["found"] for check in hookd_json("doctor", str(pid))["checks"]}
-        assert "there already" in found["agent"]
+        assert "already attached" in found["agent"]
         assert control.detach(pid)["restored"] == "identity"
         process.send("quit")
         process.finish()

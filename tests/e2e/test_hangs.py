@@ -76,7 +76,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     waits = hookd("report", str(pids[0]), *host)
     assert "incidents: none of this rank" in waits
     assert re.search(rf"of rank 1 \(process {pids[1]}\): rank 1 stands", " ".join(waits.split()))
-    assert "told when it was found: rank 1 stands" in " ".join(hookd("report", str(pids[1]), *host).split())
+    assert "first reported as: rank 1 stands" in " ".join(hookd("report", str(pids[1]), *host).split())
 
     daemon.process.signal(signal.SIGKILL)
     daemon.process.wait()

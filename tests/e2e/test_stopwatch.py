@@ -92,7 +92,7 @@ def test_an_idea_becomes_a_number_in_prometheus(stack, tmp_path, training):
     shell.type(new)
     replace_function(tmp_path / "hookd-spread" / "hookd_spread" / "__init__.py", function)
     assert any(line.startswith("forward ") for line in shell.type(check))
-    assert any("nothing to mend" in line for line in shell.process.err)
+    assert any("no problems found" in line for line in shell.process.err)
 
     # when it is loaded into a training that runs, then Prometheus answers with its numbers
     shell.type(attach)

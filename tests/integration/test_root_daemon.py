@@ -70,10 +70,10 @@ def test_root_is_not_told_of_its_own():
 def test_status_says_where_it_is_and_what_one_can_do(beside):
     done = CliRunner().invoke(status.status, [], catch_exceptions=False)
     told = " ".join(done.stderr.split())
-    assert "root's runs (process 4711, control socket /run/hookd/control.sock), and answers root alone" in told
+    assert "root's runs (process 4711, control socket /run/hookd/control.sock) and answers only root" in told
     assert "its page is http://127.0.0.1:9465/" in told
     assert "sudo hookd status" in told
-    assert "none answers" not in told
+    assert "none is running" not in told
     (answer,) = [json.loads(CliRunner().invoke(status.status, ["--json"]).stdout)]
     assert (answer["daemon"], answer["root_daemon"]["url"]) == (None, "http://127.0.0.1:9465/")
 

@@ -211,7 +211,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd report 4711": Run("run llama, rank 0"),
     "hookd report llama": Run("RANK"),
     "hookd report '#12'": Run("llama"),
-    "hookd report 4711 --html report.html": Run(r"report\.html holds the report"),
+    "hookd report 4711 --html report.html": Run(r"report written to report\.html"),
     "sqlite3 -readonly /var/lib/hookd/incidents.sqlite \"SELECT * FROM readable WHERE kind = 'nan'\"": Run(
         r"\|llama\|0\|\d+\|nan\|", needs="sqlite3"
     ),

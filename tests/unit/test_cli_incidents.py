@@ -173,7 +173,7 @@ def test_status_shows_the_targets_of_one_user(monkeypatch):
     done = CliRunner().invoke(status, ["--json", "--user", str(STRANGER)], catch_exceptions=False)
     assert [row["pid"] for row in json.loads(done.stdout)["targets"]] == [12]
     done = CliRunner().invoke(status, ["--user", "4000000009"], catch_exceptions=False)
-    assert "nothing of user 4000000009 is attached" in done.stderr
+    assert "no process of user 4000000009 is attached" in done.stderr
 
 
 def test_a_list_to_follow_says_whose_each_line_is(capsys):

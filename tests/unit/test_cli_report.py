@@ -180,4 +180,4 @@ def test_a_target_that_says_nonsense_of_itself_has_a_report(nonsense):
 def test_one_page_that_was_never_good_does_not_keep_status_from_the_others():
     row = _row(7, {"pid": 7, "target": {"state": "corrupt", "reason": "protocol"}})
     assert (row["reason"], _cells(row)[3]) == ("protocol", "protocol")
-    assert list(_notes([row])) == ["7: its page cannot be trusted, and is read no more (The process goes on.)"]
+    assert list(_notes([row])) == ["7: its page cannot be trusted, and is no longer read (The process continues.)"]

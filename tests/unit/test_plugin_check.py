@@ -401,8 +401,8 @@ class TestSources:
         assert main(["plugin", "check", str(tmp_path), "--static"]) == 1
         told = capsys.readouterr()
         assert "hookd_broken.py:2: error: not valid Python" in told.out
-        assert "hookd_broken.py: nothing was trained with it before this is mended" in told.err
-        assert "sound: nothing to mend" in told.err
+        assert "hookd_broken.py: no trial training was run; fix these problems first" in told.err
+        assert "sound: no problems found" in told.err
 
     def test_where_there_is_none_it_says_so(self, tmp_path):
         with pytest.raises(PluginError, match="there is no plugin in"):
@@ -430,7 +430,7 @@ class TestCommands:
         ast.parse((home / "hookd_spread" / "__init__.py").read_text())
         assert (home / "hookd_spread" / "py.typed").exists()
         assert main(["plugin", "new", "spread", "--dir", str(tmp_path)]) == 2
-        assert "is there already" in capsys.readouterr().err
+        assert "already exists" in capsys.readouterr().err
 
     @pytest.mark.parametrize("more", [[], ["--daemon"]])
     def test_what_a_new_package_declares_is_there(self, tmp_path, more):
@@ -476,7 +476,7 @@ class TestCommands:
         assert main(["plugin", "check", str(one.file), "--python", str(tmp_path / "none")]) == 1
         said = capsys.readouterr()
         assert "psutil has compiled code" in said.out
-        assert "nothing to mend" not in said.err
+        assert "no problems found" not in said.err
         assert "No such file" in said.err
 
 

@@ -74,7 +74,7 @@ def test_a_filter_shows_what_contains_it_and_esc_clears_it(opened):
     press(opened, "escape")
     assert len(named(opened)) == len(NAMES)
     press(opened, "/", *"nowhere")
-    assert "nothing contains that" in shown(opened)[-2]
+    assert "no row contains this text" in shown(opened)[-2]
     press(opened, "escape", "escape")
     assert "RUN" in shown(opened)[1]
 

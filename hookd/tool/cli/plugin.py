@@ -1,4 +1,4 @@
-"""`hookd plugin`: which plugins there are, and those of a target."""
+"""`hookd plugin`: list plugins, and load, change and unload those of a target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def plugin() -> None:
-    """Look at plugins, and change those of a target."""
+    """List, write and check plugins, and change those of a target."""
 
 
 plugin.add_command(plugin_new.new)
@@ -32,62 +32,63 @@ plugin.add_command(plugin_check.bench)
 @options.host
 @options.json
 def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, as_json: bool) -> int:
-    """List the plugins that `-p NAME` finds, and the files of --plugin-dir that cannot be read.
+    """List the available plugins, or those of a target.
 
-    With a TARGET list those that are loaded there, with their options, and those that its own environment has.
+    Without a TARGET, list the plugins that `-p NAME` can load, and report files of --plugin-dir that are not valid. With a
+    TARGET, list the plugins that are loaded there, with their options, and those installed in its environment.
     """
     if pid is not None:
         return loaded(targets.report(pid, targets.daemon(host)), plugin_dirs, as_json=as_json)
-    found, broken = installed(plugin_dirs), unreadable(plugin_dirs)
+    available, broken = installed(plugin_dirs), unreadable(plugin_dirs)
     hosted = in_daemon(plugin_dirs, host)
     if as_json:
-        output.emit({"plugins": found, "daemon": hosted, "unreadable": [error.as_json() for error in broken]})
+        output.emit({"plugins": available, "daemon": hosted, "unreadable": [error.as_json() for error in broken]})
     else:
-        rows = [(one["name"], one["version"] or "-", _habit(one), one["summary"], one["entry"]) for one in found]
-        output.show(output.fill(output.table("PLUGIN", "VERSION", "", "WHAT IT DOES", "FROM"), rows))
+        rows = [(row["name"], row["version"] or "-", _note(row), row["summary"], row["entry"]) for row in available]
+        output.show(output.fill(output.table("PLUGIN", "VERSION", "", "DESCRIPTION", "FROM"), rows))
         show_in_daemon(hosted)
     for error in broken:
         output.complain(error)
     return max((error.exit_code for error in broken), default=0)
 
 
-def _habit(one: dict[str, Any]) -> str:
-    if one["is_default"]:
+def _note(row: dict[str, Any]) -> str:
+    if row["is_default"]:
         return "by default"
-    return "changes training" if one["mutates"] else ""
+    return "changes training" if row["mutates"] else ""
 
 
 def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Describe every plugin that can be found, from its source: nothing is imported."""
+    """Describe every available plugin from its source; no plugin is imported."""
     from hookd.tool.attach import sources
     from hookd.tool.config import DEFAULT_PLUGINS
 
     defaults = {spec.name for spec in DEFAULT_PLUGINS}
-    found = []
+    plugins = []
     for name in sources.names(plugin_dirs):
         source = sources.find(name, plugin_dirs)
         summary, mutates, _ = sources.read(source)
         is_default = name in defaults
-        found.append({
+        plugins.append({
             "name": name, "version": source.version, "entry": source.entry, "origin": source.origin,
             "sha256": source.sha256, "summary": summary, "mutates": mutates, "is_default": is_default,
         })  # fmt: skip
-    return found
+    return plugins
 
 
 def unreadable(plugin_dirs: Sequence[Path]) -> list[PluginError]:
-    """Give an error for each file that is no Python."""
+    """Return an error for each file that is not valid Python."""
     from hookd.tool.attach import sources
 
-    found = [one for directory in plugin_dirs for one in sources.in_directory(directory)]
-    return [one for one in found if isinstance(one, PluginError)]
+    entries = [entry for directory in plugin_dirs for entry in sources.in_directory(directory)]
+    return [entry for entry in entries if isinstance(entry, PluginError)]
 
 
 TARGET = click.argument("pid", metavar="TARGET", type=options.Pid())
 NAME = click.argument("name", metavar="NAME")
 SETTINGS = click.argument("settings", metavar="[KEY=VALUE]…", nargs=-1)
 TIMEOUT = click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, metavar="S",
-                       show_default=True, help="Seconds that it may take until the training's next step.")  # fmt: skip
+                       show_default=True, help="Maximum wait, in seconds, for the training step at which the change takes place.")  # fmt: skip
 
 
 @plugin.command()
@@ -99,7 +100,10 @@ TIMEOUT = click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, mi
 @options.host
 @options.json
 def enable(*, pid: int, name: str, settings: tuple[str, ...], plugin_dirs: tuple[Path, ...], **how: Any) -> int:
-    """Load a plugin into a target; one that changes the training, into all ranks of its job at one step."""
+    """Load a plugin into a target.
+
+    A plugin that changes the training is loaded into all ranks of the job at the same step.
+    """
     return _change("load", pid, name, settings, plugin_dirs=plugin_dirs, **how)
 
 
@@ -110,7 +114,10 @@ def enable(*, pid: int, name: str, settings: tuple[str, ...], plugin_dirs: tuple
 @options.host
 @options.json
 def disable(*, pid: int, name: str, **how: Any) -> int:
-    """Take a plugin out of a target; one that changes the training, out of all ranks of its job at one step."""
+    """Unload a plugin from a target.
+
+    A plugin that changes the training is unloaded from all ranks of the job at the same step.
+    """
     return _change("unload", pid, name, **how)
 
 
@@ -122,9 +129,9 @@ def disable(*, pid: int, name: str, **how: Any) -> int:
 @options.host
 @options.json
 def reload(*, pid: int, name: str, plugin_dirs: tuple[Path, ...], **how: Any) -> int:
-    """Put the present source of a loaded plugin in the place of the old one; options and counters go on.
+    """Replace a loaded plugin with the current version of its source.
 
-    What is refused changes nothing: the old one goes on.
+    Its options and counters are kept. If the new version is refused, the old one keeps running.
     """
     return _change("reload", pid, name, plugin_dirs=plugin_dirs, **how)
 
@@ -137,12 +144,13 @@ def reload(*, pid: int, name: str, plugin_dirs: tuple[Path, ...], **how: Any) ->
 @options.host
 @options.json
 def config(*, pid: int, name: str, settings: tuple[str, ...], **how: Any) -> int:
-    """Change options of a loaded plugin; those that are not named stay, KEY= takes one back.
+    """Change options of a loaded plugin.
 
-    Refused options change nothing.
+    Options that are not named keep their values; KEY= resets an option to its default. If one option is refused, none is
+    changed.
     """
     if not settings:
-        raise click.UsageError(f"Which options? Write them as `hookd plugin config {pid} {name} key=value`.")
+        raise click.UsageError(f"No options given. Write them as `hookd plugin config {pid} {name} key=value`.")
     return _change("configure", pid, name, settings, **how)
 
 
@@ -162,16 +170,16 @@ def _change(  # noqa: PLR0913 - the options of four commands
         answer = {"pid": pid, **change(pid, op, spec, plugin_dirs, timeout_s)}
     if as_json:
         output.emit(answer)
-    output.say(_told(op, name, answer))
+    output.say(_outcome(op, name, answer))
     return 0
 
 
-def _told(op: str, name: str, answer: dict[str, Any]) -> str:
+def _outcome(op: str, name: str, answer: dict[str, Any]) -> str:
     ranks, steps = answer["ranks"], answer.get("step", {})
     where = f"process {answer['pid']}" if len(ranks) == 1 else f"all {len(ranks)} ranks"
-    what = {"load": "loaded into", "unload": "taken out of", "configure": "changed in", "reload": "reloaded in"}[op]
+    change = {"load": "loaded into", "unload": "unloaded from", "configure": "changed in", "reload": "reloaded in"}[op]
     if answer["state"] == "pending":
-        return f"{name} will be {what} {where} at the next step, which has not come yet"
+        return f"{name} will be {change} {where} at the next step, which has not begun yet"
     words = [text for text in steps.values() if text]
-    of = f"{name} {answer['version']}" if answer.get("version") else name
-    return f"{of} was {what} {where}" + (f" at {words[0]}" if words else "")
+    plugin_name = f"{name} {answer['version']}" if answer.get("version") else name
+    return f"{plugin_name} was {change} {where}" + (f" at {words[0]}" if words else "")

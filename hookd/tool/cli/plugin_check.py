@@ -1,6 +1,6 @@
-"""`hookd plugin check` and `hookd plugin bench`: what an author should mend, and what the plugin costs.
+"""`hookd plugin check` and `hookd plugin bench`: find problems in a plugin, and measure its cost.
 
-The half for targets is run by a Python with torch, the half for the daemon by the one that runs hookd.
+A plugin for targets is run by a Python with torch, a daemon plugin by the Python that runs hookd.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 300
 PATH = click.argument("path", metavar="PATH")
 PYTHON = click.option(
-    "--python", metavar="PROGRAM", default=sys.executable, help="A Python that has torch; by default hookd's own."
+    "--python",
+    metavar="PROGRAM",
+    default=sys.executable,
+    help="A Python interpreter with torch.  [default: hookd's own]",
 )
 SETTINGS = click.option(
     "-o", "--option", "settings", metavar="KEY=VALUE", multiple=True, help="An option of the plugin."
@@ -38,44 +41,48 @@ SETTINGS = click.option(
 @PYTHON
 @SETTINGS
 @click.option("--daemon-option", "daemon_settings", metavar="KEY=VALUE", multiple=True,
-              help="An option of the plugin's half in the daemon.")  # fmt: skip
-@click.option("--static", is_flag=True, help="Look at the source only; nothing is run.")
+              help="An option of the daemon plugin.")  # fmt: skip
+@click.option("--static", is_flag=True, help="Check the source only; run nothing.")
 @options.json
 def check(
     *, path: str, python: str, settings: tuple[str, ...], daemon_settings: tuple[str, ...], static: bool, as_json: bool
 ) -> int:
-    """Say what is wrong with a plugin, where, and what to do: a file, a folder, or an installed name.
+    """Check a plugin, and report each problem with its place and a fix.
 
-    Its source is read, and a small model is trained with it and without it; a half for the daemon is hosted once, with
-    ranks that come and go. That runs the plugin's code with your rights: use --static for code that you do not trust.
-    Exit code 1: something is wrong.
+    PATH is a file, a folder, or the name of an installed plugin. The source is analyzed, and a small model is trained with
+    the plugin and without it. A daemon plugin is run once, with simulated ranks that join and leave. This runs the
+    plugin's code with your rights: use --static for code that you do not trust. Exit code 1: problems were found.
     """
     from hookd.tool.check import source
 
     unread: list[NotPython] = []
-    found = source.subjects(path, unread)
-    reports = [_read(subject, found) for subject in found]
+    subjects = source.subjects(path, unread)
+    reports = [_read(subject, subjects) for subject in subjects]
     broken = [_broken(error) for error in unread]
-    sound = [one for one, report in zip(found, reports, strict=True) if all(it.is_warning for it in report["problems"])]
+    sound = [
+        subject
+        for subject, report in zip(subjects, reports, strict=True)
+        if all(problem.is_warning for problem in report["problems"])
+    ]
     chosen, daemon_chosen = _options(settings), _options(daemon_settings)
     try:
-        targets = [one for one in sound if one.half == "target" and not static]
+        targets = [subject for subject in sound if subject.half == "target" and not static]
         ran = _run(targets, "check", python, chosen) if targets else {}
-        for subject, report in zip(found, reports, strict=True):
+        for subject, report in zip(subjects, reports, strict=True):
             if subject.entry in ran:
                 _add_run(report, subject, ran[subject.entry])
             elif subject in sound and subject.half == "daemon" and not static:
                 _add_rehearsal(report, subject, _rehearse(subject, daemon_chosen))
-    except HookdError:  # a trial that hangs, say: what was found without it is told all the same
+    except HookdError:  # such as a trial that hangs: the problems found in the source are reported all the same
         if not as_json:
             for report in [*broken, *reports]:
-                _show_found(report)
+                _show_problems(report)
         raise
     reports = [*broken, *reports]
-    is_good = all(one.is_warning for report in reports for one in report["problems"])
+    is_good = all(problem.is_warning for report in reports for problem in report["problems"])
     if as_json:
-        told = [{**one, "problems": [problem.as_json() for problem in one["problems"]]} for one in reports]
-        output.emit({"plugins": told, "ok": is_good})
+        rows = [{**report, "problems": [problem.as_json() for problem in report["problems"]]} for report in reports]
+        output.emit({"plugins": rows, "ok": is_good})
     else:
         for report in reports:
             _show(report)
@@ -88,21 +95,24 @@ def check(
 @SETTINGS
 @options.json
 def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -> int:
-    """Measure what each hook of a plugin costs, on a model of 200 small modules and on a transformer block."""
+    """Measure the cost of each hook of a plugin.
+
+    It is measured on a model of 200 small modules and on a transformer block. PATH is as for `hookd plugin check`.
+    """
     from hookd.tool.check import source
 
     reports = []
-    subjects = [one for one in source.subjects(path) if one.half == "target"]
+    subjects = [subject for subject in source.subjects(path) if subject.half == "target"]
     if not subjects:
         raise PluginError(
-            f"there is no plugin for targets in {path}", hint="What runs in the daemon costs a training nothing."
+            f"there is no plugin for targets in {path}", hint="A daemon plugin costs the training nothing."
         )
     ran = _run(subjects, "bench", python, _options(settings))
     for subject in subjects:
-        found = ran[subject.entry]
-        if "refused" in found:
-            raise PluginError(found["refused"], hint=found["hint"])
-        reports.append({"plugin": subject.name, **found})
+        measured = ran[subject.entry]
+        if "refused" in measured:
+            raise PluginError(measured["refused"], hint=measured["hint"])
+        reports.append({"plugin": subject.name, **measured})
     if as_json:
         output.emit({"plugins": reports})
     else:
@@ -114,45 +124,45 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
 def _options(settings: tuple[str, ...]) -> dict[str, str]:
     for text in settings:
         if "=" not in text:
-            raise click.UsageError(f"An option is written KEY=VALUE, not {text!r}.")
+            raise click.UsageError(f"Write an option as KEY=VALUE, not as {text!r}.")
     return dict(text.split("=", 1) for text in settings)
 
 
-def _read(subject: Subject, beside: Sequence[Subject]) -> dict[str, Any]:
-    """Say what is wrong with the source."""
+def _read(subject: Subject, all_subjects: Sequence[Subject]) -> dict[str, Any]:
+    """Return the report on a plugin's source; the plugin is not run."""
     from hookd.tool.check import types
     from hookd.tool.check.problem import Problem
 
     try:
-        found = _by_text(subject, beside)
+        problems = _source_problems(subject, all_subjects)
     except RecursionError:
         why = "its code is nested too deeply to be checked"
-        found = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
+        problems = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
     report: dict[str, Any] = {
         "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "uncalled": [], "is_run": False,
     }  # fmt: skip
     report["is_typed"] = types.is_possible()
-    if report["is_typed"] and all(one.is_warning for one in found):
-        _progress(f"{subject.name or subject.class_name}: mypy looks at the types")
-        found += types.problems(subject)
-    return {**report, "problems": sorted(set(found))}
+    if report["is_typed"] and all(problem.is_warning for problem in problems):
+        _progress(f"{subject.name or subject.class_name}: checking types with mypy")
+        problems += types.problems(subject)
+    return {**report, "problems": sorted(set(problems))}
 
 
-def _by_text(subject: Subject, beside: Sequence[Subject]) -> list[Problem]:
+def _source_problems(subject: Subject, all_subjects: Sequence[Subject]) -> list[Problem]:
     from hookd.tool.check import attributes, blocking, names, packaging, signatures
 
-    found = [*signatures.problems(subject), *packaging.problems(subject)]
+    problems = [*signatures.problems(subject), *packaging.problems(subject)]
     if subject.half == "target":
-        found += [*blocking.problems(subject), *attributes.problems(subject)]
+        problems += [*blocking.problems(subject), *attributes.problems(subject)]
     else:
-        others = (one for one in beside if one.half == "target" and one.name == subject.name)
-        found += (problem for other in others for problem in names.twice(subject, other))
-    found += [one for file in subject.files for one in names.declared(file, subject.half)]
-    return found
+        others = (other for other in all_subjects if other.half == "target" and other.name == subject.name)
+        problems += (problem for other in others for problem in names.twice(subject, other))
+    problems += [problem for file in subject.files for problem in names.declared(file, subject.half)]
+    return problems
 
 
 def _broken(error: NotPython) -> dict[str, Any]:
-    """Report a file in which no plugin can be found."""
+    """Return the report on a file that is not valid Python, so that no plugin can be found in it."""
     from hookd.tool.check.problem import Problem
 
     problem = Problem(str(error.file), error.line, "source", f"not valid Python: {error.why}")
@@ -163,113 +173,118 @@ def _broken(error: NotPython) -> dict[str, Any]:
 
 
 def _add_run(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
-    report["problems"] = sorted({*report["problems"], *_of_run(subject, ran)})
+    report["problems"] = sorted({*report["problems"], *_trial_problems(subject, ran)})
     report |= {"is_run": True, "mutates": ran.get("mutates", False)}
     report |= {"hooks": ran.get("hooks", {}), "uncalled": ran.get("uncalled", [])}
 
 
 def _add_rehearsal(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
-    report["problems"] = sorted({*report["problems"], *_of_rehearsal(subject, ran, report["problems"])})
+    report["problems"] = sorted({*report["problems"], *_rehearsal_problems(subject, ran, report["problems"])})
     report |= {"is_run": True, "hosted": ran.get("hooks", [])}
 
 
-def _of_rehearsal(subject: Subject, ran: dict[str, Any], found: list[Problem]) -> list[Problem]:
-    """Say what came out of hosting it."""
+def _rehearsal_problems(subject: Subject, ran: dict[str, Any], already_known: list[Problem]) -> list[Problem]:
+    """Return the problems found when a daemon plugin was run, without those already found."""
     from hookd.tool.check import names
     from hookd.tool.check.problem import Problem
 
     file, line = str(subject.file), subject.tree.lineno
     if "refused" in ran:
-        fix = "" if "cannot be imported" in ran["refused"] else "what it needs is given by --daemon-option KEY=VALUE"
+        fix = "" if "cannot be imported" in ran["refused"] else "set required options with --daemon-option KEY=VALUE"
         return [Problem(file, line, "refused", ran["refused"], fix)]
-    told = [
-        Problem(one["file"] or file, one["line"] or line, "raised", f"{one['hook']}: {one['text']}")
-        for one in ran["raised"]
+    problems = [
+        Problem(error["file"] or file, error["line"] or line, "raised", f"{error['hook']}: {error['text']}")
+        for error in ran["raised"]
     ]
-    known = {one.message for one in found}
-    for one in ran["metrics"]:
-        told += names.lint(one["kind"], one["name"], one["help"], one["labels"], file=file, line=line, half="daemon")
-    return [one for one in told if one.message not in known]
+    known = {problem.message for problem in already_known}
+    for metric in ran["metrics"]:
+        problems += names.lint(
+            metric["kind"], metric["name"], metric["help"], metric["labels"], file=file, line=line, half="daemon"
+        )
+    return [problem for problem in problems if problem.message not in known]
 
 
 def _progress(message: str) -> None:
-    """Say to a person who waits what is being done."""
+    """Print the current activity, if stderr is a terminal."""
     if sys.stderr.isatty():
         output.say(f"... {message}")
 
 
-def _of_run(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
-    """Say what came out of training with it."""
+def _trial_problems(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
+    """Return the problems found when a model was trained with a plugin."""
     from hookd.tool.check import names
     from hookd.tool.check.problem import Problem
 
     file, line = str(subject.file), subject.tree.lineno
     if "refused" in ran:
         return [Problem(ran.get("file") or file, ran.get("line") or line, "refused", ran["refused"], ran["hint"])]
-    found = [
-        Problem(one["file"] or file, one["line"] or line, "raised", f"{one['hook']} raised {one['error']}")
-        for one in ran["raised"]
+    problems = [
+        Problem(error["file"] or file, error["line"] or line, "raised", f"{error['hook']} raised {error['error']}")
+        for error in ran["raised"]
     ]
-    if ran["errors"] and not found:
-        found.append(Problem(file, line, "raised", ran["logs"][-1] if ran["logs"] else "a hook has failed"))
-    fix = "an observer must change nothing: no operation in place, no random numbers; see docs/plugins.md"
+    if ran["errors"] and not problems:
+        problems.append(Problem(file, line, "raised", ran["logs"][-1] if ran["logs"] else "a hook raised an exception"))
+    fix = "an observer must change nothing: no in-place operations, no random numbers; see docs/plugins.md"
     if ran["broken"]:
-        found.append(Problem(file, line, "changed", f"the training fails with it: {ran['broken']}", fix))
+        problems.append(Problem(file, line, "changed", f"the training fails with the plugin: {ran['broken']}", fix))
     if ran["difference"]:
-        found.append(Problem(file, line, "changed", f"the training goes another way with it: {ran['difference']}", fix))
-    for one in ran["metrics"]:
-        name = one["name"].removeprefix(f"hookd_{subject.name}_")
-        found += names.lint(one["kind"], name, "told", one["labels"], file=one["file"], line=one["line"])
-    return found
+        problems.append(Problem(file, line, "changed", f"the plugin changes the training: {ran['difference']}", fix))
+    for metric in ran["metrics"]:
+        name = metric["name"].removeprefix(f"hookd_{subject.name}_")
+        problems += names.lint(metric["kind"], name, "told", metric["labels"], file=metric["file"], line=metric["line"])
+    return problems
 
 
 def _rehearse(subject: Subject, chosen: dict[str, str]) -> dict[str, Any]:
-    """Host a daemon half once, in a process of the Python that runs hookd: that is where it will be.
+    """Run a daemon plugin once, in a new process of the Python that runs hookd, as the daemon would.
 
     Raises:
         HookdError: the process ended without an answer.
     """
-    _progress(f"a daemon hosts {subject.name}")
+    _progress(f"running {subject.name} in a simulated daemon")
     with tempfile.TemporaryDirectory() as home:
         out = Path(home, "answer.json")
         request = {"name": subject.name, "files": [str(file) for file in subject.files], "options": chosen}
         request |= {"entry": subject.entry, "directory": str(subject.directory), "out": str(out)}
-        status, told = _script(sys.executable, Path(home), _REHEARSAL, request, TIMEOUT_S)
+        status, stderr = _script(sys.executable, Path(home), _REHEARSAL, request, TIMEOUT_S)
         if not out.exists():
-            raise _unanswered(status, told)
+            raise _unanswered(status, stderr)
         return _answer(out)
 
 
 def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Train with each plugin in a process of another Python, which needs torch and nothing else; by `entry`.
+    """Train with each plugin in a process of another Python, and return the results by `entry`.
+
+    That Python needs torch and nothing else.
 
     Raises:
         HookdError: reason "no-torch"; or the process ended without an answer.
     """
     from hookd.tool.attach import payload
 
-    _progress(f"a small model is trained with {', '.join(one.name for one in subjects)}, and without")
+    _progress(f"training a small model with and without {', '.join(subject.name for subject in subjects)}")
     with tempfile.TemporaryDirectory() as home:
         payload.unpack_testing(Path(home))
-        outs = {one.entry: Path(home, f"answer{at}.json") for at, one in enumerate(subjects)}
+        outs = {subject.entry: Path(home, f"answer{at}.json") for at, subject in enumerate(subjects)}
         plugins = [
-            {"entry": one.entry, "directory": str(one.directory), "out": str(outs[one.entry])} for one in subjects
+            {"entry": subject.entry, "directory": str(subject.directory), "out": str(outs[subject.entry])}
+            for subject in subjects
         ]
         request = {"what": what, "options": chosen, "plugins": plugins}
-        status, told = _script(python, Path(home), _MAIN, request, TIMEOUT_S * len(subjects))
+        status, stderr = _script(python, Path(home), _MAIN, request, TIMEOUT_S * len(subjects))
         if all(out.exists() for out in outs.values()):
             return {entry: _answer(out) for entry, out in outs.items()}
     if status == _NO_TORCH:
-        hint = "Give one that has it (--python /path/to/python), or look at the source only (--static)."
-        raise HookdError(f"{python} has no torch, so nothing can be trained with it", reason="no-torch", hint=hint)
-    raise _unanswered(status, told)
+        hint = "Name an interpreter that has it (--python /path/to/python), or check the source only (--static)."
+        raise HookdError(f"{python} has no torch, so no trial training can run", reason="no-torch", hint=hint)
+    raise _unanswered(status, stderr)
 
 
 def _answer(out: Path) -> dict[str, Any]:
-    """Read what a trial has written: the plugin's code could as well have written it.
+    """Read the answer that a trial has written.
 
     Raises:
-        HookdError: it is not an answer.
+        HookdError: the file is not an answer; the plugin's code can write to it as well.
     """
     from hookd.tool.attach.trusted import ANYBODY
 
@@ -277,17 +292,17 @@ def _answer(out: Path) -> dict[str, Any]:
         return dict(json.loads(ANYBODY.read(out)))
     except (PluginError, ValueError, TypeError, RecursionError) as error:
         raise HookdError(
-            "the trial has written something else than its answer", hint="Look at the plugin's code."
+            "the trial's answer is malformed", hint="The plugin's code may have overwritten it: check that code."
         ) from error
 
 
-def _unanswered(status: int, told: str) -> HookdError:
-    return HookdError(told.strip()[-2000:] or f"the trial ended with {status}")
+def _unanswered(status: int, stderr: str) -> HookdError:
+    return HookdError(stderr.strip()[-2000:] or f"the trial ended with exit code {status}, without an answer")
 
 
 def _script(python: str, home: Path, main: str, request: dict[str, Any], timeout_s: float) -> tuple[int, str]:
-    """Run a text as a script: its folder comes first on the path, whatever lies in the current one."""
-    script = home / "trial.py"
+    """Run source code as a script, and return its exit code and the end of its stderr."""
+    script = home / "trial.py"  # Python puts the script's folder first on sys.path, not the current directory
     script.write_text(main)
     return trial.finished([python, str(script), json.dumps(request)], timeout_s)
 
@@ -308,40 +323,38 @@ main()
 
 
 def _show(report: dict[str, Any]) -> None:
-    """Print the findings, and what each hook costs."""
-    _show_found(report)
+    """Print the problems, and the cost of each hook."""
+    _show_problems(report)
     _show_run(report)
 
 
-def _show_found(report: dict[str, Any]) -> None:
-    """Print the findings as a compiler does."""
+def _show_problems(report: dict[str, Any]) -> None:
+    """Print the problems as a compiler does."""
     here = Path.cwd()
-    for one in report["problems"]:
-        file = Path(one.file)
+    for problem in report["problems"]:
+        file = Path(problem.file)
         short = file.relative_to(here) if file.is_relative_to(here) else file
-        where = f"{short}:{one.line}" if one.line else str(short)
-        kind = "warning" if one.is_warning else "error"
-        click.echo(output.plain(f"{where}: {kind}: {one.message} [{one.rule}]", lines=True))
-        if one.fix:
-            click.echo(output.plain(f"    {one.fix}", lines=True))
+        where = f"{short}:{problem.line}" if problem.line else str(short)
+        kind = "warning" if problem.is_warning else "error"
+        click.echo(output.plain(f"{where}: {kind}: {problem.message} [{problem.rule}]", lines=True))
+        if problem.fix:
+            click.echo(output.plain(f"    {problem.fix}", lines=True))
 
 
 def _show_run(report: dict[str, Any]) -> None:
-    rows = [(hook, str(told["calls"]), _ns(told)) for hook, told in report["hooks"].items()]
+    rows = [(hook, str(cost["calls"]), _ns(cost)) for hook, cost in report["hooks"].items()]
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
     if report["uncalled"]:
-        named = ", ".join(report["uncalled"])
-        output.say(
-            f"{report['plugin']}: no module of the small models made a call of {named}: test it on a model of yours"
-        )
-    if all(one.is_warning for one in report["problems"]):
-        ran = f", and {_hosted(report) if report['half'] == 'daemon' else _trained(report)}" if report["is_run"] else ""
-        typed = "" if report["is_typed"] else "; types were not looked at (pip install mypy)"
-        output.say(f"{_titled(report)}: nothing to mend{ran}{typed}")
+        hooks = ", ".join(report["uncalled"])
+        output.say(f"{report['plugin']}: the small models never called {hooks}: test it with a model of your own")
+    if all(problem.is_warning for problem in report["problems"]):
+        ran = f"; {_hosted(report) if report['half'] == 'daemon' else _trained(report)}" if report["is_run"] else ""
+        typed = "" if report["is_typed"] else "; types were not checked (pip install mypy)"
+        output.say(f"{_titled(report)}: no problems found{ran}{typed}")
     elif not report["is_run"]:
-        done = "nothing was trained with it" if report["half"] == "target" else "it was not hosted"
-        output.say(f"{_titled(report)}: {done} before this is mended")
+        skipped = "no trial training was run" if report["half"] == "target" else "it was not run in a daemon"
+        output.say(f"{_titled(report)}: {skipped}; fix these problems first")
 
 
 def _titled(report: dict[str, Any]) -> str:
@@ -350,31 +363,36 @@ def _titled(report: dict[str, Any]) -> str:
 
 
 def _hosted(report: dict[str, Any]) -> str:
-    return f"a daemon has hosted it with ranks that came and went ({', '.join(report['hosted']) or 'it has no hooks'})"
+    return f"tested with simulated ranks joining and leaving ({', '.join(report['hosted']) or 'it has no hooks'})"
 
 
 def _trained(report: dict[str, Any]) -> str:
     return (
-        "it changes the training, as it says" if report["mutates"] else "the training is the same with it, bit for bit"
+        "it changes the training, as it declares"
+        if report["mutates"]
+        else "the training is bit for bit the same with it"
     )
 
 
-def _ns(told: dict[str, float]) -> str:
-    return f"{output.seconds(told['ns'] / 1e9)} ({output.seconds(told['low_ns'] / 1e9)} to {output.seconds(told['high_ns'] / 1e9)})"
+def _ns(cost: dict[str, float]) -> str:
+    return f"{output.seconds(cost['ns'] / 1e9)} ({output.seconds(cost['low_ns'] / 1e9)} to {output.seconds(cost['high_ns'] / 1e9)})"
 
 
 def _show_bench(report: dict[str, Any]) -> None:
-    for model, told in report["models"].items():
+    for model, measured in report["models"].items():
         table = output.table(
-            "HOOK", ">CALLS", ">PER CALL", ">BYTES, AT MOST", ">BYTES, KEPT", title=f"{report['plugin']} on {model}"
+            "HOOK", ">CALLS", ">PER CALL", ">PEAK BYTES", ">KEPT BYTES", title=f"{report['plugin']} on {model}"
         )
         rows = [
-            (hook, str(one["calls"]), _ns(one), f"{one['peak_bytes']:.0f}", f"{one['kept_bytes']:.0f}")
-            for hook, one in told["hooks"].items()
+            (hook, str(cost["calls"]), _ns(cost), f"{cost['peak_bytes']:.0f}", f"{cost['kept_bytes']:.0f}")
+            for hook, cost in measured["hooks"].items()
         ]
-        ratio, control = (_bounds(told[key]) for key in ("ratio", "control"))
-        output.show(output.fill(table, rows), f"a step takes {ratio} times as long with it; plain to plain {control}\n")
+        ratio, control = (_bounds(measured[key]) for key in ("ratio", "control"))
+        output.show(
+            output.fill(table, rows),
+            f"a step takes {ratio} times as long with the plugin; without it, {control} times (control)\n",
+        )
 
 
-def _bounds(told: dict[str, float]) -> str:
-    return f"{told['median']:.3f} ({told['low']:.3f} to {told['high']:.3f})"
+def _bounds(interval: dict[str, float]) -> str:
+    return f"{interval['median']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"

@@ -1,7 +1,7 @@
-"""`hookd plugin new`: a package with a plugin in it, or with both halves of one, that passes its own tests.
+"""`hookd plugin new`: write a package with a plugin, and optionally a daemon plugin, that passes its own tests.
 
-Templates are files that end in `.in`. Those of `templates/daemon` come beside those of `templates/plugin`; one that ends
-in `.more` is added to the file of its name.
+Templates are files that end in `.in`. With a daemon plugin, those of `templates/daemon` are used in addition to those of
+`templates/plugin`; a template that ends in `.more` is appended to the file of its name.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ TEMPLATES = Path(__file__).parent.parent / "templates"
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), default=Path(),
-              help="Where the folder hookd-NAME is made; by default here.")  # fmt: skip
-@click.option("--daemon", "has_daemon", is_flag=True, help="With a half that runs in the daemon and sees all ranks.")
+              help="Create the folder hookd-NAME here.  [default: the current directory]")  # fmt: skip
+@click.option(
+    "--daemon", "has_daemon", is_flag=True, help="Add a daemon plugin, which runs in the daemon and sees all ranks."
+)
 @options.json
 def new(*, name: str, directory: Path, has_daemon: bool, as_json: bool) -> int:
-    """Write a package with a plugin NAME: its source, tests, README and entry points."""
+    """Write a package with a new plugin.
+
+    The package is written to the folder hookd-NAME: source, tests, README and entry points.
+    """
     _require_free(name)
     home = directory / f"hookd-{name}"
     if home.exists():
-        raise PluginError(f"{home} is there already", reason="exists", hint="Take another name, or another --dir.")
+        raise PluginError(f"{home} already exists", reason="exists", hint="Choose another name, or another --dir.")
     written = write(name, home, has_daemon=has_daemon)
     if as_json:
         output.emit({"plugin": name, "directory": str(home), "files": [str(path) for path in written]})
@@ -45,34 +50,34 @@ def new(*, name: str, directory: Path, has_daemon: bool, as_json: bool) -> int:
 
 
 def _require_free(name: str) -> None:
-    """Refuse what cannot be a plugin's name, or is one already.
+    """Raise if the name is not valid for a plugin, or is taken.
 
     Raises:
-        PluginError: says why.
+        PluginError: with the reason.
     """
     from hookd.api.compatibility import CORE, is_name
     from hookd.tool.attach import sources
 
     if not is_name(name) or not name.isascii() or keyword.iskeyword(name):
-        hint = f"It begins with none of {', '.join(sorted(CORE))}, which are hookd's own."
-        raise PluginError(f"{name!r} cannot be a plugin's name: it is a lower-case word, such as spread", hint=hint)
+        hint = f"Its first word must not be one of hookd's own: {', '.join(sorted(CORE))}."
+        raise PluginError(f"{name!r} cannot be a plugin's name: use a lower-case word, such as spread", hint=hint)
     if name in sources.names():
-        raise PluginError(f"there is a plugin {name!r} already", hint="`hookd plugin list` shows all of them.")
+        raise PluginError(f"a plugin {name!r} already exists", hint="`hookd plugin list` lists all plugins.")
 
 
 def write(name: str, home: Path, *, has_daemon: bool = False) -> list[Path]:
-    """Write the files of a new plugin into a folder that is made for it; give their paths."""
+    """Write the files of a new plugin into a new folder, and return their paths."""
     from hookd.api.compatibility import API_VERSION
 
     words = {
         "name": name, "module": f"hookd_{name}", "class_name": "".join(part.capitalize() for part in name.split("_")),
-        "summary": "The largest magnitude of what linear layers give, and how often they are called.", "api": API_VERSION,
+        "summary": "The largest magnitude of outputs of linear layers, and the number of their calls.", "api": API_VERSION,
     }  # fmt: skip
-    # The daemon imports its half, and the package above it: the half for targets cannot stand there, or the daemon has both.
+    # The daemon imports the daemon plugin, and with it the package's __init__. The plugin for targets therefore needs a module
+    # of its own; otherwise the daemon would import it as well.
     words["target"] = words["module"] + (".target" if has_daemon else "")
-    words["first"] = (
-        "    pip install '.[daemon]'\n" if has_daemon else ""
-    )  # a plugin directory has no packages of two halves
+    # A plugin directory cannot hold a package that has a daemon plugin as well.
+    words["first"] = "    pip install '.[daemon]'\n" if has_daemon else ""
     words["where"] = "" if has_daemon else " --plugin-dir ."
     written: dict[Path, None] = {}
     for folder in ("plugin", "daemon") if has_daemon else ("plugin",):
@@ -93,5 +98,5 @@ def _place(template: Path, words: Mapping[str, str], *, has_daemon: bool) -> Pat
 
 
 def written_module(name: str, *, has_daemon: bool = False) -> str:
-    """Give the path of the file to edit first, inside the package's folder."""
+    """Return the path of the file to edit first, relative to the package's folder."""
     return f"hookd_{name}/{'target' if has_daemon else '__init__'}.py"

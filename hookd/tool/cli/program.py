@@ -1,4 +1,4 @@
-"""A process of the demo: its output goes into files, which is where we read it."""
+"""A process of `hookd demo`, whose output is written to files and read from there."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 PATIENCE_S = 180.0
-"""How long to wait for a sign of life: far longer than one takes to come; torch takes a minute to import on a busy machine."""
+"""Longest wait without new output. Importing torch takes a minute on a busy machine, so this is far longer."""
 LONGEST_S = 1800.0
-"""How long to wait for anything, whatever is printed meanwhile."""
+"""Longest wait in total, even if output keeps coming."""
 TELL_S = 15.0
-"""So often a person who waits is told for what."""
+"""Interval of the messages that say what the demo is waiting for."""
 
 
 class Program:
     """A running process.
 
     Args:
-        words: its command line.
-        base: its stdout is written to `base`.out, its stderr to `base`.err.
-        variables: of its environment, beside ours.
+        words: the command line.
+        base: stdout is written to `base`.out, stderr to `base`.err.
+        variables: environment variables, added to ours.
     """
 
     def __init__(self, words: Sequence[str], base: Path, variables: Mapping[str, str]) -> None:
         self._out, self._err = base.with_suffix(".out"), base.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            # Not where the user is: `python -m` imports from there first, and others may write there.
+            # Not in the current directory: `python -m` imports from it first, and others may be able to write there.
             self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -56,15 +56,15 @@ class Program:
         self._process.send_signal(number)
 
     def wait(self, what: str) -> int:
-        """Wait for the end, which `what` names, and return the exit status."""
+        """Wait for the process to end, and return its exit status; messages call this `what`."""
         return until(self._process.poll, what)
 
     def lines(self) -> list[str]:
-        """Give the whole lines of stdout so far."""
+        """Return the complete lines of stdout so far."""
         return [line[:-1] for line in self._out.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def line(self, pattern: str, what: str) -> re.Match[str]:
-        """Wait for a line of stdout that matches; `what` says to a person what it is."""
+        """Return the match of the first line of stdout that matches; messages call it `what`."""
 
         def search() -> re.Match[str] | None:
             return next(filter(None, (re.search(pattern, line) for line in self.lines())), None)
@@ -72,31 +72,31 @@ class Program:
         return self._until(search, what)
 
     def more_lines(self, count: int) -> str:
-        """Wait for `count` more lines of stdout, and give the last one."""
+        """Wait for `count` more lines of stdout, and return the last one."""
         goal = len(self.lines()) + count
         return self._until(lambda: self.lines() if len(self.lines()) >= goal else None, f"{count} more steps")[-1]
 
     def answer(self) -> dict[str, Any]:
-        """Wait until stdout is a whole JSON object, and give it."""
+        """Wait until stdout is a complete JSON object, and return it."""
 
         def parse() -> dict[str, Any] | None:
             with contextlib.suppress(json.JSONDecodeError):
                 return dict(json.loads(self._out.read_text()))
             return None
 
-        return self._until(parse, "what `hookd attach` has to say")
+        return self._until(parse, "the answer of `hookd attach`")
 
     def _until(self, condition: Callable[[], T | None], what: str) -> T:
         def watched() -> T | None:
             has_ended = self._process.poll() is not None
-            found = condition()  # it may have said it with its last breath
+            found = condition()  # checked after the poll: the last output may have satisfied it
             require(found is not None or not has_ended, f"{what} from a process that ended: {self._err.read_text()}")
             return found
 
         return until(watched, what, self.lines)
 
     def end(self) -> None:
-        """Make sure that it does not outlive us."""
+        """Terminate the process if it still runs, and wait for it."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -108,7 +108,7 @@ class Program:
 
 @contextlib.contextmanager
 def started(words: Sequence[str], base: Path, **variables: str) -> Iterator[Program]:
-    """Run a process for as long as the block."""
+    """Run a process in a context, and end it on exit."""
     program = Program(words, base, variables)
     try:
         yield program
@@ -117,17 +117,19 @@ def started(words: Sequence[str], base: Path, **variables: str) -> Iterator[Prog
 
 
 def until(condition: Callable[[], T | None], what: str, lines: Callable[[], list[str]] = list) -> T:
-    """Wait until a condition gives something that is not None, and give that; say now and then what is waited for.
+    """Wait until a condition returns something other than None, and return that.
+
+    Every `TELL_S` a message says what the wait is for.
 
     Args:
-        condition: asked again and again.
-        what: is waited for, in words.
-        lines: that are printed by who works on it. As long as more of them come it is slow, not stuck.
+        condition: called repeatedly.
+        what: names the awaited thing in messages.
+        lines: returns the output of the process that works on it. While it grows, the process is slow, not stuck.
 
     Raises:
         HookdError: it takes too long.
     """
-    began = moved = told = time.monotonic()
+    began = moved = reported = time.monotonic()
     count = 0
     while (found := condition()) is None:
         now, printed = time.monotonic(), lines()
@@ -135,9 +137,9 @@ def until(condition: Callable[[], T | None], what: str, lines: Callable[[], list
             count, moved = len(printed), now
         if now - moved > PATIENCE_S or now - began > LONGEST_S:
             raise _gave_up(what, now - began)
-        if now - told > TELL_S:
-            told = now
-            output.say(f"   (slow: waiting for {what} since {now - began:.0f} s{_where(printed)})")
+        if now - reported > TELL_S:
+            reported = now
+            output.say(f"   (slow: waiting for {what} for {now - began:.0f} s{_where(printed)})")
         time.sleep(0.02)
     return found
 
@@ -148,16 +150,16 @@ def _where(printed: list[str]) -> str:
 
 def _gave_up(what: str, waited_s: float) -> HookdError:
     return HookdError(
-        f"the demo gave up after {waited_s:.0f} s of waiting for {what}", reason="demo",
-        hint="If the machine is busy, try again when it is less so. `hookd doctor` tells what else may be in the way.",
+        f"the demo gave up after waiting {waited_s:.0f} s for {what}", reason="demo",
+        hint="If the machine is busy, try again later. `hookd doctor` checks for other causes.",
     )  # fmt: skip
 
 
 def require(is_so: bool, what: str) -> None:
-    """Check that the demo goes as it should.
+    """Raise if the demo did not do what it should.
 
     Raises:
-        HookdError: it does not.
+        HookdError: the condition is false.
     """
     if not is_so:
-        raise HookdError(f"the demo failed; expected: {what}", reason="demo", hint="`hookd doctor` may know why.")
+        raise HookdError(f"the demo failed; expected: {what}", reason="demo", hint="`hookd doctor` may find the cause.")

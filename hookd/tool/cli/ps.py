@@ -1,4 +1,4 @@
-"""`hookd ps`: the training processes of this machine."""
+"""`hookd ps`: list the training processes of this machine."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ COMMAND_WIDTH = 70
 
 
 @click.command()
-@click.option("-a", "--all", "everything", is_flag=True, help="Also those that are passed over (workers, launchers…).")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Also list skipped processes, such as workers and launchers."
+)
 @options.user
 @options.json
 def ps(*, everything: bool, user: int | None, as_json: bool) -> None:
-    """List training processes: attached, attachable, or why not."""
+    """List training processes, and whether hookd can attach to each.
+
+    The state of a process is attached, attachable or skipped; a note gives the reason why it is skipped.
+    """
     from hookd.tool.attach.discover import LAUNCHER, candidates
 
-    every = [one for one in candidates() if user in (None, one.uid)]
-    found = [one for one in every if everything or one.state != "skipped"]
-    launchers = {one.pid for one in every if one.why == LAUNCHER}
-    rows = [_row(one, launchers) for one in sorted(found, key=lambda one: (one.state, one.pid))]
+    processes = [process for process in candidates() if user in (None, process.uid)]
+    listed = [process for process in processes if everything or process.state != "skipped"]
+    launchers = {process.pid for process in processes if process.why == LAUNCHER}
+    rows = [_row(process, launchers) for process in sorted(listed, key=lambda process: (process.state, process.pid))]
     if as_json:
         output.emit({"processes": rows})
         return
     if not rows:
-        for line in _nothing(every, user):
+        for line in _nothing(processes, user):
             output.say(line)
         return
     has_notes = any(_note(row) for row in rows)
@@ -41,36 +46,36 @@ def ps(*, everything: bool, user: int | None, as_json: bool) -> None:
     output.show(output.fill(table, [_cells(row, has_notes=has_notes) for row in rows]))
 
 
-def _nothing(every: Sequence[Candidate], user: int | None) -> Iterator[str]:
-    """Say that there is nothing to attach to, and what was passed over."""
+def _nothing(processes: Sequence[Candidate], user: int | None) -> Iterator[str]:
+    """Yield the message for an empty list, and the skipped processes with the reasons."""
     from hookd.tool.linux.owner import user_name
 
     whose = "" if user is None else f" of user {user_name(user)}"
-    if not every:
-        yield f"no Python process with torch{whose} is running here that you may see"
+    if not processes:
+        yield f"no Python process with torch{whose} is running here that is visible to you"
         return
     yield f"no process{whose} can be attached to; `hookd ps --all` lists what was skipped:"
-    yield from targets.told_skipped({"pid": one.pid, "why": one.why} for one in every)
+    yield from targets.told_skipped({"pid": process.pid, "why": process.why} for process in processes)
 
 
 def _note(row: dict[str, Any]) -> str:
-    """Say why not, or what `hookd attach --tree` wants to be told."""
+    """Return why a process is skipped, or else the launcher whose pid `hookd attach --tree` needs."""
     return row["why"] or (f"a rank of {row['launcher']} (--tree)" if row["launcher"] else "")
 
 
-def _row(one: Candidate, launchers: Collection[int]) -> dict[str, Any]:
+def _row(process: Candidate, launchers: Collection[int]) -> dict[str, Any]:
     from hookd.tool.attach import discover, process_tree
     from hookd.tool.linux.owner import user_name
 
     return {
-        "pid": one.pid,
-        "state": one.state,
-        "why": one.why,
-        "uid": one.uid,
-        "user": user_name(one.uid),
-        "age_s": round(discover.age_s(one.start), 1),
-        "cmdline": list(one.cmdline),
-        "launcher": next((above for above in process_tree.above(one.pid) if above in launchers), None),
+        "pid": process.pid,
+        "state": process.state,
+        "why": process.why,
+        "uid": process.uid,
+        "user": user_name(process.uid),
+        "age_s": round(discover.age_s(process.start), 1),
+        "cmdline": list(process.cmdline),
+        "launcher": next((parent for parent in process_tree.above(process.pid) if parent in launchers), None),
     }
 
 
@@ -86,11 +91,15 @@ def _cells(row: dict[str, Any], *, has_notes: bool) -> tuple[str, ...]:
 
 
 def command(cmdline: Sequence[str], width: int) -> str:
-    """Write a command line so that what tells one job from another is seen: the script's name and its arguments."""
+    """Format a command line in at most `width` characters.
+
+    The script's name and its arguments are kept, because they distinguish jobs; directories are shortened first.
+    """
     from hookd.tool.linux import commandline
 
     first, *rest = cmdline or [""]
-    words = [first if set(first) & set(" :") else PurePath(first).name, *rest]  # else a title that it has given itself
+    # A first word with a blank or a colon is not a path but a title that the process has set, such as "ray::run /a/b".
+    words = [first if set(first) & set(" :") else PurePath(first).name, *rest]
     script, _ = commandline.program(cmdline)
     if len(" ".join(words)) > width and "/" in script and script in rest:
         words[1 + rest.index(script)] = f"…/{PurePath(script).name}"

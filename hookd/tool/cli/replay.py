@@ -1,7 +1,7 @@
-"""`hookd replay BUNDLE`: make a module call that went wrong again, in a fresh process that has torch.
+"""`hookd replay BUNDLE`: repeat the module call that produced a bad value, in a new process with torch.
 
-This process never imports torch: `hookd_nan.bundle.replay` does, in a process of the interpreter that is asked for,
-with nothing of ours but the sources that an agent would have.
+This process never imports torch. `hookd_nan.bundle.replay` does, in a process of the chosen interpreter, which gets only
+those sources of hookd that an agent has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TORCH = 77
 BOOT = f"""
 import sys
 root, request, answer, *more = sys.argv[1:]
-sys.path[:] = [root, *more, *(one for one in sys.path if one)]
+sys.path[:] = [root, *more, *(entry for entry in sys.path if entry)]
 import importlib.util
 sys.dont_write_bytecode = True
 if importlib.util.find_spec("torch") is None:
@@ -36,25 +36,27 @@ if importlib.util.find_spec("torch") is None:
 from hookd_nan.bundle.replay import main
 main([request, answer])
 """
-"""Run with `-c`; the directory in which it is run is importable only where a person has allowed an import."""
+"""Run with `-c`. The current directory is importable only if an option allows imports."""
 KINDS = {"nan": "NaN", "inf": "Inf"}
 
 
-@click.command(short_help="Call the module of a bundle again, and say what comes out.")
+@click.command(short_help="Repeat the module call of a bundle, and compare the result.")
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--source", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-              help="The training script, for modules whose classes stand in it: runs its imports, classes and functions.")  # fmt: skip
+              help="The training script, if it defines classes of modules; its imports, classes and functions are run.")  # fmt: skip
 @click.option("--allow-import", "allow", multiple=True, metavar="MODULE",
-              help="Import classes from MODULE and what is below it, which runs its code; may be repeated.")  # fmt: skip
+              help="Import classes from MODULE and its submodules, which runs their code; may be repeated.")  # fmt: skip
 @click.option(
     "--python",
     default=sys.executable,
     metavar="PYTHON",
-    help="The interpreter with the training's torch.  [default: hookd's own]",
+    help="A Python interpreter with the training's torch.  [default: hookd's own]",
 )
-@click.option("--device", metavar="DEVICE", help="Where to run it.  [default: where it ran, if that is here; else cpu]")
+@click.option(
+    "--device", metavar="DEVICE", help="Device to run on.  [default: the recorded one if available, else cpu]"
+)
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
-              metavar="S", help="Seconds that it may take.")  # fmt: skip
+              metavar="S", help="Maximum time for the replay, in seconds.")  # fmt: skip
 @options.json
 def replay(
     *,
@@ -66,31 +68,31 @@ def replay(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Call the module of a bundle again, and say what comes out and which operation made the first bad value.
+    """Repeat the module call of a bundle, and find the operation that produced the first bad value.
 
-    BUNDLE is a directory that `-p nan:capture=true` has had written; the incident names it. Reading it runs no code, and
-    the classes of modules are torch.nn's unless an option allows others. Exit code 0: the failure is seen again; 1: it is
-    not, or the call cannot be made; 2: the bundle is broken, or needs an option.
+    BUNDLE is a directory written by `-p nan:capture=true`; the incident names it. Reading it runs no code, and only
+    module classes of torch.nn are used unless an option allows others. Exit code 0: the failure was reproduced; 1: it was
+    not, or the call could not be made; 2: the bundle is broken, or an option is missing.
     """
     request = {"bundle": str(bundle.absolute()), "source": source and str(source), "allow": allow, "device": device}
-    found = answer(request, python, timeout_s)
-    if "error" in found:
-        kind = UsageError if found["exit_code"] == UsageError.exit_code else HookdError
-        raise kind(found["error"], reason=found["reason"], hint=found["hint"])
-    if not found["is_reproduced"]:
-        found["reason"] = "raised" if found["raised"] else "not-reproduced"
+    result = answer(request, python, timeout_s)
+    if "error" in result:
+        kind = UsageError if result["exit_code"] == UsageError.exit_code else HookdError
+        raise kind(result["error"], reason=result["reason"], hint=result["hint"])
+    if not result["is_reproduced"]:
+        result["reason"] = "raised" if result["raised"] else "not-reproduced"
     if as_json:
-        output.emit(found)
+        output.emit(result)
     else:
-        show(found)
-    return 0 if found["is_reproduced"] else 1
+        show(result)
+    return 0 if result["is_reproduced"] else 1
 
 
 def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, Any]:
-    """Have it done, and give what came of it.
+    """Run the replay in a new process, and return its result.
 
     Raises:
-        HookdError: the process that was to do it could not.
+        HookdError: the process could not be started, took too long, or failed.
     """
     from hookd.tool.attach import payload
 
@@ -107,63 +109,65 @@ def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, 
         except OSError as error:
             raise UsageError(f"{python} cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            hint = "--timeout gives it longer."
-            raise HookdError(f"the replay was not done within {timeout_s:g} s", reason="timeout", hint=hint) from error
+            hint = "Allow more time with --timeout."
+            raise HookdError(
+                f"the replay did not finish within {timeout_s:g} s", reason="timeout", hint=hint
+            ) from error
         if done.returncode == 0 and answered.exists():
             return dict(_clean(json.loads(answered.read_text())))
         raise _died(done, python)
 
 
 def _clean(value: Any) -> Any:
-    """Take out of text what could do something to a terminal: a bundle may be anybody's."""
+    """Remove control characters from all text: a bundle is not trusted, and text is printed to a terminal."""
     if isinstance(value, str):
         return output.plain(value)
     if isinstance(value, dict):
-        return {_clean(key): _clean(one) for key, one in value.items()}
-    return [_clean(one) for one in value] if isinstance(value, list) else value
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
 
 
 def _died(done: subprocess.CompletedProcess[str], python: str) -> HookdError:
     if done.returncode == NO_TORCH:
         hint = "Name the interpreter of the training's environment with --python."
         return UsageError(f"{python} has no torch", reason="no-torch", hint=hint)
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     how = f"status {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
     return HookdError(f"the process of the replay ended with {how}: {last}", reason="died")
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print it for a person."""
-    made = found["made_by"]
-    kind, where = KINDS.get(found["kind"], found["kind"]), found["where"]
+def show(result: dict[str, Any]) -> None:
+    """Print the result for a person."""
+    made = result["made_by"]
+    kind, where = KINDS.get(result["kind"], result["kind"]), result["where"]
     click.echo(
         output.wrap(
-            f"{found['module']} ({found['class']}): {kind}, {where}, step {found['step']} of run {made.get('run')}"
+            f"{result['module']} ({result['class']}): {kind}, {where}, step {result['step']} of run {made.get('run')}"
         )
     )
     click.echo(
         output.wrap(
-            f"recorded with torch {made.get('torch')}, called again with torch {found['torch']} on {found['device']}"
+            f"recorded with torch {made.get('torch')}, called again with torch {result['torch']} on {result['device']}"
         )
     )
     click.echo()
-    output.show(table(found))
+    output.show(table(result))
     click.echo()
-    for line in conclusion(found):
+    for line in conclusion(result):
         click.echo(output.wrap(line))
-    if found["first"] is not None:
-        click.echo("\nwhere that was, the innermost line last:")
-        for line in found["first"]["stack"]:
+    if result["first"] is not None:
+        click.echo("\nstack of that operation, innermost line last:")
+        for line in result["first"]["stack"]:
             click.echo(f"  {line}")
 
 
-def table(found: dict[str, Any]) -> Table:
-    """Tabulate what went in, what came out, and what came out then."""
+def table(result: dict[str, Any]) -> Table:
+    """Return a table of the inputs, the outputs, and the recorded outputs."""
     rows = []
     for title, key in TITLES:
-        for one in found[key]:
-            shape = "x".join(map(str, one["shape"])) or "scalar"
-            rows.append((f"{title} {one['name']}", shape, one["dtype"], *(str(one[n]) for n in COUNTS)))
+        for tensor in result[key]:
+            shape = "x".join(map(str, tensor["shape"])) or "scalar"
+            rows.append((f"{title} {tensor['name']}", shape, tensor["dtype"], *(str(tensor[n]) for n in COUNTS)))
     return output.fill(output.table("TENSOR", "SHAPE", "TYPE", ">ELEMENTS", ">NAN", ">INF"), rows)
 
 
@@ -174,22 +178,22 @@ TITLES = (
 COUNTS = ("elements", "nan_count", "inf_count")
 
 
-def conclusion(found: dict[str, Any]) -> Iterator[str]:
-    """Say what it means."""
-    for note in found["notes"]:
+def conclusion(result: dict[str, Any]) -> Iterator[str]:
+    """Yield lines that interpret the result."""
+    for note in result["notes"]:
         yield f"note: {note}"
-    if found["raised"]:
-        yield f"the call raised {found['raised']}"
+    if result["raised"]:
+        yield f"the call raised {result['raised']}"
         yield "not reproduced"
         return
-    first = found["first"]
+    first = result["first"]
     if first is not None:
         counts = f"{first['nan_count']} NaN and {first['inf_count']} Inf in {first['elements']}"
-        yield f"first bad value: {first['operation']} in {first['module']}, {counts}, of inputs that were good"
-    if not found["is_output_known"]:
-        yield "reproduced" if found["is_reproduced"] else "not reproduced"
+        yield f"first bad value: {first['operation']} in {first['module']}, {counts}; its inputs were good"
+    if not result["is_output_known"]:
+        yield "reproduced" if result["is_reproduced"] else "not reproduced"
         return
-    same = "bit for bit what was recorded" if found["is_bit_equal"] else "not bit for bit what was recorded"
-    if not found["is_bit_equal"] and not found["is_state_known"]:
-        same += " (with which random numbers it was called is not known)"
-    yield f"{'reproduced' if found['is_reproduced'] else 'not reproduced'}; the output is {same}"
+    same = "bit for bit what was recorded" if result["is_bit_equal"] else "not bit for bit what was recorded"
+    if not result["is_bit_equal"] and not result["is_state_known"]:
+        same += " (the state of the random number generators is not known)"
+    yield f"{'reproduced' if result['is_reproduced'] else 'not reproduced'}; the output is {same}"

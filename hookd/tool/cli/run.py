@@ -1,4 +1,4 @@
-"""`hookd run -- COMMAND`: the agent is there from the first step on."""
+"""`hookd run -- COMMAND`: start a command with the agent in place from the first step."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Start a command and watch every training it becomes.",
+    short_help="Start a command, and observe its training processes.",
     context_settings={"allow_interspersed_args": False},
 )
 @click.argument("command", metavar="-- CMD…", nargs=-1, required=True)
 @options.plugins
-@click.option("--run", "name", metavar="NAME", help="The label `run`.  [default: found from the environment]")
-@click.option("--listen", metavar="ADDR", help="Serve the metrics of this command on HOST:PORT.  [default: what the "
-              "daemon serves that runs here, else 127.0.0.1:9465]")  # fmt: skip
+@click.option("--run", "name", metavar="NAME", help="The label `run`.  [default: derived from the environment]")
+@click.option("--listen", metavar="ADDR", help="Serve the metrics of this command on HOST:PORT.  [default: the "
+              "address of the daemon if one runs here, else 127.0.0.1:9465]")  # fmt: skip
 @options.plugin_dirs
-@click.option("--json", "as_json", is_flag=True, help="Print what keeps the command from starting as JSON, too.")
+@click.option("--json", "as_json", is_flag=True, help="If the command cannot be started, print the error as JSON.")
 def run(
     *,
     command: tuple[str, ...],
@@ -38,12 +38,12 @@ def run(
     name: str | None,
     listen: str | None,
     plugin_dirs: tuple[Path, ...],
-    as_json: bool,  # noqa: ARG001  main looks at it
+    as_json: bool,  # noqa: ARG001  read in `main`
 ) -> None:
-    """Start a command, and watch every training process that it becomes, through torchrun and the like.
+    """Start a command, and observe every training process that it starts, also through launchers such as torchrun.
 
-    hookd need not be installed in the environment of the command. The exit code is the command's. The daemon that
-    runs here (`hookd serve`) serves its metrics; where none does, they are served from here while the command runs.
+    hookd need not be installed in the environment of the command. The exit code is that of the command. The daemon of
+    this machine (`hookd serve`) serves the metrics; without one, this process serves them while the command runs.
     """
     from hookd.tool.attach import AttachRequest
     from hookd.tool.attach import command as process
@@ -63,26 +63,26 @@ def run(
 
 
 @contextlib.contextmanager
-def _beside(config: ServeConfig, is_asked: bool, pid: int, prepared: Launch) -> Iterator[None]:  # noqa: FBT001
+def _beside(config: ServeConfig, is_required: bool, pid: int, prepared: Launch) -> Iterator[None]:  # noqa: FBT001
     with contextlib.ExitStack() as stack:
-        output.say(_serve(config, stack, pid, is_asked=is_asked))
+        output.say(_serve(config, stack, pid, is_required=is_required))
         yield
         _tell_end(prepared)
 
 
-def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_asked: bool) -> str:
-    """See to it that somebody serves the command's metrics, and say who does.
+def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_required: bool) -> str:
+    """Serve the command's metrics if no daemon does, and return a message with their address.
 
-    The command is what a person waits for: a daemon that does not answer keeps it from running as little as a taken
-    address does, unless that was asked for.
+    The command matters most: neither a daemon that does not answer nor an address in use stops it, unless --listen
+    requires the address.
 
     Raises:
-        HookdError: the address that was asked for cannot be had, or HOOKD_HOST is none.
+        HookdError: the address of --listen cannot be used, or HOOKD_HOST is not valid.
     """
     from hookd.tool.cli import beside
 
     warning = ""
-    if not is_asked:
+    if not is_required:
         try:
             client = targets.daemon(None, timeout_s=targets.ANSWER_S)
             if client is not None:
@@ -90,18 +90,18 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_ask
         except UsageError:
             raise
         except HookdError as error:
-            warning = f"hookd: warning: {error.message}; the command runs all the same\n"
+            warning = f"hookd: warning: {error.message}; the command runs anyway\n"
     try:
         url = stack.enter_context(beside.serving(config, pid))
     except HookdError as error:
-        if is_asked:
+        if is_required:
             raise
-        return f"{warning}hookd: metrics are not served: {error.message}; the command runs all the same. {error.hint}"
-    return f"{warning}metrics on {url}/metrics, as long as the command runs"
+        return f"{warning}hookd: metrics are not served: {error.message}; the command runs anyway. {error.hint}"
+    return f"{warning}metrics on {url}/metrics while the command runs"
 
 
 def _tell_end(prepared: Launch) -> None:
     for pid, why in prepared.failures().items():
-        output.say(f"hookd: process {pid} was not watched: {why}")
+        output.say(f"hookd: process {pid} was not observed: {why}")
     if not prepared.has_started():
         output.say("hookd: no process of this command imported torch with hookd in it")

@@ -1,4 +1,4 @@
-"""`hookd report RUN` and `hookd report '#ID'`: ranks beside each other, and one incident."""
+"""`hookd report RUN` and `hookd report '#ID'`: compare the ranks of a run, and show one incident."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SLOW = 1.1
-"""So many times the median is called slow."""
+"""A rank is slow if its step takes this many times the median."""
 
 
 def ranks(reports: Sequence[dict[str, Any]]) -> Table:
-    """Tabulate the ranks of a run: where each stands, and its time beside the median of all."""
-    head = (">RANK", ">PID", "STATE", ">STEPS", ">A STEP", ">MEDIANS", ">FWD", ">DATA", ">COST", ">TOLD")
+    """Return a table of a run's ranks: the progress of each, and its step time compared with the median."""
+    head = (">RANK", ">PID", "STATE", ">STEPS", ">A STEP", ">MEDIANS", ">FWD", ">DATA", ">COST", ">INC")
     table = output.table(*head)
     table.collapse_padding = True  # ten columns fit into 80
     median = median_step(reports)
-    return output.fill(table, [_cells(one, median) for one in reports])
+    return output.fill(table, [_cells(report, median) for report in reports])
 
 
 def owners(reports: Sequence[dict[str, Any]]) -> str:
-    """Name the user to whom the ranks of a run belong; the ranks of a run have one."""
-    return ", ".join(sorted({targets.owner(one) for one in reports} - {""}))
+    """Return the name of the user to whom the ranks of a run belong; normally there is one."""
+    return ", ".join(sorted({targets.owner(report) for report in reports} - {""}))
 
 
 def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
@@ -51,26 +51,29 @@ def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
 
 
 def median_step(reports: Sequence[dict[str, Any]]) -> float | None:
-    """Give the median of the ranks' mean time of a step, in seconds."""
-    times = [seconds for one in reports if (seconds := step_seconds(one))]
+    """Return the median of the ranks' mean step times, in seconds."""
+    times = [seconds for report in reports if (seconds := step_seconds(report))]
     return statistics.median(times) if times else None
 
 
 def of_step(report: dict[str, Any], phase: str) -> float | None:
-    """Give the seconds of a step that a phase takes: ranks that wait for each other differ in these."""
+    """Return the seconds per step that a phase takes.
+
+    Ranks that wait for each other have equal step times, but differ in these.
+    """
     seconds, share = step_seconds(report), dict(phases(report)).get(phase)
     return seconds * share if seconds and share is not None else None
 
 
 def ratio(seconds: float | None, median: float | None) -> str:
-    """Write a time as a multiple of the median, `slow` where it is one."""
+    """Format a step time as a multiple of the median, with `slow` if it exceeds `SLOW`."""
     if not seconds or not median or seconds < 0:
         return "-"
     return f"{seconds / median:.2f}x" + (" slow" if seconds > SLOW * median else "")
 
 
 def incidents(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Give a line for each incident."""
+    """Yield a line for each incident."""
     if not rows:
         yield "incidents: none"
         return
@@ -79,7 +82,7 @@ def incidents(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def incident(row: dict[str, Any]) -> Iterator[str]:
-    """Tell all that is kept of one incident."""
+    """Yield lines with everything stored about one incident."""
     from hookd.tool.daemon.incidents.incident_log import plain
 
     number = "not stored yet" if row["id"] is None else f"incident #{row['id']}"
@@ -96,22 +99,22 @@ def _field(name: str, value: Any) -> Iterator[str]:
 
     if isinstance(value, list) and value and not short(value):
         yield f"{name}:"
-        for one in value:
-            yield "  " + plain(one if isinstance(one, str) else _words(one))
+        for item in value:
+            yield "  " + plain(item if isinstance(item, str) else _words(item))
     else:
         yield f"{name}: {plain(short(value) or _words(value))}"
 
 
 def _words(value: Any) -> str:
-    """Write a value: an object of plain ones as `key value, …`, as far as it says something; anything else as JSON."""
-    if not isinstance(value, dict) or not all(_is_plain(one) for one in value.values()):
+    """Format an object of plain values as `key value, …`, without empty ones; anything else as JSON."""
+    if not isinstance(value, dict) or not all(_is_plain(item) for item in value.values()):
         return json.dumps(output.finite(value))
-    return ", ".join(f"{key} {_part(key, one)}" for key, one in value.items() if one not in (None, ""))
+    return ", ".join(f"{key} {_part(key, item)}" for key, item in value.items() if item not in (None, ""))
 
 
 def _is_plain(value: object) -> bool:
     inner = value.values() if isinstance(value, dict) else ()
-    return not isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in inner)
+    return not isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in inner)
 
 
 def _part(key: str, value: Any) -> str:
@@ -123,6 +126,6 @@ def _part(key: str, value: Any) -> str:
 
 
 def clock(unix_s: float) -> str:
-    """Write the time of day to the millisecond: events lie close together."""
+    """Format the time of day to the millisecond, since events are close together."""
     day, dot, rest = moment(unix_s).partition(" ")
     return f"{rest}.{int(unix_s % 1 * 1000):03}" if dot else day

@@ -1,4 +1,4 @@
-"""`hookd serve`: the daemon of a node."""
+"""`hookd serve`: run the daemon of a node."""
 
 from __future__ import annotations
 
@@ -9,35 +9,47 @@ import click
 
 
 @click.command(short_help="Serve the metrics of all training processes of this node.")
-@click.option("--listen", metavar="HOST:PORT", help="Where /metrics is.  [default: 127.0.0.1:9465]")
+@click.option("--listen", metavar="HOST:PORT", help="Address on which to serve /metrics.  [default: 127.0.0.1:9465]")
 @click.option(
     "--web-config",
     type=click.Path(path_type=Path),
-    help="TLS and passwords for it: a file in the format of Prometheus' exporter-toolkit.",
+    help="File with TLS settings and passwords, in the format of Prometheus' exporter-toolkit.",
 )
 @click.option(
     "--allow-host",
     "allow_hosts",
     metavar="NAME",
     multiple=True,
-    help="Another name under which /metrics may be asked for, such as '*.example.org'; may be repeated.",
+    help="Accept requests for this host name as well, such as '*.example.org'; may be repeated.",
 )
 @click.option(
     "--control",
     type=click.Path(path_type=Path),
-    help="The control socket.  [default: /run/hookd/control.sock, or under XDG_RUNTIME_DIR]",
+    help="Control socket.  [default: /run/hookd/control.sock, or under XDG_RUNTIME_DIR]",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="A TOML file; flags and HOOKD_… variables win over it.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="TOML file with settings; flags and HOOKD_… variables override it.",
+)
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Where incidents are kept.  [default: /var/lib/hookd, or under XDG_STATE_HOME]",
+    help="Directory in which incidents are stored.  [default: /var/lib/hookd, or under XDG_STATE_HOME]",
 )
 @click.option(
-    "--linger-s", type=float, metavar="S", help="How long a dead target's counters are served.  [default: 120]"
+    "--linger-s",
+    type=float,
+    metavar="S",
+    help="Seconds for which the counters of a dead target are still served.  [default: 120]",
 )
-@click.option("--hang-after-s", type=float, metavar="S", help="How long a silent rank is given.  [default: 60]")
-@click.option("--lease-s", type=float, metavar="S", help="How long agents outlive the daemon.  [default: 900]")
+@click.option(
+    "--hang-after-s",
+    type=float,
+    metavar="S",
+    help="Seconds without an event before a rank is reported as hanging.  [default: 60]",
+)
+@click.option("--lease-s", type=float, metavar="S", help="Seconds for which agents outlive the daemon.  [default: 900]")
 @click.option(
     "--plugin-dir",
     "plugin_dirs",
@@ -60,9 +72,9 @@ def serve(
 ) -> int:
     """Serve the metrics of all training processes of this node, until SIGTERM or Ctrl-C.
 
-    It attaches to what the rules of its configuration name, to processes with HOOKD=1 in their environment, and where
-    `hookd attach PID` tells it to. Agents that are there already (an earlier daemon's, or those of `hookd run`) are
-    found at once.
+    The daemon attaches to processes that match the rules of its configuration, to processes with HOOKD=1 in their
+    environment, and on request of `hookd attach PID`. Existing agents, of an earlier daemon or of `hookd run`, are found
+    at once.
     """
     from hookd.tool.cli import address
     from hookd.tool.config import load

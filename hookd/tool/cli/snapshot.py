@@ -1,4 +1,4 @@
-"""`hookd snapshot PID`: the models of a target as they are now, module by module."""
+"""`hookd snapshot PID`: show the current models of a target, module by module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LINES = 500
-"""So many lines are shown without --all."""
+"""Lines shown without --all."""
 SEEN = {
     "unheard": "no plugin listens",
     "unlearnt": "not learnt yet",
@@ -22,47 +22,53 @@ SEEN = {
     "never_called": "never called",
     "container": "",
 }
-"""States in words, where the word in JSON is none."""
+"""Descriptions of states whose name in JSON is not readable."""
 KIND_WIDTH, SIZE_WIDTH = 24, 7
 
 
-@click.command(short_help="Show the models of a target as they are.")
+@click.command(short_help="Show the current models of a target.")
 @click.argument("pid", type=options.Pid())
-@click.option("-d", "--depth", type=click.IntRange(min=0), metavar="N", help="Show modules down to N below a root.")
-@click.option("-a", "--all", "everything", is_flag=True, help=f"Show all, not the first {LINES} lines.")
+@click.option(
+    "-d", "--depth", type=click.IntRange(min=0), metavar="N", help="Show modules up to N levels below a root."
+)
+@click.option("-a", "--all", "everything", is_flag=True, help=f"Show all lines, not only the first {LINES}.")
 @options.json
 def snapshot(*, pid: int, depth: int | None, everything: bool, as_json: bool) -> None:
-    """Show the models of a target as they are: modules, parameters, buffers, hooks, and what hookd sees of each.
+    """Show the current models of a target: modules, parameters, buffers, hooks, and what hookd observes of each.
 
-    The target is asked; no tensor's data is touched, and no device waits.
+    The agent in the target answers. It reads no tensor data, and no device has to synchronize.
     """
     from hookd.tool.attach.modules import snapshot as look
 
-    found = look(pid)
+    result = look(pid)
     if as_json:
-        output.emit(found)
+        output.emit(result)
         return
-    if not found["modules"]:
-        output.say("no module has been called since hookd is there")
+    if not result["modules"]:
+        output.say("no module has been called since the attach")
         return
-    usual = _usual(found["modules"])
-    lines = [line for module in found["modules"] if _is_shown(module, depth) for line in _module(module, usual)]
+    usual = _usual(result["modules"])
+    lines = [line for module in result["modules"] if _is_shown(module, depth) for line in _module(module, usual)]
     limit = None if everything else LINES
     for line in lines[:limit]:
         click.echo(line)
     if limit is not None and len(lines) > limit:
-        click.echo(f"... {len(lines) - limit} more lines: --all shows them, --depth N the upper modules")
+        click.echo(
+            f"... {len(lines) - limit} more lines; use --all to show them, or --depth N to show only the upper modules"
+        )
     click.echo()
-    for line in _totals(found):
+    for line in _totals(result):
         click.echo(output.wrap(line))
     if usual:
         click.echo(
-            output.wrap(f"plugins that listen where nothing else is said: {', '.join(map(output.plain, usual))}")
+            output.wrap(
+                f"plugins that listen to a module unless it names others: {', '.join(map(output.plain, usual))}"
+            )
         )
 
 
 def _usual(modules: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Give the plugins that listen at most of the modules at which any does."""
+    """Return the most frequent set of plugins among modules that have any; () if none has."""
     counted = Counter(tuple(map(str, module["plugins"])) for module in modules if module["plugins"])
     return counted.most_common(1)[0][0] if counted else ()
 
@@ -72,7 +78,7 @@ def _is_shown(module: dict[str, Any], depth: int | None) -> bool:
 
 
 def _module(module: dict[str, Any], usual: tuple[str, ...]) -> Iterator[str]:
-    """Give a line for the module itself, and one for each of its tensors and hooks."""
+    """Yield a line for the module itself, and one for each of its tensors and hooks."""
     depth = depth_of(module["name"])
     indent = "  " * min(depth, 12)
     label = module["name"] if depth == 0 else module["name"].rpartition(".")[2]
@@ -81,13 +87,13 @@ def _module(module: dict[str, Any], usual: tuple[str, ...]) -> Iterator[str]:
     listening = tuple(map(str, module["plugins"]))
     plugins = f": {', '.join(listening)}" if listening and listening != usual else ""
     mode = ", eval mode" if module["training"] is False else ""
-    told = f"{module['class']}{inside}"
-    yield _line(f"{indent}{label}", told, "", f"{seen}{plugins}{mode}")
+    kind = f"{module['class']}{inside}"
+    yield _line(f"{indent}{label}", kind, "", f"{seen}{plugins}{mode}")
     for tensor in module["parameters"]:
         frozen = "frozen" if tensor.get("requires_grad") is False else ""
         yield _tensor(indent, tensor, frozen)
     for tensor in module["buffers"]:
-        yield _tensor(indent, tensor, "buffer" if tensor.get("persistent") else "buffer, in no state_dict")
+        yield _tensor(indent, tensor, "buffer" if tensor.get("persistent") else "buffer, not in the state_dict")
     for hook in module["hooks"]:
         on = f" on {hook['on']}" if "on" in hook else ""
         times = f" ({hook.get('count')}x)" if hook.get("count", 1) != 1 else ""
@@ -113,7 +119,10 @@ def _tensor(indent: str, tensor: dict[str, Any], note: str) -> str:
 
 
 def _line(name: str, kind: str, size: str, rest: str) -> str:
-    """Put a line into columns; names and notes have what the others leave, and a kind without a size has the size's room."""
+    """Format a line in columns.
+
+    Names and notes share the width that the other columns leave. Without a size, the kind gets the size's columns.
+    """
     width = output.columns()
     room = max(18, (width - KIND_WIDTH - SIZE_WIDTH) // 2)
     left_for_kind = KIND_WIDTH if size else KIND_WIDTH + SIZE_WIDTH
@@ -123,8 +132,8 @@ def _line(name: str, kind: str, size: str, rest: str) -> str:
     return (left + output.shorten(rest, max(8, width - len(left)))).rstrip()
 
 
-def _totals(found: dict[str, Any]) -> Iterator[str]:
-    totals = found["totals"]
+def _totals(result: dict[str, Any]) -> Iterator[str]:
+    totals = result["totals"]
     frozen = totals["parameters"] - totals["trainable"]
     yield (
         f"{totals['modules']} modules; {count(totals['parameters'])} parameters, of which {count(totals['trainable'])} require "
@@ -134,13 +143,13 @@ def _totals(found: dict[str, Any]) -> Iterator[str]:
     for row in totals["by"]:
         yield f"  {row['kind']} of {output.plain(row['dtype'])} on {output.plain(row['device'])}: {size(row['bytes'])}"
     if totals["unknown"]:
-        yield f"tensors that have no size yet, or do not tell it: {totals['unknown']}"
-    if found["is_cut"]:
-        yield "there are more modules than are asked for: this is the first part"
+        yield f"tensors without a size yet, or of unknown size: {totals['unknown']}"
+    if result["is_cut"]:
+        yield "the target has more modules than one request returns; this is the first part"
 
 
 def count(value: int | None) -> str:
-    """Write a number of elements for people: 12345678 is `12.3 M`."""
+    """Format a number of elements: 12345678 is `12.3 M`."""
     if value is None:
         return "?"
     for unit, name in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
@@ -150,7 +159,7 @@ def count(value: int | None) -> str:
 
 
 def size(value: int) -> str:
-    """Write bytes for people, in powers of two."""
+    """Format a number of bytes with binary prefixes."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= unit:
             return f"{value / unit:.3g} {name}"

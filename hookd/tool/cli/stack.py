@@ -1,4 +1,4 @@
-"""`hookd stack PID`: where each thread of a target is, also of one that hangs."""
+"""`hookd stack PID`: show where each thread of a target is, even if it hangs."""
 
 from __future__ import annotations
 
@@ -14,75 +14,78 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_FRAMES = 25
-"""So many frames of a thread are shown; `--json` gives all."""
+"""Frames shown of each thread; `--json` prints all."""
 DAEMON_S = 2.0
-"""How long the daemon may take to say how long the target has been silent."""
+"""Timeout of the request to the daemon for the time since the last event."""
 
 
 @click.command(short_help="Show where each thread of a target is.")
 @click.argument("pid", type=options.Pid())
 @click.option("--native", "with_native", is_flag=True,
-              help="Frames of C and C++ too (py-spy); the process stands still while they are read.")  # fmt: skip
+              help="Also show frames of C and C++ (py-spy); the process is stopped while they are read.")  # fmt: skip
 @click.option("--blocking", is_flag=True,
-              help="Let py-spy stop the process for a moment, rather than read while it runs.")  # fmt: skip
+              help="Let py-spy stop the process briefly, instead of reading while it runs.")  # fmt: skip
 @options.host
 @options.json
 def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_json: bool) -> None:
     """Show where each thread of a target is: module, step, Python and native stack.
 
-    It answers within seconds whatever the target does: also one that is stopped, or that hangs in a collective. The
-    modules come from its page; the Python stacks from its agent or, where that cannot answer, from py-spy if that is
-    installed (pip install 'hookd[stack]').
+    This works within seconds, even if the target is stopped or hangs in a collective. The modules are read from the
+    target's page. The Python stacks come from its agent or, if that does not answer, from py-spy, if installed
+    (pip install 'hookd[stack]').
     """
     from hookd.tool.attach.stack import stack as look
 
-    found = look(pid, with_native=with_native, blocking=blocking)
-    found["silent_s"] = _silent_s(pid, host)
+    result = look(pid, with_native=with_native, blocking=blocking)
+    result["silent_s"] = _silent_s(pid, host)
     if as_json:
-        output.emit(found)
+        output.emit(result)
         return
-    for line in _lines(found):
+    for line in _lines(result):
         click.echo(line)
 
 
 def _silent_s(pid: int, host: str | None) -> float | None:
-    """Ask who serves it (the daemon, a foreground attach) for how long there has been no event: it watches all the time."""
+    """Return the seconds since the last event, None if nobody knows.
+
+    The daemon or the foreground attach that serves the target knows, because it watches all the time.
+    """
     with contextlib.suppress(HookdError):
         age = targets.report(pid, targets.daemon(host, DAEMON_S)).get("target", {}).get("heartbeat_age_s")
         return float(age) if isinstance(age, (int, float)) else None
     return None
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    identity = found["identity"]
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    identity = result["identity"]
     script, run, rank = (output.plain(str(identity.get(key))) for key in ("script", "run", "rank"))
-    still = f": {found['state']}" if found["state"] in ("stopped", "traced", "ended") else ""
-    yield output.wrap(f"{script}: run {run}, rank {rank}, process {found['pid']}{still}")
-    if progress := ", ".join(_progress(found)):
+    still = f": {result['state']}" if result["state"] in ("stopped", "traced", "ended") else ""
+    yield output.wrap(f"{script}: run {run}, rank {rank}, process {result['pid']}{still}")
+    if progress := ", ".join(_progress(result)):
         yield output.wrap(progress)
-    for thread in found["threads"]:
+    for thread in result["threads"]:
         yield ""
-        yield from _thread(thread, found)
+        yield from _thread(thread, result)
     yield ""
-    for what, way in found["ways"].items():
+    for what, way in result["ways"].items():
         yield output.wrap(f"{what:7} {_way(way)}", " " * 8)
 
 
-def _progress(found: dict[str, Any]) -> Iterator[str]:
-    if found["last_step_s"] is not None:
-        yield f"the last step ended {output.seconds(found['last_step_s'])} ago"
-    if found["silent_s"] is not None:
-        yield f"the last event was {output.seconds(found['silent_s'])} ago"
+def _progress(result: dict[str, Any]) -> Iterator[str]:
+    if result["last_step_s"] is not None:
+        yield f"the last step ended {output.seconds(result['last_step_s'])} ago"
+    if result["silent_s"] is not None:
+        yield f"the last event was {output.seconds(result['silent_s'])} ago"
 
 
-def _thread(thread: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+def _thread(thread: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     kernel = thread["kernel"]
     where = (
         f"{kernel['state']}{' in ' + output.plain(kernel['where']) if kernel['where'] else ''}" if kernel else "gone"
     )
     yield output.wrap(f"thread {thread['tid'] or '?'} {output.plain(thread['name'])}: {where}")
     if (beat := thread["beat"]) is not None:
-        yield output.wrap("  " + _beat(beat, found["watched_s"]), "    ")
+        yield output.wrap("  " + _beat(beat, result["watched_s"]), "    ")
         if len(beat["modules"]) > 1:
             yield output.wrap("  modules: " + " > ".join(map(output.plain, beat["modules"])), "    ")
     own = sum(frame["own"] for frame in thread["frames"])
@@ -91,8 +94,8 @@ def _thread(thread: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
         yield _frame(frame)
     more = len(shown[MOST_FRAMES:]) + thread["left_out"]
     if more or own:
-        told = [f"{more} more" if more else "", f"{own} of hookd" if own else ""]
-        yield f"    ({' and '.join(filter(None, told))} left out)"
+        omitted = [f"{more} more" if more else "", f"{own} of hookd" if own else ""]
+        yield f"    ({' and '.join(filter(None, omitted))} left out)"
 
 
 def _beat(beat: dict[str, Any], watched_s: float) -> str:
@@ -107,11 +110,11 @@ def _frame(frame: dict[str, Any]) -> str:
     room = output.columns() - 6
     left = output.shorten(function, max(room // 2, room - len(place)))
     room -= len(left)
-    return f"    {left}  {place if len(place) <= room else '…' + place[1 - room :]}"  # the end of a path says most
+    return f"    {left}  {place if len(place) <= room else '…' + place[1 - room :]}"  # the end of a path is its most useful part
 
 
 def _way(way: dict[str, Any]) -> str:
-    text = f"from {way['by']}" if way["by"] else "not to be had"
+    text = f"from {way['by']}" if way["by"] else "not available"
     if way["seconds"]:
         text += f" ({output.seconds(way['seconds'])})"
     return text + (f": {output.plain(way['problem'])}" if way["problem"] else "")

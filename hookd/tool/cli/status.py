@@ -1,4 +1,4 @@
-"""`hookd status`: one line for each attached target."""
+"""`hookd status`: list the attached targets, one line each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ASKED = "eval"
-"""The kind of incident by which it is kept what somebody has evaluated: nothing is wrong with the target."""
+"""The kind of incident that records an evaluated expression; nothing is wrong with the target."""
 BORN = ("nan", "inf")
 
 
@@ -28,23 +28,25 @@ BORN = ("nan", "inf")
 @options.host
 @options.json
 def status(*, user: int | None, host: str | None, as_json: bool) -> None:
-    """Show who serves, and one line for each attached target."""
+    """Show where metrics are served, and list the attached targets."""
     client = targets.reader(host)
     daemon = client.status() if client is not None else None
     of_root = root_daemon.find() if daemon is None else None
-    others = [one for one in targets.foregrounds() if daemon is None or one["pid"] != daemon["pid"]]
-    rows = [_row(pid, found) for pid, found in targets.reports(client, others) if targets.is_of(pid, found, user)]
+    others = [server for server in targets.foregrounds() if daemon is None or server["pid"] != daemon["pid"]]
+    rows = [_row(pid, report) for pid, report in targets.reports(client, others) if targets.is_of(pid, report, user)]
     for row in rows:
-        row["served_by"] = [_server(one) for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"])]
+        row["served_by"] = [
+            _server(server) for server in [*filter(None, [daemon]), *others] if _serves(server, row["pid"])
+        ]
         row["held_by"] = [
-            one["pid"] for one in [*filter(None, [daemon]), *others] if _serves(one, row["pid"], held=True)
+            server["pid"] for server in [*filter(None, [daemon]), *others] if _serves(server, row["pid"], held=True)
         ]
     if as_json:
         output.emit(
             {
                 "daemon": _server(daemon),
                 "root_daemon": of_root.as_json() if of_root is not None else None,
-                "foreground": [_server(one) for one in others],
+                "foreground": [_server(server) for server in others],
                 "targets": rows,
             }
         )
@@ -63,16 +65,18 @@ def status(*, user: int | None, host: str | None, as_json: bool) -> None:
 
 def _nothing(user: int | None) -> str:
     if user is None:
-        return "nothing is attached; `hookd ps` lists what can be"
-    return f"nothing of user {user_name(user)} is attached; `hookd ps --user {user_name(user)}` lists what can be"
+        return "no process is attached; `hookd ps` lists those that can be"
+    return (
+        f"no process of user {user_name(user)} is attached; `hookd ps --user {user_name(user)}` lists those that can be"
+    )
 
 
-def _serves(one: dict[str, Any], pid: int, *, held: bool = False) -> bool:
-    return any(target["pid"] == pid and (target["is_held"] or not held) for target in one["targets"])
+def _serves(server: dict[str, Any], pid: int, *, held: bool = False) -> bool:
+    return any(target["pid"] == pid and (target["is_held"] or not held) for target in server["targets"])
 
 
-def _server(one: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if one is None else {key: value for key, value in one.items() if key != "targets"}
+def _server(status: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if status is None else {key: value for key, value in status.items() if key != "targets"}
 
 
 def _who_serves(
@@ -83,26 +87,26 @@ def _who_serves(
     elif of_root is not None:
         yield f"daemon: {of_root.told}. {of_root.hint}"
     elif not others:
-        yield "daemon: none answers (pages are read directly)"
-    for one in others:
-        pids = ", ".join(str(target["pid"]) for target in one["targets"]) or "nothing yet"
-        yield f"hookd attach (process {one['pid']}): {one['url']}/metrics serves {pids}"
+        yield "daemon: none is running (pages are read directly)"
+    for server in others:
+        pids = ", ".join(str(target["pid"]) for target in server["targets"]) or "nothing yet"
+        yield f"hookd attach (process {server['pid']}): {server['url']}/metrics serves {pids}"
 
 
 def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Say in lines of their own what a table of 80 columns has no room for."""
+    """Yield lines with details that do not fit into a table of 80 columns."""
     from hookd.tool.daemon.metrics.selection import told
 
     if any("step" in row and _is_from_attach(row["step"]) for row in rows):
-        yield "* counted from the attach: the program's own number of the step is not known"
+        yield "* counted from the attach: the program's own step number is not known"
     for row in rows:
         if "error" in row:
             yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
             continue
         if is_called_only(row["step"]):
             yield f"{row['pid']}: {row['step']['text']}"
-        if blind := row["modules"].get("compiled", 0):
-            yield f"{row['pid']}: {blind:.0f} more modules are compiled and not seen inside"
+        if compiled := row["modules"].get("compiled", 0):
+            yield f"{row['pid']}: {compiled:.0f} more modules are compiled and not seen inside"
         if row["changed_by"]:
             yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
         if row["series_dropped"]:
@@ -125,34 +129,36 @@ def _is_from_attach(step: dict[str, Any]) -> bool:
     return not step["is_absolute"] and not is_called_only(step)
 
 
-def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
-    if not isinstance(found, HookdError) and "identity" not in found:
-        reason = found.get("target", {}).get("reason") or "corrupt"
-        found = PageError("its page cannot be trusted, and is read no more", reason=reason, hint="The process goes on.")
-    if isinstance(found, HookdError):
-        return {"pid": pid, **found.as_json()}
-    identity, target = found["identity"], found.get("target", {})
-    incidents = found["incidents"]
+def _row(pid: int, report: dict[str, Any] | HookdError) -> dict[str, Any]:
+    if not isinstance(report, HookdError) and "identity" not in report:
+        reason = report.get("target", {}).get("reason") or "corrupt"
+        report = PageError(
+            "its page cannot be trusted, and is no longer read", reason=reason, hint="The process continues."
+        )
+    if isinstance(report, HookdError):
+        return {"pid": pid, **report.as_json()}
+    identity, target = report["identity"], report.get("target", {})
+    incidents = report["incidents"]
     foremost = _foremost(incidents)
     return {
         "pid": pid,
-        "user": targets.owner(found),
+        "user": targets.owner(report),
         "run": target.get("run", identity.get("run")),
         "rank": str(target.get("rank", identity.get("rank"))),
-        "state": state(found),
-        "step": found["step"],
-        "step_seconds": step_seconds(found),
-        "overhead_ratio": found["overhead"]["ratio"],
-        "modules": found["observed"],
-        "plugins": {one["name"]: one.get("settings", {}) for one in found["plugins"]},
-        "changed_by": [one["name"] for one in found["plugins"] if one.get("changes_training")],
+        "state": state(report),
+        "step": report["step"],
+        "step_seconds": step_seconds(report),
+        "overhead_ratio": report["overhead"]["ratio"],
+        "modules": report["observed"],
+        "plugins": {plugin["name"]: plugin.get("settings", {}) for plugin in report["plugins"]},
+        "changed_by": [plugin["name"] for plugin in report["plugins"] if plugin.get("changes_training")],
         "ongoing": target.get("ongoing", {}),
         "incidents": target.get("incidents", len(incidents)),
         "incident": foremost.get("message"),
         "incident_time": foremost.get("time"),
         "incident_count": foremost.get("count", 1),
         "last_incident": incidents[-1].get("message") if incidents else None,
-        "paused": paused(found),
+        "paused": paused(report),
         "how": target.get("how"),
         "hang": target.get("hang"),
         "series_dropped": target.get("series_dropped", 0),
@@ -160,24 +166,27 @@ def _row(pid: int, found: dict[str, Any] | HookdError) -> dict[str, Any]:
 
 
 def _foremost(incidents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the first NaN or infinity, from which all others follow, else the newest that is no question; {}: none."""
-    born = next((one for one in incidents if one.get("kind") in BORN), None)
-    others = [one for one in incidents if one.get("kind") != ASKED]
+    """Return the incident to show: the first NaN or infinity, else the newest one; {} if there is none.
+
+    Later NaNs follow from the first one. Evaluated expressions are left out.
+    """
+    born = next((incident for incident in incidents if incident.get("kind") in BORN), None)
+    others = [incident for incident in incidents if incident.get("kind") != ASKED]
     return born or (others[-1] if others else {})
 
 
-def hang(told: dict[str, Any]) -> str:
-    """Say where a target hangs, since when, and for whom it waits."""
-    whom = f", waits for rank {', '.join(told['waits_for'])}" if told["waits_for"] else ""
-    least = "at least " if told["at_least"] else ""
-    return f"hangs {told['where']} for {least}{told['for_s']:.0f} s{whom}"
+def hang(row: dict[str, Any]) -> str:
+    """Describe where a target hangs, for how long, and which ranks it waits for."""
+    ranks = f", waits for rank {', '.join(row['waits_for'])}" if row["waits_for"] else ""
+    least = "at least " if row["at_least"] else ""
+    return f"hangs {row['where']} for {least}{row['for_s']:.0f} s{ranks}"
 
 
-def ongoing(told: dict[str, Any]) -> Iterator[str]:
-    """Say what the daemon has told of a target and is not over, but for a hang, which has words of its own."""
-    for kind, one in told.items():
+def ongoing(by_kind: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each ongoing incident that the daemon has reported, except a hang: see `hang`."""
+    for kind, incident in by_kind.items():
         if kind != "hang":
-            yield f"{kind} since {moment(one['time'])}: {one['message']}"
+            yield f"{kind} since {moment(incident['time'])}: {incident['message']}"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where commands find incidents: at the daemon where one runs, else in its file."""
+"""Read incidents from the daemon if one runs, else from its database file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Any) -> list[dict[str, Any]]:
-    """Give incidents; see `hookd.tool.daemon.incidents.rows.query` for what may be asked.
+    """Return the incidents that match a query.
 
     Args:
-        client: the daemon, if there is one; a directory that is named goes before it.
-        state_dir: where the file is, None: where the daemon of this user has it.
-        wanted: of the query.
+        client: the daemon, if there is one; not used with `state_dir`.
+        state_dir: the directory of the file; None for that of this user's daemon.
+        wanted: the arguments of `hookd.tool.daemon.incidents.rows.query`.
 
     Raises:
         HookdError: the file cannot be read.
@@ -42,12 +42,12 @@ def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: A
         raise HookdError(
             f"the incidents in {folder / store.NAME} cannot be read: {exc}",
             reason="store",
-            hint="`hookd serve` sets a damaged file aside; --state-dir names another.",
+            hint="`hookd serve` sets a damaged file aside; use --state-dir for another directory.",
         ) from exc
 
 
 def place(state_dir: Path | None = None) -> Path:
-    """Name the directory of the file: the one that was given, else that of the configuration."""
+    """Return the directory of the file: `state_dir`, else that of the configuration."""
     from hookd.tool.config import default_state_dir, load
 
     return state_dir or load({}, os.environ).state_dir or default_state_dir(os.environ, os.geteuid())

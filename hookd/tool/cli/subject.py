@@ -1,4 +1,4 @@
-"""What `hookd report` is about: a target by its pid, a run by its label, an incident by its number."""
+"""Find the subject of `hookd report`: a target by its pid, a run by its label, an incident by its number."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.client import DaemonClient
 
 ROWS = 200
-"""Incidents of a run that are shown, the last ones."""
+"""Incidents of a run that are shown: the last ones."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One of three.
+    """A target, a run or an incident, with its reports and incidents.
 
     Attributes:
         kind: "target", "run" or "incident".
         name: the pid, the label, or the number.
-        reports: of the targets it is about, by rank; those of an incident and of a run that are gone are not there.
-        rows: incidents as the store has them, the oldest first.
+        reports: of its targets, by rank; targets that are no longer watched are missing.
+        rows: its incidents as stored, the oldest first.
     """
 
     kind: str
@@ -41,17 +41,17 @@ class Subject:
 
     @property
     def whose(self) -> str:
-        """Whose incidents they are, in words: "" where that is not known."""
+        """The owner of the incidents, as ` of user NAME`; "" if unknown."""
         user = self.rows[0].get("user") if self.rows else ""
         return f" of user {user}" if user else ""
 
     @property
     def owner(self) -> int | None:
-        """The uid of the user whose target or incident it is, None where that is not known."""
+        """The uid of the owner of the target or incident, None if unknown."""
         return _user_of(self.reports) if self.reports else next((_known(row["owner"]) for row in self.rows), None)
 
     def as_json(self) -> dict[str, Any]:
-        """Give what `--json` prints."""
+        """Return the object that `--json` prints."""
         if self.kind == "target":
             return self.reports[0]
         if self.kind == "run":
@@ -60,25 +60,26 @@ class Subject:
 
 
 def find(word: str, client: DaemonClient | None, user: int | None = None) -> Subject:
-    """Find what a word means: `#` and a number is an incident, a number the pid of a target, all else a run.
+    """Return the subject that a word names.
 
-    A number that is no target's pid may be the label of a run: Slurm's are numbers.
+    `#` and a number is an incident, a number the pid of a target, anything else the label of a run. If a number is not
+    the pid of a target, it may still be a run: those of Slurm are numbers.
 
     Args:
-        word: as a person has written it.
+        word: the argument of the command.
         client: the daemon, if there is one.
-        user: the uid of the user to whom it has to belong; None: to anybody.
+        user: the uid of the required owner; None accepts any.
 
     Raises:
-        NoSuchTarget: it is none of these, or another user's.
-        UsageError: it can be none, or is a run that several users have had.
+        NoSuchTarget: there is no such subject, or it belongs to another user.
+        UsageError: the word is not valid, or names a run that several users have had.
     """
-    found = _find(word, client, user)
-    if user is not None and found.kind != "run" and found.owner not in (None, user):
+    subject = _find(word, client, user)
+    if user is not None and subject.kind != "run" and subject.owner not in (None, user):
         raise NoSuchTarget(
-            f"{found.kind} {word} is of user {user_name(found.owner)}", reason="other-user", hint="Leave --user out."
+            f"{subject.kind} {word} is of user {user_name(subject.owner)}", reason="other-user", hint="Omit --user."
         )
-    return found
+    return subject
 
 
 def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
@@ -93,7 +94,7 @@ def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
     except (NoSuchTarget, PermissionDenied) as error:
         try:
             return _run(word, client, user)
-        except UsageError:  # several users have had it
+        except UsageError:  # several users have had a run of this name
             raise
         except HookdError:
             raise error from None
@@ -102,46 +103,56 @@ def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
 def _target(pid: int, client: DaemonClient | None) -> Subject:
     report = targets.report(pid, client, has_curve=True)
     rows: list[dict[str, Any]] = []
-    with contextlib.suppress(HookdError):  # it is about a target that is there: its page says enough
+    with contextlib.suppress(HookdError):  # the report of a live target is useful without them
         rows = _of([report], stored.rows(client, pid=pid, order="id")[::-1])
         report["elsewhere"] = list(_elsewhere(report, client))
     return Subject("target", str(pid), [_with(report, rows)], rows)
 
 
 def _elsewhere(report: dict[str, Any], client: DaemonClient | None) -> Iterator[dict[str, Any]]:
-    """Give what was told of the other ranks of its run: a hang is an incident of the rank that stands."""
+    """Yield the incidents of the other ranks of a target's run, one row for each rank.
+
+    A hang, for example, is an incident of the rank that stopped, not of those that wait for it.
+    """
     size = report.get("identity", {}).get("world_size")
     if not isinstance(size, int) or size < 2:
         return
     label = _label(report)
     rows = stored.rows(client, run=label, user=_user_of([report]), limit=ROWS, order="id")[::-1]
-    for one in _ranks(label, client, of=report):
-        told = _with(one, _of([one], rows))["incidents"] if one["pid"] != report["pid"] else []
-        if told:
-            yield {"rank": _rank_of(one), "pid": one["pid"], "incidents": len(told), "message": told[-1].get("message")}
+    for other in _ranks(label, client, of=report):
+        incidents = _with(other, _of([other], rows))["incidents"] if other["pid"] != report["pid"] else []
+        if incidents:
+            message = incidents[-1].get("message")
+            yield {"rank": _rank_of(other), "pid": other["pid"], "incidents": len(incidents), "message": message}
 
 
 def _ranks(
     label: str, client: DaemonClient | None, of: dict[str, Any] | None = None, user: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the reports of a run: of this user, of that of the report `of`, else of the one whose process is the oldest."""
+    """Return the reports of the ranks of one user's run, by rank.
+
+    The user is `user`, else the one of the report `of`, else the one with the oldest process.
+    """
     every = [
-        one
-        for pid, one in targets.reports(client, targets.foregrounds(), has_curve=True)
-        if targets.is_of(pid, one, user)
+        report
+        for pid, report in targets.reports(client, targets.foregrounds(), has_curve=True)
+        if targets.is_of(pid, report, user)
     ]
-    found = [one for one in every if not isinstance(one, HookdError) and _is_of(one, label)]
-    return sorted(_of_one_user(found, of), key=_rank)
+    ranks = [report for report in every if not isinstance(report, HookdError) and _is_of(report, label)]
+    return sorted(_of_one_user(ranks, of), key=_rank)
 
 
 def _of_one_user(reports: Sequence[dict[str, Any]], of: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the reports of one user: where no daemon names runs, anybody may use a name."""
-    oldest = min(reports, key=lambda one: (_start(one) or 0, one["pid"]), default=None)
-    return [one for one in reports if targets.owner(one) == targets.owner(of or oldest or one)]
+    """Return the reports of one user.
+
+    Without a daemon that keeps run names unique, several users can have runs of the same name.
+    """
+    oldest = min(reports, key=lambda report: (_start(report) or 0, report["pid"]), default=None)
+    return [report for report in reports if targets.owner(report) == targets.owner(of or oldest or report)]
 
 
 def run_user(label: str, client: DaemonClient | None) -> int | None:
-    """Return the uid of the user whose run of this name is watched, None where none is or the user is not known."""
+    """Return the uid of the owner of the watched run of this name; None without one, or if unknown."""
     if client is None:
         return _user_of(_ranks(label, None))
     rows = [row for server in targets.servers(client) for row in server["targets"] if row["run"] == label]
@@ -150,11 +161,16 @@ def run_user(label: str, client: DaemonClient | None) -> int | None:
 
 
 def _like(label: str, client: DaemonClient | None, user: int | None) -> str:
-    """Say which runs are watched that asked for this name, which another has; "" without any."""
+    """Return a hint that names watched runs which were renamed because another run has this name.
+
+    "" without any.
+    """
     every = targets.reports(client, targets.foregrounds())
-    found = [one for pid, one in every if not isinstance(one, HookdError) and targets.is_of(pid, one, user)]
-    names = dict.fromkeys(name for name in map(_label, found) if name.startswith(f"{label}~"))
-    return f"There is {', '.join(names)}." if names else ""
+    reports = [
+        report for pid, report in every if not isinstance(report, HookdError) and targets.is_of(pid, report, user)
+    ]
+    names = dict.fromkeys(name for name in map(_label, reports) if name.startswith(f"{label}~"))
+    return f"Similar runs: {', '.join(names)}." if names else ""
 
 
 def _run(label: str, client: DaemonClient | None, user: int | None) -> Subject:
@@ -167,17 +183,17 @@ def _run(label: str, client: DaemonClient | None, user: int | None) -> Subject:
         raise NoSuchTarget(
             f"there is no run '{label}'{'' if user is None else f' of user {user_name(user)}'}",
             reason="no-such-run",
-            hint=_like(label, client, user) or "`hookd status` lists those that are watched.",
+            hint=_like(label, client, user) or "`hookd status` lists the runs that are watched.",
         )
     rows = _of(reports, rows) if reports else rows
     return Subject("run", label, [_with(report, _of([report], rows)) for report in reports], rows)
 
 
 def _rows_of_one_user(label: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the incidents of the one user who has had a run of this name; of no known user where there is none.
+    """Return the incidents of the only user who has had a run of this name; all rows if no owner is known.
 
     Raises:
-        UsageError: several users have.
+        UsageError: several users have had one.
     """
     owners = {row["owner"] for row in rows if row["owner"] >= 0}
     if len(owners) > 1:
@@ -185,21 +201,21 @@ def _rows_of_one_user(label: str, rows: list[dict[str, Any]]) -> list[dict[str, 
         raise UsageError(
             f"several users have had a run '{label}', and none is watched: {', '.join(users)}",
             reason="several-users",
-            hint=f"`hookd report {shlex.quote(label)} --user {users[0]}` reports on that of one.",
+            hint=f"`hookd report {shlex.quote(label)} --user {users[0]}` selects one of them.",
         )
     return [row for row in rows if row["owner"] in owners] if owners else rows
 
 
 def _incident(number: str, client: DaemonClient | None) -> Subject:
     if not number.isdecimal():
-        raise click.UsageError(f"'#{number}' is no incident; `hookd incidents` lists their numbers.")
+        raise click.UsageError(f"'#{number}' is not an incident number; `hookd incidents` lists the numbers.")
     rows = stored.rows(client, id=int(number))
     if not rows:
         raise NoSuchTarget(
             f"there is no incident #{number}", reason="no-such-incident", hint="`hookd incidents` lists them."
         )
     reports: list[dict[str, Any]] = []
-    with contextlib.suppress(HookdError):  # its target is gone, or may not be seen
+    with contextlib.suppress(HookdError):  # the target is gone, or we may not read it
         report = targets.report(int(rows[0]["pid"]), client, has_curve=True)
         reports = [_with(report, rows)] if _of([report], rows) else []
     return Subject("incident", number, reports, rows)
@@ -223,13 +239,13 @@ def _rank(report: dict[str, Any]) -> tuple[int, str]:
 
 
 def _of(reports: Iterable[dict[str, Any]], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give those rows that are of these very processes: a pid names many, one after the other."""
-    processes = {(one["pid"], _start(one)) for one in reports}
+    """Return the rows of exactly these processes, by pid and start time, since pids are reused."""
+    processes = {(report["pid"], _start(report)) for report in reports}
     return [row for row in rows if (row["pid"], row["start"]) in processes]
 
 
 def _user_of(reports: Sequence[dict[str, Any]]) -> int | None:
-    """Return the uid of the user to whom these targets belong; None where there are none, or it is not known."""
+    """Return the uid of the owner of these targets; None without targets, or if unknown."""
     from hookd.tool.linux.accounts import uid_of
 
     for report in reports:
@@ -252,16 +268,18 @@ def _start(report: dict[str, Any]) -> int | None:
 
 
 def _with(report: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Add to the incidents of a page those that the daemon has seen itself, and the numbers of all."""
-    told: list[dict[str, Any]] = [dict(one) for one in report.get("incidents", ())]
-    by_name: dict[object, dict[str, Any]] = {(one.get("seq"), one.get("time")): one for one in told}
-    by_name |= {same(one): one for one in told}
+    """Return a report with the incidents that the daemon has detected added, and with the numbers of all."""
+    incidents: list[dict[str, Any]] = [dict(incident) for incident in report.get("incidents", ())]
+    by_name: dict[object, dict[str, Any]] = {
+        (incident.get("seq"), incident.get("time")): incident for incident in incidents
+    }
+    by_name |= {same(incident): incident for incident in incidents}
     for row in rows:
         known = by_name.get(row.get("same")) or by_name.get((row["seq"], row["detail"].get("time")))
         if known is None and row["seq"] < 0:
             known = dict(row["detail"])
-            told.append(known)
+            incidents.append(known)
         if known is not None:
             known["id"] = row["id"]
-    told.sort(key=lambda one: one["time"] if isinstance(one.get("time"), (int, float)) else 0)
-    return {**report, "incidents": told} if "incidents" in report else report
+    incidents.sort(key=lambda incident: incident["time"] if isinstance(incident.get("time"), (int, float)) else 0)
+    return {**report, "incidents": incidents} if "incidents" in report else report

@@ -1,4 +1,4 @@
-"""What `hookd doctor PID` looks at in one process, from outside: nothing is stopped and nothing is changed."""
+"""The checks of `hookd doctor PID`, made from outside without stopping or changing the process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 NAMESPACES = {"mnt": "mount", "pid": "pid", "user": "user", "net": "network"}
 WATCH_S = 0.5
-"""For how long the main thread is watched."""
+"""How long the main thread is watched."""
 
 
 def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
-    """Look at one process for every reason not to attach, and for what a reader may wonder about.
+    """Yield a check for every reason that prevents an attach, and notes on the state of the process.
 
     Args:
         pid: of the process.
-        host: of `--host`: the daemon that may hold it.
+        host: the value of `--host`, the daemon that may hold the agent.
     """
     from hookd.tool.linux import proc
 
@@ -39,7 +39,7 @@ def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
     except HookdError as error:
         cure = error.hint
         if hidden := _hides_processes():
-            cure = f"/proc is mounted with {hidden}, which hides those of other users: sudo hookd doctor {pid}"
+            cure = f"/proc is mounted with {hidden}, which hides processes of other users: sudo hookd doctor {pid}"
         yield Check(f"process {pid}", "bad", error.message, cure)
         return
     yield _owner(status)
@@ -53,15 +53,15 @@ def of_target(pid: int, host: str | None = None) -> Iterator[Check]:
     yield from _surroundings(status)
     if any(check.name == "Python" and check.state == "ok" for check in inside):
         yield from _agent(pid, host)
-        # Of one that is stopped, or that an attach refuses anyhow, it says nothing where the main thread is.
+        # The position of the main thread says nothing about a process that is stopped, or that an attach refuses anyway.
         if all(check.state != "bad" for check in (*states, *inside)):
             yield from _main_thread(pid)
 
 
 def _hides_processes() -> str:
     with contextlib.suppress(OSError), open("/proc/self/mounts") as mounts:  # noqa: PTH123
-        found = re.search(r" /proc proc \S*?(hidepid=(?:[124]|invisible|noaccess|ptraceable))", mounts.read())
-        return found[1] if found else ""
+        match = re.search(r" /proc proc \S*?(hidepid=(?:[124]|invisible|noaccess|ptraceable))", mounts.read())
+        return match[1] if match else ""
     return ""
 
 
@@ -91,22 +91,20 @@ def _state(status: Status) -> Iterator[Check]:
         yield Check("state", "bad", error.message + tracer, error.hint)
         return
     if frozen := _frozen(status.pid):
-        yield Check(
-            "state", "bad", f"its cgroup is frozen ({frozen})", "An attach waits until whoever froze it lets it go on."
-        )
+        yield Check("state", "bad", f"its cgroup is frozen ({frozen})", "An attach waits until the cgroup is thawed.")
     elif status.state == "D":
-        cure = "An attach waits until the kernel lets it go; look at the disk or network file system that it waits for."
-        yield Check("state", "note", "waits in the kernel and cannot be interrupted (D)", cure)
+        cure = "An attach waits until it returns; check the disk or network file system that it waits for."
+        yield Check("state", "note", "in an uninterruptible wait in the kernel (D)", cure)
 
 
 def _frozen(pid: int) -> str:
-    """Name the cgroup in which a process is frozen, "" where it is in none."""
+    """Return the cgroup that freezes a process, "" if it is not frozen."""
     from hookd.tool.linux import cgroups
 
     for group in cgroups.folders(pid, "freezer"):
-        for name, told in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        for name, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
             with contextlib.suppress(OSError):
-                if (group / name).read_text().strip() != told:  # it may be FREEZING for a while
+                if (group / name).read_text().strip() != thawed:  # FREEZING counts as frozen
                     return str(group)
     return ""
 
@@ -116,12 +114,12 @@ def _disabled(pid: int) -> Iterator[Check]:
 
     with contextlib.suppress(OSError, HookdError):
         if discover.is_disabled(pid):
-            cure = "Who started it does not want hookd there: start it without HOOKD_DISABLE."
+            cure = "This forbids an attach: start the process without HOOKD_DISABLE."
             yield Check("HOOKD_DISABLE", "bad", "is set in its environment", cure)
 
 
 def _inside(status: Status) -> Iterator[Check]:
-    """Look at what is mapped, and from there at the interpreter and at the way in."""
+    """Check the memory of a process: its interpreter, its libraries, and how an attach enters it."""
     from hookd.tool.linux import permission, proc
     from hookd.tool.linux.memory import Opened
 
@@ -158,7 +156,10 @@ def _python(status: Status, memory: Opened) -> Iterator[Check]:
     yield from _foundation(status.pid, memory, python)
     if not discover.has_torch(maps):
         yield Check(
-            "torch", "bad", "no torch is loaded in it", "Attach when it has imported torch; hookd ps lists who has."
+            "torch",
+            "bad",
+            "no torch is loaded",
+            "Attach after it has imported torch; hookd ps lists processes that have.",
         )
     yield from untested.of_build({mapping.path for mapping in maps})
     for shortage in headroom.shortages(status.pid, maps):
@@ -167,29 +168,32 @@ def _python(status: Status, memory: Opened) -> Iterator[Check]:
 
 
 def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check]:
-    """Show what an attach stands on in the interpreter; on a version that is not proven a failed check is in the way."""
+    """Yield the results of the checks of the interpreter on which an attach relies.
+
+    A failed check prevents an attach on versions that are not proven; on others it is a note.
+    """
     from hookd.tool.inject import foundation
 
     try:
-        found = list(foundation.checks(memory, python))
+        results = list(foundation.checks(memory, python))
     except OSError as exc:
         yield Check("foundation", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
         return
     failed = "note" if python.is_proven else "bad"
     cure = f"ptrace is used instead{'' if python.is_proven else f' with: hookd attach --force {pid}'}."
-    yield from (Check(one.name, failed, one.found, cure) for one in found if not one.holds)
-    if held := ", ".join(f"{one.name} ({one.found})" for one in found if one.holds):
+    yield from (Check(result.name, failed, result.found, cure) for result in results if not result.holds)
+    if passed := ", ".join(f"{result.name} ({result.found})" for result in results if result.holds):
         newer = "" if python.is_proven else ", but this version is not yet proven"
-        yield Check("foundation", "note" if newer else "ok", f"holds{newer}: {held}")
+        yield Check("foundation", "note" if newer else "ok", f"holds{newer}: {passed}")
 
 
 def _torch(status: Mapping[str, Any], version: object) -> Iterator[Check]:
-    """Show what the agent stands on in torch, by its own word."""
-    found = [(str(name), bool(holds), str(seen)) for name, holds, seen in status.get("torch", ())]
-    yield from (Check(name, "note", seen) for name, holds, seen in found if not holds)
-    if found and all(holds for _, holds, _ in found):
+    """Yield the results of the checks of torch on which the agent relies, as it reports them."""
+    results = [(str(name), bool(holds), str(found)) for name, holds, found in status.get("torch", ())]
+    yield from (Check(name, "note", found) for name, holds, found in results if not holds)
+    if results and all(holds for _, holds, _ in results):
         newer = ", but this version is not yet proven" if proven.minor(str(version)) > proven.NEWEST_TORCH else ""
-        yield Check("torch", "note" if newer else "ok", f"{version}: all {len(found)} checks hold{newer}")
+        yield Check("torch", "note" if newer else "ok", f"{version}: all {len(results)} checks hold{newer}")
 
 
 def _way_in(status: Status, memory: Opened, python: Interpreter) -> Iterator[Check]:
@@ -202,18 +206,18 @@ def _way_in(status: Status, memory: Opened, python: Interpreter) -> Iterator[Che
         yield Check("way in", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
         return
     if remote is None:
-        yield Check("way in", "ok", "ptrace: the main thread stands still for a fraction of a millisecond")
+        yield Check("way in", "ok", "ptrace: the main thread is stopped for a fraction of a millisecond")
         return
     if not remote.is_enabled:
         cure = f"hookd attach --force {pid} uses ptrace; or start it without PYTHON_DISABLE_REMOTE_DEBUG."
-        yield Check("way in", "bad", "remote debugging was switched off by who started it", cure)
+        yield Check("way in", "bad", "remote debugging was disabled when it was started", cure)
         return
     if removed := remote_debug.remove_stale(status):
-        yield Check("files", "note", f"removed what a killed hookd had left: {', '.join(removed)}")
+        yield Check("files", "note", f"removed files that a killed hookd had left: {', '.join(removed)}")
     try:
         folder = remote_debug.ScriptFolder(status)
     except OSError:
-        yield Check("way in", "note", "no writable directory for a script: ptrace, with a short stop")
+        yield Check("way in", "note", "no writable directory for a script: ptrace is used, with a short stop")
         return
     folder.remove()
     yield Check("way in", "ok", "CPython's own remote debugging: nothing is stopped")
@@ -228,10 +232,10 @@ def _surroundings(status: Status) -> Iterator[Check]:
         if (theirs := proc.link(status.pid, f"ns/{kind}")) and theirs != proc.link(os.getpid(), f"ns/{kind}")
     ]
     if other:
-        cure = "It is reached through /proc; another user namespace needs root of ours." if "user" in other else ""
+        cure = "hookd reaches it through /proc; for another user namespace run it as root." if "user" in other else ""
         yield Check("container", "note", f"in another {', '.join(other)} namespace", cure)
     if status.seccomp == 2:  # noqa: PLR2004  proc(5): a filter
-        yield Check("seccomp", "note", "a filter is on it: it must allow mmap, munmap, memfd_create and Unix sockets")
+        yield Check("seccomp", "note", "has a filter, which must allow mmap, munmap, memfd_create and Unix sockets")
 
 
 def _agent(pid: int, host: str | None) -> Iterator[Check]:
@@ -240,14 +244,14 @@ def _agent(pid: int, host: str | None) -> Iterator[Check]:
 
     try:
         there = discover.identity(pid)
-    except (HookdError, OSError):  # it may not be looked into, which is said already
+    except (HookdError, OSError):  # not readable for us; another check reports that
         return
     if there is None:
         return
     status = _status(pid)
-    found = f"of hookd {there.get('agent_version')}, by {there.get('method')}{_holders(status, there, host)}"
+    agent = f"hookd {there.get('agent_version')}, by {there.get('method')}{_holders(status, there, host)}"
     if upgrade.is_ours(there):
-        yield Check("agent", "ok", f"there already, {found}; attach joins it")
+        yield Check("agent", "ok", f"already attached: {agent}; attach joins it")
         yield from _torch(status, there.get("torch"))
         if (why := status.get("why_patched")) is not None:
             yield _calls(str(why))
@@ -257,18 +261,18 @@ def _agent(pid: int, host: str | None) -> Iterator[Check]:
     except HookdError as error:
         yield Check("agent", "bad", error.message, error.hint)
         return
-    yield Check("agent", "note", f"there already, {found}; attach replaces it")
+    yield Check("agent", "note", f"already attached: {agent}; attach replaces it")
 
 
 def _calls(why_patched: str) -> Check:
-    """How the calls of modules are seen."""
+    """Return the check of how calls of modules are observed."""
     if why_patched:
         return Check("calls", "note", f"nn.Module.__call__ is replaced in Python: {why_patched}")
     return Check("calls", "ok", "nn.Module.__call__ is entered in C")
 
 
 def _status(pid: int) -> dict[str, Any]:
-    """Return what the agent says of itself; `reason` alone where it does not answer."""
+    """Return the agent's status; only `reason` if it does not answer."""
     from hookd.tool.attach import Control
 
     try:
@@ -279,18 +283,21 @@ def _status(pid: int) -> dict[str, Any]:
 
 
 def _holders(status: Mapping[str, Any], there: Mapping[str, Any], host: str | None) -> str:
-    """Say who keeps the agent there."""
+    """Return the part of the message that says what keeps the agent in the process."""
     if "reason" in status:
         return f", which does not answer ({status['reason']})"
     if holders := status.get("holders", ()):
         return f", held by {', '.join(targets.names(holders, host))}"
     if there.get("method") != "attach":
-        return ", stays as long as its process"
-    return ", kept until detached" if there.get("keep") else ", held by nobody: it leaves when its lease is over"
+        return ", stays until the process ends"
+    return ", kept until detached" if there.get("keep") else ", held by no process: it leaves when its lease expires"
 
 
 def _main_thread(pid: int) -> Iterator[Check]:
-    """Watch it for a moment: who does not come back to the interpreter cannot run what is queued."""
+    """Watch the main thread briefly.
+
+    If it does not return to the interpreter, it cannot run the call that an attach queues.
+    """
     from hookd.tool.linux import proc
 
     def switches() -> bytes:
@@ -303,10 +310,10 @@ def _main_thread(pid: int) -> Iterator[Check]:
     except (HookdError, OSError):
         return
     if is_still:
-        cure = f"If that is a hang: hookd attach --force {pid}. Else attach waits for it: --timeout S."
+        cure = f"If it hangs: hookd attach --force {pid}. Otherwise attach waits: --timeout S."
         yield Check("main thread", "note", f"has not moved for {WATCH_S:g} s: {proc.whereabouts(pid)}", cure)
     else:
-        yield Check("main thread", "ok", "comes and goes")
+        yield Check("main thread", "ok", "responsive")
 
 
 def _holds(condition: Callable[[], bool], seconds: float) -> bool:
@@ -319,7 +326,7 @@ def _holds(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def shown(checks: Sequence[Check], marks: dict[str, str]) -> Iterator[str]:
-    """Put checks into lines that fit the screen: what was found, and below it what mends it."""
+    """Yield the checks as lines that fit the screen: the result, and below it the remedy."""
     indent = max((len(check.name) for check in checks), default=0) + 4
     for check in checks:
         yield output.wrap(f"{marks[check.state]} {check.name}".ljust(indent) + check.found, " " * indent)

@@ -1,4 +1,4 @@
-"""Where commands find targets: at the daemon when one runs, else in the pages themselves."""
+"""Find targets and their reports, through the daemon if one runs, else from the pages themselves."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 ANSWER_S = 10.0
-"""For so long a daemon may take to say which version it is."""
+"""Timeout of the request for a daemon's version."""
 
 
 def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
-    """Give the daemon that runs here, or None.
+    """Return a client of the daemon that runs here, or None.
 
     Args:
-        host: of `--host`; a daemon that was named (there, or in the environment) must answer.
-        timeout_s: how long one request to it may take.
+        host: the value of `--host`; a daemon that is named there, or in the environment, must answer.
+        timeout_s: timeout of one request.
 
     Raises:
-        DaemonNotRunning: the daemon that was named is not there.
-        DaemonSilent: one is there and does not answer.
+        DaemonNotRunning: the named daemon is not running.
+        DaemonSilent: a daemon is running, but does not answer.
     """
     from hookd.tool.daemon.client import DaemonClient
 
@@ -45,72 +45,70 @@ def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
     except PermissionDenied:
         if named_by:
             raise
-        return None  # another user's daemon is no help, and no hindrance
+        return None  # another user's daemon: go on as if there were none
     except DaemonNotRunning as error:
         if not named_by:
             return None
-        hint = (
-            f"{named_by} names this socket: start `hookd serve` there, or leave {named_by} out to do without a daemon."
-        )
+        hint = f"{named_by} names this socket: start `hookd serve` there, or omit {named_by} to work without a daemon."
         raise DaemonNotRunning(error.message, reason=error.reason, hint=hint) from error
     return client
 
 
 def reader(host: str | None) -> DaemonClient | None:
-    """Give the daemon, as `daemon` does; None, after a warning, where one hangs that nobody named.
+    """Return the daemon as `daemon` does; warn and return None if it hangs and was not named.
 
-    For what can be read without it as well: somebody looks because something is wrong.
+    For commands that can also read without it: they are most needed when something is wrong.
     """
     try:
         return daemon(host)
     except DaemonSilent as error:
         if _named_by(host):
             raise
-        output.say(f"hookd: warning: {error.message}; what it alone knows is missing. {error.hint}")
+        output.say(f"hookd: warning: {error.message}; facts that only it knows are missing. {error.hint}")
         return None
 
 
 def _named_by(host: str | None) -> str:
-    """Say by what a daemon was named, "" if by nothing; `--host` has the value of HOOKD_HOST where it was not given."""
-    if host and host != os.environ.get("HOOKD_HOST"):
+    """Return the option or variable that names the daemon, "" if none does."""
+    if host and host != os.environ.get("HOOKD_HOST"):  # HOOKD_HOST is the default of --host
         return "--host"
     return next((name for name in ("HOOKD_HOST", "HOOKD_CONTROL") if os.environ.get(name)), "")
 
 
 def foregrounds() -> list[dict[str, Any]]:
-    """Give the status of every foreground attach of this user that answers: who it is, where it serves, which targets.
+    """Return the status of every foreground attach of this user that answers: pid, URL and targets.
 
-    Not of one in another PID namespace, as of a container with the same files: its pids are those of other processes here.
+    Those in other PID namespaces, such as a container with the same files, are left out: their pids mean other processes here.
     """
     from hookd.tool.daemon.client import DaemonClient
 
-    found = []
+    statuses = []
     for client in DaemonClient.embedded(os.environ):
-        with contextlib.suppress(HookdError):  # a killed one leaves its socket file
+        with contextlib.suppress(HookdError):  # a killed attach leaves its socket file
             status = client.status()
             if status["pid"] == client.peer:
-                found.append(status)
-    return found
+                statuses.append(status)
+    return statuses
 
 
 def servers(client: DaemonClient | None) -> list[dict[str, Any]]:
-    """Give the status of the daemon, if there is one, and of every foreground attach of this user."""
-    found = foregrounds()
+    """Return the status of the daemon, if there is one, and of every foreground attach of this user."""
+    others = foregrounds()
     if client is not None:
         with contextlib.suppress(HookdError):
             status = client.status()
-            return [status, *(one for one in found if one["pid"] != status["pid"])]
-    return found
+            return [status, *(other for other in others if other["pid"] != status["pid"])]
+    return others
 
 
 def names(pids: Iterable[int], host: str | None) -> list[str]:
-    """Name processes that hold or serve agents, with where they serve as far as they tell."""
-    urls = {one["pid"]: one["url"] for one in servers(daemon(host))}
+    """Return names of processes that hold or serve agents, with the URL if it is known."""
+    urls = {server["pid"]: server["url"] for server in servers(daemon(host))}
     return [command_of(pid) + (f" ({urls[pid]})" if pid in urls else "") for pid in pids]
 
 
 def command_of(pid: int) -> str:
-    """Name a process of hookd by its command, any other by its pid alone."""
+    """Return `hookd COMMAND PID` for a process of hookd, `process PID` for any other."""
     from hookd.tool.linux import proc
 
     try:
@@ -122,10 +120,10 @@ def command_of(pid: int) -> str:
 
 
 def attached() -> list[int]:
-    """Give the pids of all processes that hold an agent and that we may look into."""
+    """Return the pids of all processes with an agent that we may inspect."""
     from hookd.tool.attach.discover import candidates
 
-    return [one.pid for one in candidates() if one.state == "attached"]
+    return [process.pid for process in candidates() if process.state == "attached"]
 
 
 def report(
@@ -135,27 +133,30 @@ def report(
     *,
     has_curve: bool = False,
 ) -> dict[str, Any]:
-    """Give the report of one target: from who serves it, which knows it also when it has ended, else from the page itself.
+    """Return the report of one target.
+
+    It comes from the daemon or foreground attach that serves the target, which knows it even after its end; otherwise from
+    the page itself.
 
     Args:
         pid: of the target.
         client: the daemon, if there is one.
-        others: the `foregrounds`; looked for if None.
-        has_curve: with the times of its last steps, `curve`.
+        others: the `foregrounds`; None to look for them.
+        has_curve: whether to add the times of the last steps, `curve`.
 
     Raises:
         NoSuchTarget: there is no such process, or no agent in it.
-        PermissionDenied: its descriptors cannot be seen.
+        PermissionDenied: its descriptors are not visible to us.
     """
     from hookd.tool.daemon.client import EMBEDDED_TIMEOUT_S, DaemonClient
 
     if client is not None:
-        with contextlib.suppress(NoSuchTarget):  # attached by another tool a moment ago, perhaps
+        with contextlib.suppress(NoSuchTarget):  # perhaps just attached by another tool
             return {"pid": pid, **client.report(pid, has_curve=has_curve)}
-    for one in foregrounds() if others is None else others:
-        if pid in _pids(one):
+    for status in foregrounds() if others is None else others:
+        if pid in _pids(status):
             with contextlib.suppress(HookdError):
-                server = DaemonClient(Path(one["control"]), EMBEDDED_TIMEOUT_S)
+                server = DaemonClient(Path(status["control"]), EMBEDDED_TIMEOUT_S)
                 return {"pid": pid, **server.report(pid, has_curve=has_curve)}
     return _report_of_page(pid, has_curve=has_curve)
 
@@ -177,32 +178,37 @@ def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
 
 
 def owner(report: dict[str, Any]) -> str:
-    """Return the user to whom the process of a report belongs, "" if that is not known."""
+    """Return the user who owns the process of a report, "" if unknown."""
     return str(report.get("target", report).get("user", ""))
 
 
-def is_of(pid: int, found: dict[str, Any] | HookdError, user: int | None) -> bool:
-    """Whether a target belongs to a user, None: to anybody; of one without a report its process says so."""
+def is_of(pid: int, report: dict[str, Any] | HookdError, user: int | None) -> bool:
+    """Whether a target belongs to a user; always true for None.
+
+    Without a report, the owner of the process is used.
+    """
     from hookd.tool.linux.accounts import uid_of
     from hookd.tool.linux.owner import user_name
 
     if user is None:
         return True
-    name = "" if isinstance(found, HookdError) else owner(found)
+    name = "" if isinstance(report, HookdError) else owner(report)
     return (name or user_name(uid_of(pid))) == user_name(user)
 
 
 def reports(
     client: DaemonClient | None, others: Sequence[dict[str, Any]], *, has_curve: bool = False
 ) -> Iterator[tuple[int, dict[str, Any] | HookdError]]:
-    """Give the report of every target, also of those that have ended and are still served, or why there is none.
+    """Yield the pid of every target with its report, or with the error if there is none.
+
+    This includes targets that have ended and are still served.
 
     Args:
         client: the daemon, if there is one.
         others: the `foregrounds`.
-        has_curve: with the times of their last steps.
+        has_curve: whether to add the times of the last steps.
     """
-    pids = {int(one["pid"]) for one in client.targets()} if client is not None else set(attached())
+    pids = {int(target["pid"]) for target in client.targets()} if client is not None else set(attached())
     for pid in sorted(pids.union(*map(_pids, others))):
         try:
             yield pid, report(pid, client, others, has_curve=has_curve)
@@ -211,20 +217,20 @@ def reports(
 
 
 def living(client: DaemonClient | None) -> list[int]:
-    """Give the pids of all targets that have not ended."""
+    """Return the pids of all targets that have not ended."""
     if client is None:
         return sorted(attached())
-    return sorted(int(one["pid"]) for one in client.targets() if one["ended"] is None)
+    return sorted(int(target["pid"]) for target in client.targets() if target["ended"] is None)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The processes that a command is about.
+    """The processes selected for a command.
 
     Attributes:
-        pids: to attach to.
-        skipped: what was asked for in general and is not attached to: `{"pid", "why", "cmdline"}` each.
-        is_named: whether each process was named by its pid; else only those that train are meant.
+        pids: of the processes to attach to.
+        skipped: processes that match the selection but are skipped: `{"pid", "why", "cmdline"}` each.
+        is_named: whether each process was named by its pid; otherwise only training processes are selected.
     """
 
     pids: list[int]
@@ -235,27 +241,29 @@ class Selection:
 def select(
     pids: Sequence[int], *, tree: bool, match: str | None, user: str | None = None, timeout_s: float = 0.0
 ) -> Selection:
-    """Find the processes that were asked for, in order, each once.
+    """Return the selected processes in order, without duplicates.
 
     Args:
-        pids: as given; without a rule, each of them is taken as it is.
-        tree: take for each of them all attachable processes among itself and what it has started.
-        match: take those whose command line contains this text or matches it as a glob; with pids, among these.
-        user: name or number of the user whose processes alone are taken: anybody may choose a command line.
-        timeout_s: how long to wait until those of a tree have loaded torch.
+        pids: from the command line; without `tree` and `match` they are taken as they are.
+        tree: select, for each pid, the attachable processes among it and its descendants.
+        match: select processes whose command line contains this text or matches it as a glob; with pids, among these.
+        user: select only processes of this user (name or uid), since anybody can choose a command line.
+        timeout_s: how long to wait for processes of a tree to load torch.
 
     Raises:
-        NoSuchTarget: a tree without an attachable process, or nothing that matches.
+        NoSuchTarget: the tree has no attachable process, or no process matches.
     """
     if not tree and match is None:
         return Selection(list(dict.fromkeys(pids)), [], is_named=True)
     if not pids and match is None:
         raise UsageError("--tree needs a PID")
-    found = _loaded(lambda: _asked(pids, tree=tree, match=match, user=user), timeout_s if tree else 0.0)
+    processes = _loaded(lambda: _matching(pids, tree=tree, match=match, user=user), timeout_s if tree else 0.0)
     skipped = [
-        {"pid": one.pid, "why": one.why, "cmdline": list(one.cmdline)} for one in found if one.state == "skipped"
+        {"pid": process.pid, "why": process.why, "cmdline": list(process.cmdline)}
+        for process in processes
+        if process.state == "skipped"
     ]
-    usable = [one.pid for one in found if one.state != "skipped"]
+    usable = [process.pid for process in processes if process.state != "skipped"]
     if not usable:
         what = " ".join(
             filter(
@@ -270,49 +278,52 @@ def select(
         )
         where = f" among {', '.join(map(str, pids))} and what they started" if pids else ""
         why = "; ".join(told_skipped(skipped))
-        raise NoSuchTarget(what + where, reason="no-match", hint=why or "hookd ps --all says why.")
+        raise NoSuchTarget(what + where, reason="no-match", hint=why or "`hookd ps --all` lists the reasons.")
     return Selection(usable, skipped, is_named=False)
 
 
-def _loaded(ask: Callable[[], list[Candidate]], timeout_s: float) -> list[Candidate]:
-    """Look again and again until those that are to train have loaded torch, or the time is over; say for whom we wait."""
-    found, told = ask(), set[int]()
+def _loaded(select_now: Callable[[], list[Candidate]], timeout_s: float) -> list[Candidate]:
+    """Repeat a selection until all ranks in it have loaded torch, or the timeout; print which ones it waits for."""
+    processes, reported = select_now(), set[int]()
     deadline = time.monotonic() + timeout_s
-    while (late := _late(found)) and time.monotonic() < deadline:
-        if late != told:
-            told = late
+    while (late := _late(processes)) and time.monotonic() < deadline:
+        if late != reported:
+            reported = late
             output.say(f"waiting for {', '.join(map(str, sorted(late)))} to load torch")
         time.sleep(POLL_S)
-        found = ask()
-    return found
+        processes = select_now()
+    return processes
 
 
-def _late(found: Sequence[Candidate]) -> set[int]:
-    """Give those without torch that may be about to load it: all if none has it yet, else who runs what the others run."""
+def _late(processes: Sequence[Candidate]) -> set[int]:
+    """Return the pids of processes that may be about to load torch.
+
+    These are all processes without torch if none has it yet, else those that run the same program as one that has it.
+    """
     from hookd.tool.attach.discover import NO_TORCH
     from hookd.tool.linux.commandline import program
 
-    running = {program(one.cmdline) for one in found if one.state != "skipped"}
-    without = [one for one in found if one.why == NO_TORCH]
-    return {one.pid for one in without if not running or program(one.cmdline) in running}
+    running = {program(process.cmdline) for process in processes if process.state != "skipped"}
+    without = [process for process in processes if process.why == NO_TORCH]
+    return {process.pid for process in without if not running or program(process.cmdline) in running}
 
 
-def _asked(pids: Sequence[int], *, tree: bool, match: str | None, user: str | None) -> list[Candidate]:
+def _matching(pids: Sequence[int], *, tree: bool, match: str | None, user: str | None) -> list[Candidate]:
     from hookd.tool.attach.discover import candidates
     from hookd.tool.attach.process_tree import members
     from hookd.tool.linux.owner import user_name
 
     if tree and pids:
-        found = list({one.pid: one for pid in pids for one in members(pid)}.values())
+        processes = list({process.pid: process for pid in pids for process in members(pid)}.values())
     else:
-        found = [one for one in candidates() if not pids or one.pid in pids]
-    found = [one for one in found if user in (None, str(one.uid), user_name(one.uid))]
-    return [one for one in found if match is None or fits(match, " ".join(one.cmdline))]
+        processes = [process for process in candidates() if not pids or process.pid in pids]
+    processes = [process for process in processes if user in (None, str(process.uid), user_name(process.uid))]
+    return [process for process in processes if match is None or fits(match, " ".join(process.cmdline))]
 
 
 def told_skipped(skipped: Iterable[dict[str, Any]]) -> list[str]:
-    """Say what was skipped and why, one line for each reason."""
+    """Return the skipped processes, one line for each reason."""
     by_why: dict[str, list[str]] = {}
-    for one in skipped:
-        by_why.setdefault(one["why"], []).append(str(one["pid"]))
+    for row in skipped:
+        by_why.setdefault(row["why"], []).append(str(row["pid"]))
     return [f"skipped {', '.join(pids)}: {why}" for why, pids in by_why.items()]

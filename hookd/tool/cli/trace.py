@@ -1,4 +1,4 @@
-"""`hookd trace PID`: what some steps are made of, for Perfetto."""
+"""`hookd trace PID`: record some steps as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -20,53 +20,56 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-@click.command(short_help="Record N steps with torch's profiler and hookd's modules.")
+@click.command(short_help="Record N steps with torch's profiler, including hookd's modules.")
 @click.argument("pid", type=options.Pid())
 @click.option("--steps", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N",
-              help="Optimizer steps to trace.")  # fmt: skip
+              help="Number of optimizer steps to record.")  # fmt: skip
 @click.option("-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Where to write it; compressed if it ends in .gz.  [default: hookd-trace-PID.json]")  # fmt: skip
+              help="Output file; compressed if its name ends in .gz.  [default: hookd-trace-PID.json]")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
-              metavar="S", help="Seconds that the steps may take.")  # fmt: skip
+              metavar="S", help="Maximum time for the steps, in seconds.")  # fmt: skip
 @click.option("--max-size", "max_mib", type=click.IntRange(1, 16_384), default=256, show_default=True, metavar="MIB",
-              help="The largest trace to take, uncompressed.")  # fmt: skip
+              help="Maximum uncompressed size of the trace in MiB.")  # fmt: skip
 @options.json
 def trace(*, pid: int, steps: int, path: Path | None, timeout_s: float, max_mib: int, as_json: bool) -> int:
-    """Record N steps with torch's profiler, and hookd's modules in it; open the file in ui.perfetto.dev."""
+    """Record N steps with torch's profiler, including hookd's modules.
+
+    Open the file in ui.perfetto.dev.
+    """
     from hookd.tool.attach.trace import take
 
     path = path or Path(f"hookd-trace-{pid}.json")
     with replacing(path) as file:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", compresslevel=5, fileobj=file) as packed:
-                found = take(pid, steps, cast("BinaryIO", packed), timeout_s=timeout_s, max_bytes=max_mib * MIB)
+                result = take(pid, steps, cast("BinaryIO", packed), timeout_s=timeout_s, max_bytes=max_mib * MIB)
         else:
-            found = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
+            result = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
     if as_json:
-        output.emit({"pid": pid, "path": str(path), **asdict(found), "is_cut": found.steps < steps})
-    for line in _told(asdict(found), path, steps):
+        output.emit({"pid": pid, "path": str(path), **asdict(result), "is_cut": result.steps < steps})
+    for line in _messages(asdict(result), path, steps):
         output.say(line)
     return 0
 
 
-def _told(found: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
-    first, last = found["first"], found["first"] + found["steps"] - 1
+def _messages(result: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
+    first, last = result["first"], result["first"] + result["steps"] - 1
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     yield (
-        f"{path}: {which}, {found['bytes'] / MIB:.1f} MiB; beside the steps the profiler held the training up for"
-        f" {output.seconds(found['pause_s'])}"
+        f"{path}: {which}, {result['bytes'] / MIB:.1f} MiB; profiler overhead outside the recorded steps:"
+        f" {output.seconds(result['pause_s'])}"
     )
-    if found["steps"] < steps:
-        yield f"it ends after {found['steps']} of {steps} steps, because the target's memory grew: see --max-size"
-    if not found["all_threads"]:
-        yield "this torch shows the thread that takes the steps and the backward's; other threads are not in it"
+    if result["steps"] < steps:
+        yield f"the trace ends after {result['steps']} of {steps} steps, because the target's memory grew: see --max-size"
+    if not result["all_threads"]:
+        yield "this version of torch records only the thread that makes the steps and those of the backward"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `path` when the block ends well, and leaves nothing behind when it does not.
+    """Yield a file that replaces `path` if the block succeeds, and is removed if it fails.
 
-    Only its owner can read it, whatever the umask is: it shows the code and the shapes of a training.
+    Only its owner can read it, whatever the umask: it shows code and shapes of a training.
 
     Raises:
         HookdError: reason "cannot-write".
@@ -79,6 +82,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         part.replace(path)
     except OSError as exc:
         raise HookdError(f"cannot write {path}: {exc.strerror or exc}", reason="cannot-write",
-                         hint="Name another file with -o.") from exc  # fmt: skip
+                         hint="Choose another file with -o.") from exc  # fmt: skip
     finally:
         part.unlink(missing_ok=True)

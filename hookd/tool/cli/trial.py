@@ -1,7 +1,7 @@
-"""Run a program that may do anything to its end, and end all that it has started.
+"""Run an untrusted program to its end, and kill all processes that it has started.
 
-Between hookd and the program stands a process that adopts whatever loses its parent below it (PR_SET_CHILD_SUBREAPER), so
-that a fork into a session of its own does not escape. This contains accidents; the program has the rights of the user.
+A process between hookd and the program adopts orphaned descendants (PR_SET_CHILD_SUBREAPER), so that a fork into a session
+of its own does not escape. This contains accidents, not attacks: the program has the rights of the user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 from hookd.errors import HookdError
 
 MOST_TOLD = 1 << 16
-"""Bytes of stderr that are kept: the last."""
+"""Bytes of stderr that are kept, from its end."""
 _NOT_STARTED, _TOO_LONG = 77, 78
 _MARGIN_S = 15.0
 _KEEPER = f"""
@@ -47,7 +47,10 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 def finished(words: list[str], timeout_s: float) -> tuple[int, str]:
-    """Run a program to its end; return its exit code, 128 and more for a signal, and the end of its stderr.
+    """Run a program to its end.
+
+    Returns:
+        Its exit code, 128 plus the number for a signal, and the end of its stderr.
 
     Raises:
         HookdError: it cannot be started, or takes too long.
@@ -59,16 +62,16 @@ def finished(words: list[str], timeout_s: float) -> tuple[int, str]:
         tail = _Tail(process.stderr)
         try:
             code = process.wait(timeout_s + _MARGIN_S)
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # including Ctrl-C
             _end(process)
             raise
-        told = tail.text()
+        stderr = tail.text()
     if code == _NOT_STARTED:
-        raise HookdError(f"{words[0]}: {told.strip()}", hint="--python takes the path of a Python with torch.")
+        raise HookdError(f"{words[0]}: {stderr.strip()}", hint="Use --python with the path of a Python that has torch.")
     if code == _TOO_LONG:
-        hint = "A hook that waits for something, or a loop without an end? `--static` runs nothing."
-        raise HookdError(f"the trial takes longer than {timeout_s:g} s", hint=hint)
-    return code, told
+        hint = "Look for a hook that waits, or an endless loop. `--static` runs nothing."
+        raise HookdError(f"the trial did not end within {timeout_s:g} s", hint=hint)
+    return code, stderr
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -81,7 +84,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Tail:
-    """The last bytes of a stream that may never end, read in a thread."""
+    """The last bytes of a stream that may be endless; a thread reads it."""
 
     def __init__(self, stream: IO[bytes] | None) -> None:
         self._stream, self._kept = stream, b""

@@ -1,4 +1,4 @@
-"""What `hookd doctor` says of machines and builds of Python on which hookd has never been tried."""
+"""Notes of `hookd doctor` on machines and builds of Python that hookd has not been tested on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookd.tool.cli.checks import Check
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# By the paths of what a process has mapped: the interpreter itself, its libraries.
+# Recognized by the paths of mapped files: the interpreter and its libraries.
 _BUILDS = (
     (re.compile(r"/uv/python/|/cpython-3\.\d+\.\d+-linux-"), "a standalone build of Python, as uv installs them"),
     (
@@ -22,7 +22,7 @@ _BUILDS = (
 
 
 def of_build(paths: Iterable[str]) -> Iterator[Check]:
-    """Say for each such build that is among the mapped files that hookd was not tried there."""
+    """Yield a note for each untested build among the mapped files."""
     text = "\n".join(paths)
     for pattern, what in _BUILDS:
         if pattern.search(text):
@@ -30,11 +30,11 @@ def of_build(paths: Iterable[str]) -> Iterator[Check]:
 
 
 def of_machine(architecture: str) -> Iterator[Check]:
-    """Say that hookd has not been tried on real ARM hardware."""
+    """Yield a note on ARM hardware, on which hookd has only been tested under emulation."""
     if architecture == "aarch64":
-        yield _untested("aarch64: tried under emulation alone")
+        yield _untested("aarch64: tested only under emulation")
 
 
 def _untested(what: str) -> Check:
-    cure = "It may well work; try it on a process that may be lost, and report how it went."
+    cure = "It probably works; try it on a process that you can lose, and report the result."
     return Check("untested", "note", what, cure)

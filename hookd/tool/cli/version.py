@@ -1,4 +1,4 @@
-"""`hookd version`."""
+"""`hookd version`: print the version."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hookd.version import __version__
 @options.json
 def version(*, as_json: bool) -> None:
     """Print the version of hookd and of the Python that runs it."""
-    found = {"hookd": __version__, "python": platform.python_version()}
+    versions = {"hookd": __version__, "python": platform.python_version()}
     if as_json:
-        output.emit(found)
+        output.emit(versions)
     else:
-        click.echo(f"hookd {found['hookd']} (Python {found['python']})")
+        click.echo(f"hookd {versions['hookd']} (Python {versions['python']})")

@@ -1,4 +1,7 @@
-"""What `hookd top` shows and what each key does. It knows neither terminal nor signals: a test presses keys as well."""
+"""The screen of `hookd top`, and the actions of its keys.
+
+It depends neither on a terminal nor on signals, so a test can press keys.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ if TYPE_CHECKING:
 
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 FIRST_S = 0.5
-"""After so long comes the second reading: there are no rates before it."""
+"""Time until the second reading, before which there are no rates."""
 FAR = 1 << 30
 SMALLEST = (20, 6)
-"""Columns and lines below which there is nothing to show."""
+"""Columns and lines of the smallest usable terminal."""
 NAME = 24
 """Columns of a run's name in the title."""
 FOOTER = "q quit  Enter open  Esc back  / filter  < > sort  I invert  t tree  h help"
@@ -38,14 +41,14 @@ class App:
 
     Args:
         node: the targets, read at least once.
-        interval_s: from one refresh to the next.
+        interval_s: seconds between refreshes.
         pid: of the target whose modules are shown first.
-        run: label of the run whose ranks are shown alone.
+        run: label of the run to which the list is restricted.
 
     Attributes:
-        is_done: somebody has pressed q.
-        is_paused: nothing is read.
-        due: when the next reading is, in monotonic seconds.
+        is_done: whether the user has quit.
+        is_paused: whether reading is paused.
+        due: time of the next reading, in monotonic seconds.
     """
 
     def __init__(self, node: Node, interval_s: float, *, pid: int | None = None, run: str | None = None) -> None:
@@ -68,11 +71,11 @@ class App:
 
     @property
     def view(self) -> View:
-        """What is looked at now."""
+        """The view that is shown."""
         return self._module_view or self._targets
 
     def refresh(self, now: float) -> None:
-        """Read everything again; `now` in monotonic seconds."""
+        """Read all targets again; `now` is in monotonic seconds."""
         self._node.read(now)
         self._targets.show(node_table.build(self._listed()))
         self._show_modules()
@@ -98,7 +101,7 @@ class App:
     # Keys
 
     def press(self, key: str) -> None:
-        """Do what a key asks for."""
+        """Run the action of a key."""
         if self._is_typing:
             self._type(key)
         elif self._is_help:
@@ -132,7 +135,7 @@ class App:
         row = self._targets.row
         if self._module_view is None and row is not None:
             name = self._targets.table.names[row]
-            self._open(next(one for one in self._node.targets if (one.pid, one.start) == name))
+            self._open(next(target for target in self._node.targets if (target.pid, target.start) == name))
 
     def _back(self) -> None:
         view = self.view
@@ -167,10 +170,12 @@ class App:
         self._is_help = True
 
     def _slower(self) -> None:
-        self.interval_s = next((one for one in INTERVALS_S if one > self.interval_s), self.interval_s)
+        self.interval_s = next((longer for longer in INTERVALS_S if longer > self.interval_s), self.interval_s)
 
     def _faster(self) -> None:
-        self.interval_s = next((one for one in reversed(INTERVALS_S) if one < self.interval_s), self.interval_s)
+        self.interval_s = next(
+            (shorter for shorter in reversed(INTERVALS_S) if shorter < self.interval_s), self.interval_s
+        )
         self.due = min(self.due, time.monotonic() + self.interval_s)
 
     def _sort_right(self) -> None:
@@ -188,12 +193,12 @@ class App:
     # Lines
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """Draw the screen: `height` lines of `width` columns each."""
+        """Return the screen: `height` lines of `width` columns each."""
         if width < SMALLEST[0] or height < SMALLEST[1]:
             return [draw.note("too small", width)] + [Text(" " * width)] * (height - 1)
         above = [draw.title(self._title(), self._pace(), width)]
         if self._opened is not None:
-            above += [draw.note(_told(self._opened), width), draw.note(self._phases(), width)]
+            above += [draw.note(_progress(self._opened), width), draw.note(self._phases(), width)]
         body = height - len(above) - 2
         self._page = body - 2
         self._drawn = list(fitting(self.view.table.columns, width))
@@ -202,10 +207,11 @@ class App:
 
     def _title(self) -> str:
         if self._opened is not None:
-            one = self._opened
-            return f"{cut(safe(one.run), NAME)} rank {cut(safe(one.rank), NAME)}, process {one.pid} of {safe(one.user)}: {safe(one.state)}"
+            target = self._opened
+            name = f"{cut(safe(target.run), NAME)} rank {cut(safe(target.rank), NAME)}"
+            return f"{name}, process {target.pid} of {safe(target.user)}: {safe(target.state)}"
         listed = self._listed()
-        ended = sum(1 for one in listed if one.ended)
+        ended = sum(1 for target in listed if target.ended)
         of_run = f" of {safe(self._run)}" if self._run is not None else ""
         count = f"{len(listed) - ended} target{'s' * (len(listed) - ended != 1)}{of_run}"
         count += f", {ended} ended" if ended else ""
@@ -224,20 +230,24 @@ class App:
         if row is not None:
             return self.view.table.detail(row)
         if self.view.pattern:
-            return "nothing contains that"
-        return "no module has been called yet" if self._opened else "nothing is attached; `hookd ps` lists what can be"
+            return "no row contains this text"
+        return (
+            "no module has been called yet"
+            if self._opened
+            else "no process is attached; `hookd ps` lists those that can be"
+        )
 
     def _footer(self) -> str:
         if self._is_typing:
             return f"/{safe(self.view.pattern)}_   (Enter keeps it, Esc clears it)"
         if self._is_help:
-            return "any key goes back"
+            return "press any key to go back"
         kept = f"[/{safe(self.view.pattern)}]  " if self.view.pattern else ""
         return kept + FOOTER
 
 
-def _told(target: Target) -> str:
-    """Say in a line where a target stands."""
+def _progress(target: Target) -> str:
+    """Describe the progress of a target in one line."""
     step = target.step
     star = "" if step["is_absolute"] else " since the attach"
     cost = target.value("hookd_overhead_ratio")

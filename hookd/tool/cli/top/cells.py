@@ -1,4 +1,4 @@
-"""Text for a place of so many columns on the terminal. It may be a target's, and do its worst."""
+"""Fit text into columns of the terminal. The text may come from a target, which is not trusted."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ import unicodedata
 from rich.cells import cell_len, set_cell_size
 
 LONGEST = 400
-"""Characters of a text that are looked at: no terminal is wider, and its two ends say enough."""
+"""Characters kept of a text, from both ends; no terminal is wider."""
 _RIGHT_TO_LEFT = ("R", "AL", "AN")
 
 
 def safe(text: str) -> str:
-    """Write out as escapes what would do something to a terminal, or to its neighbours.
+    """Escape characters that would affect the terminal or neighboring text.
 
-    That is control characters, what combines with the character before it (any number of them fit into one column), and
-    letters that run from right to left (some terminals turn the whole line).
+    These are control characters, combining characters (any number of them fit into one column), and right-to-left letters
+    (some terminals reverse the whole line).
     """
     if len(text) > LONGEST:
         text = text[: LONGEST // 2] + "…" + text[-LONGEST // 2 :]
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if _is_safe(one) else _escaped(one) for one in unicodedata.normalize("NFC", text))
+    return "".join(char if _is_safe(char) else _escaped(char) for char in unicodedata.normalize("NFC", text))
 
 
-def _is_safe(one: str) -> bool:
-    is_combining = unicodedata.category(one).startswith("M")
-    return one.isprintable() and not is_combining and unicodedata.bidirectional(one) not in _RIGHT_TO_LEFT
+def _is_safe(char: str) -> bool:
+    is_combining = unicodedata.category(char).startswith("M")
+    return char.isprintable() and not is_combining and unicodedata.bidirectional(char) not in _RIGHT_TO_LEFT
 
 
-def _escaped(one: str) -> str:
-    return one.encode("unicode_escape").decode()
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
 
 
 def cut(text: str, width: int) -> str:
-    """Cut a safe text to `width` columns: both ends stay, for the end of a module's name says more than its middle."""
+    """Shorten a safe text to `width` columns in its middle.
+
+    The end of a module's name says more than its middle.
+    """
     size = cell_len(text)
     if size <= width:
         return text
@@ -48,7 +51,7 @@ def cut(text: str, width: int) -> str:
 
 
 def fit(text: str, width: int, *, is_right: bool = False) -> str:
-    """Make a safe text exactly `width` columns wide."""
+    """Return a safe text, shortened or padded to exactly `width` columns."""
     text = cut(text, width)
     space = " " * (width - cell_len(text))
     return space + text if is_right else text + space

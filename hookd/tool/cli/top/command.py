@@ -1,4 +1,4 @@
-"""`hookd top`: a live view of all targets, and of the modules of one."""
+"""`hookd top`: the command."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
     from hookd.tool.cli.top.node import Node
 
 
-@click.command(short_help="Watch targets and their modules live, as top does.")
+@click.command(short_help="Show a live view of targets and their modules, like top.")
 @click.argument("word", metavar="[PID|RUN]", required=False)
 @click.option("-d", "--interval", "interval_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True,
-              metavar="S", help="Seconds from one refresh to the next.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one table, of one interval, and end; so without a terminal, too.")
+              metavar="S", help="Seconds between refreshes.")  # fmt: skip
+@click.option(
+    "--once", is_flag=True, help="Print one table, of one interval, and exit; the default without a terminal."
+)
 @options.user
 @options.host
 @options.json
 def top(*, word: str | None, interval_s: float, once: bool, user: int | None, host: str | None, as_json: bool) -> int:
-    """Watch all targets live; with a PID the modules of one, with a RUN its ranks. Press h for the keys.
+    """Show a live view of all targets.
 
-    It reads pages and asks no target: to look costs the training nothing.
+    With a PID, show the modules of that target; with a RUN, show its ranks. Press h for the list of keys. The numbers are
+    read from shared memory, without a request to the target, so watching costs the training nothing.
     """
     from hookd.tool.cli.top import plain
     from hookd.tool.cli.top.node import Node
@@ -48,7 +51,7 @@ def _live(node: Node, pid: int | None, run: str | None, interval_s: float) -> in
 
     if screen.is_dumb():
         output.say(
-            "this terminal (TERM) can only write one line below the other: a table at each interval; Ctrl-C ends"
+            "this terminal (TERM) cannot move its cursor: a table is printed at each interval; press Ctrl-C to quit"
         )
         while True:
             plain.show(node, pid, run, interval_s, as_json=False)

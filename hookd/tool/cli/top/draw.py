@@ -1,4 +1,4 @@
-"""Lines of a screen from what a view shows. Every line is exactly as wide as the terminal."""
+"""Draw a view as lines of the screen, each exactly as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ if TYPE_CHECKING:
 HELP = """\
 Up Down PageUp PageDown Home End   move
 Enter           open: from all targets to the modules of one
-Esc Backspace   back; a filter is cleared first
+Esc Backspace   go back; a filter is cleared first
 <  >  o  F6     sort by the column to the left, to the right, the next one
 I               invert the order
-/  F4           show what contains a text: Enter keeps it, Esc clears it
-t  F5           modules as a tree
-p               pause: read nothing until p is pressed again
+/  F4           show only rows with a text: Enter keeps it, Esc clears it
+t  F5           show modules as a tree
+p               pause; press p again to continue
 +  -            longer, shorter interval
 q  F10 Ctrl-C   quit
 
-Targets: STEP/S and A STEP are of the last 5 s; COST is what hookd takes of the
-time; INC counts incidents.
-Modules: SHARE, FWD, BWD and SELF (without the modules inside) are parts of the
-model's time in the last interval; NORM is that of the output, GRAD that of the
-gradients, both as of the last step that was looked at.
-Columns without room are left out. What is shown is read from memory that the
-target shares: it is asked nothing, and to look costs it nothing.
+Targets: STEP/S and A STEP are of the last 5 s; COST is hookd's share of the
+time; INC is the number of incidents.
+Modules: SHARE, FWD, BWD and SELF (without nested modules) are shares of the
+model's time in the last interval. NORM is the norm of the output, GRAD that of
+the gradients, both from the last step that was sampled.
+Columns without room are omitted. The numbers are read from memory that the
+target shares, without a request to it, so watching costs it nothing.
 """
 TITLE, HEAD, CURSOR, QUIET = "reverse", "bold", "reverse", "dim"
 
 
 def title(left: str, right: str, width: int) -> Text:
-    """Write the first line: what is shown, and how often it is read."""
+    """Return the title line: what is shown, and how often it is read."""
     if len(right) > width // 3:
         return Text(fit(left, width), style=TITLE)
     return Text(fit(left, width - len(right) - 1) + " " + right, style=TITLE)
 
 
 def note(text: str, width: int, style: str = "") -> Text:
-    """Write a line of words, cut at the end."""
+    """Return a line of text, shortened at its end."""
     return Text(fit(text if len(text) <= width else text[: width - 1] + "…", width), style=style)
 
 
 def head(view: View, widths: dict[str, int]) -> Text:
-    """Write the heads of the columns; that by which it is sorted stands out."""
+    """Return the line of column titles; the sort column is highlighted."""
     line = Text(style=HEAD)
     for key, width in widths.items():
         column = view.table.columns[key]
@@ -60,7 +60,7 @@ def head(view: View, widths: dict[str, int]) -> Text:
 
 
 def row(view: View, at: int, widths: dict[str, int], *, is_cursor: bool) -> Text:
-    """Write a row."""
+    """Return the line of a row."""
     table, cells = view.table, []
     for number, (key, width) in enumerate(widths.items()):
         text = table.cell(at, key)
@@ -70,12 +70,12 @@ def row(view: View, at: int, widths: dict[str, int], *, is_cursor: bool) -> Text
 
 
 def _label(view: View, at: int, text: str) -> str:
-    """In a tree the last part of a name is enough, for the rest stands above it."""
+    """Return the last part of a name in a tree, where the parents are shown above it; else the whole name."""
     return text.rpartition(".")[2] if view.depths.get(at) else text
 
 
 def table(view: View, width: int, height: int) -> Iterator[Text]:
-    """Write the heads and a window of the rows, `height` lines with the heads."""
+    """Yield the titles and a window of the rows, `height` lines in all."""
     widths = fitting(view.table.columns, width)
     yield head(view, widths)
     rows = view.visible(height - 1)
@@ -86,6 +86,6 @@ def table(view: View, width: int, height: int) -> Iterator[Text]:
 
 
 def help_page(width: int, height: int) -> list[Text]:
-    """Write what the keys do."""
+    """Return the help on the keys and columns."""
     shown = [note(line, width) for line in HELP.splitlines()[:height]]
     return shown + [Text(" " * width)] * (height - len(shown))

@@ -1,4 +1,4 @@
-"""How fast counters grow, from one reading of a page to the next."""
+"""Measure how counters grow between readings of a page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ STALE_S = 5.0
 
 
 class Growth:
-    """What columns of counters have grown by over the last interval in which something was done.
+    """The growth of columns of counters over the last interval with progress.
 
-    A reading in which nothing was done begins no interval: of a training whose steps are longer than a refresh the last
-    one that is complete is told, until it is stale.
+    A reading without progress does not begin an interval. If steps take longer than a refresh, the last complete interval
+    is therefore reported until it is stale.
 
     Args:
-        window_s: how far back an interval reaches at least; 0: from one reading to the next.
+        window_s: minimum length of an interval; 0 for one reading to the next.
 
     Attributes:
-        columns: by how much each counter has grown; as long as there was no interval, since it began at 0.
+        columns: the growth of each counter; before the first interval, its growth from 0.
     """
 
     def __init__(self, window_s: float = 0.0) -> None:
@@ -30,12 +30,12 @@ class Growth:
         self._kept: deque[tuple[float, float, Sequence[Sequence[float]]]] = deque()
 
     def advance(self, now: float, done: float, *columns: Sequence[float]) -> None:
-        """Take a reading.
+        """Add a reading.
 
         Args:
             now: monotonic seconds.
-            done: counts what the columns are about, such as steps; it grows when the counters of one are complete.
-            columns: always as many; counters may be added to each at its end.
+            done: counter of progress, such as steps; it grows when the counters of a step are complete.
+            columns: always the same number of columns; each may have new counters at its end.
         """
         kept = self._kept
         if kept and done == kept[-1][1]:
@@ -48,11 +48,11 @@ class Growth:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of the interval; 0 before there is one."""
+        """Length of the interval in seconds; 0 before the first one."""
         return self._kept[-1][0] - self._kept[0][0] if len(self._kept) > 1 else 0.0
 
     def is_stale(self, now: float) -> bool:
-        """Tell whether nothing has grown for much longer than an interval."""
+        """Whether the last progress is older than three intervals and `STALE_S`."""
         return 0 < self.elapsed_s < (now - self._kept[-1][0]) / 3 and now - self._kept[-1][0] > STALE_S
 
 

@@ -1,4 +1,4 @@
-"""Keys: what a terminal sends for them, decoded byte by byte as it comes."""
+"""Decode the keys that a terminal sends, byte by byte."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SEQUENCES = {
     **dict(zip(("OP", "[11~", "[[A"), ("f1",) * 3, strict=True)),
     "OS": "f4", "[14~": "f4", "[[D": "f4", "[15~": "f5", "[[E": "f5", "[17~": "f6", "[21~": "f10",
 }  # fmt: skip
-"""After ESC: xterm's, VT220's and the Linux console's (terminfo xterm, screen, linux)."""
+"""Keys by their sequence after ESC: of xterm, VT220 and the Linux console (terminfo xterm, screen, linux)."""
 _PLAIN = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", ESCAPE: "escape", "\t": "tab"}
 _LONGEST = 32
 
 
 class Keys:
-    """Decodes what is read from a terminal. A sequence may come in parts."""
+    """Decodes the input of a terminal, in which a sequence may arrive in parts."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -26,11 +26,11 @@ class Keys:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an ESC has come that may be the key itself, or the beginning of more."""
+        """Whether an ESC has arrived that may be the key itself, or the beginning of a sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:
-        """Give the keys in what was read: a name, or the character itself."""
+        """Return the keys in the input, each as a name or as the character itself."""
         self._text += self._decoder.decode(data)
         keys = []
         while self._text and (taken := self._take()):
@@ -40,12 +40,12 @@ class Keys:
         return [key for key in keys if key]
 
     def flush(self) -> list[str]:
-        """Take what has come as it is: nothing has followed it for a while."""
+        """Return the keys in an incomplete sequence, when nothing has followed it for a while."""
         text, self._text = self._text, ""
         return ["escape"] if text[:1] == ESCAPE and len(text) < 3 else []
 
     def _take(self) -> tuple[str, int] | None:
-        """Give the first key and its length; "" for one that we do not know, None where it is not whole yet."""
+        """Return the first key, "" if unknown, and its length; None if it is incomplete."""
         text = self._text
         if text[0] != ESCAPE:
             return _PLAIN.get(text[0], text[0] if text[0].isprintable() else ""), 1
@@ -60,7 +60,10 @@ class Keys:
 
 
 def _length(text: str) -> int | None:
-    """Measure the sequence that a text begins with; None while it is not whole (ECMA-48: parameters, then one of @ to ~)."""
+    """Return the length of the sequence at the beginning of a text; None if it is incomplete.
+
+    Source: ECMA-48: parameters, then one character of @ to ~.
+    """
     start = 3 if text[1:3] == "[[" else 2
     for at in range(start, len(text)):
         if "@" <= text[at] <= "~":

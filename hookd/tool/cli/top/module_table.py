@@ -42,7 +42,7 @@ COLUMNS = {
     "zero_ratio": Column("ZEROS", 6, 14, output.percent),
     "finding": Column("FINDING", 12, 2, safe, is_right=False),
 }
-"""By the key that `--json` has too. Shares are of the forward and backward time of the whole model."""
+"""By the key in `--json`. Shares refer to the forward and backward time of the whole model."""
 GAUGES = {
     "output_bytes": "hookd_memory_output_bytes",
     "output_norm": "hookd_activations_norm",
@@ -51,13 +51,13 @@ GAUGES = {
     "zero_ratio": "hookd_activations_zero_ratio",
 }
 WRONG, BORN = "red", "bold red"
-"""Styles of what has a finding, and of where the first NaN was born."""
+"""Styles of modules with a finding, and of the module with the first NaN."""
 DIRECTIONS = ("forward", "backward")
 COUNTERS = ("calls", "seconds", "self_seconds")
 
 
 class ModuleTable:
-    """Makes a table of each copy of a page, with what its counters have grown by since the one before."""
+    """Makes a table of each copy of a page, with the growth of its counters since the previous copy."""
 
     def __init__(self) -> None:
         self._modules = Modules()
@@ -67,7 +67,7 @@ class ModuleTable:
         self._findings: dict[int, Finding] = {}
 
     def take(self, now: float, snapshot: Snapshot) -> None:
-        """Take a copy of the page, of `now` in monotonic seconds."""
+        """Add a copy of the page, read at `now` in monotonic seconds."""
         self._now = now
         self._modules.take(snapshot)
         if self._modules.age != self._age:
@@ -79,12 +79,15 @@ class ModuleTable:
         self._findings = self._modules.findings()
 
     def _family(self, direction: str, counter: str) -> str:
-        """Name the family of a counter; what a device took tells more than what it took to launch."""
+        """Return the family of a counter, for seconds that of the device time if there is one.
+
+        The time of the host would only be that of launching kernels.
+        """
         device = f"hookd_timing_{direction}_device_seconds"
         return device if counter == "seconds" and self._modules.has(device) else f"hookd_timing_{direction}_{counter}"
 
     def build(self) -> Table:
-        """Make the table of the last copy; a column in which nothing can stand is left out."""
+        """Return the table of the last copy, without columns that cannot have values."""
         modules = self._modules
         values: dict[str, Sequence[Any]] = {"module": modules.names, "type": modules.types, **self._shares()}
         values |= {key: modules.column(name) for key, name in GAUGES.items() if modules.has(name)}
@@ -99,11 +102,13 @@ class ModuleTable:
             texts=[f"{name} {kind}".lower() for name, kind in zip(modules.names, modules.types, strict=True)],
             detail=self._detail,
             parents=modules.parents,
-            styles={row: BORN if one.short.startswith("first") else WRONG for row, one in self._findings.items()},
+            styles={
+                row: BORN if finding.short.startswith("first") else WRONG for row, finding in self._findings.items()
+            },
         )
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Give a row for each module: numbers that are not known are null."""
+        """Return a row for each module; unknown numbers are null."""
         table = self.build()
         rows = zip(*(table.values[key] for key in table.columns), strict=True)
         return [
@@ -112,7 +117,7 @@ class ModuleTable:
         ]
 
     def _shares(self) -> dict[str, list[float]]:
-        """Divide by the time of all roots what each module's calls have taken in the last interval."""
+        """Return each module's share of the time of all roots in the last interval, and its calls."""
         if not self._modules.has("hookd_timing_forward_seconds"):
             return {}
         calls, forward, own = self._grown("forward")
@@ -130,36 +135,42 @@ class ModuleTable:
             "forward_s": [f / n if n > 0 else math.nan for f, n in zip(forward, calls, strict=True)],
         }
         if self._modules.has("hookd_timing_forward_device_seconds"):
-            del shares["self_share"]  # of a device's time it is not known
+            del shares["self_share"]  # not available for device time
         return shares
 
     def _backward(self, calls: float) -> tuple[list[float], list[float]]:
-        """Bring the backward's seconds to as many calls as the forward's: they are counted at sampled steps alone."""
+        """Return the seconds of the backward, scaled to `calls` of the roots.
+
+        The backward is timed in sampled steps only.
+        """
         passes, seconds, own = self._grown("backward")
         whole = self._of_roots(passes)
         scale = calls / whole if whole > 0 else 1.0
         return [value * scale for value in seconds], [value * scale for value in own]
 
     def _with_inner(self, values: list[float]) -> list[float]:
-        """Give each module at least what one inside it has taken: a call that goes on at the end of an interval counts in the next."""
-        parents, names, found = self._modules.parents, self._modules.names, list(values)
-        for row in sorted(range(len(found)), key=lambda row: names[row].count("."), reverse=True):
+        """Return values in which a module has at least the value of each of its submodules.
+
+        A call in progress at the end of an interval counts in the next one, while its submodules' calls count already.
+        """
+        parents, names, totals = self._modules.parents, self._modules.names, list(values)
+        for row in sorted(range(len(totals)), key=lambda row: names[row].count("."), reverse=True):
             if parents[row] >= 0:
-                found[parents[row]] = max(found[parents[row]], found[row])
-        return found
+                totals[parents[row]] = max(totals[parents[row]], totals[row])
+        return totals
 
     def _of_roots(self, values: Sequence[float]) -> float:
         return sum(values[row] for row, parent in enumerate(self._modules.parents) if parent < 0)
 
     def _grown(self, direction: str) -> list[list[float]]:
-        """Give the columns of COUNTERS; of modules that were met since the last interval nothing has grown yet."""
+        """Return the growth of COUNTERS, with 0 for modules that are new since the last interval."""
         count = len(self._modules.names)
         return [column + [0.0] * (count - len(column)) for column in self._growths[direction].columns]
 
     def _detail(self, row: int) -> str:
         name, kind = safe(self._modules.names[row]) or "(loss)", safe(self._modules.types[row])
-        found = self._findings[row].whole if row in self._findings else ""
-        return f"{name}: {kind}" + (f"; {safe(found)}" if found else "")
+        finding = self._findings[row].whole if row in self._findings else ""
+        return f"{name}: {kind}" + (f"; {safe(finding)}" if finding else "")
 
 
 def _divided(values: Iterable[float], by: float) -> list[float]:

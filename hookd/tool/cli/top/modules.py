@@ -1,4 +1,4 @@
-"""What a page says of each module, as lists: one value for each module, in the order in which the agent met them."""
+"""Read the series of a page as lists with one value for each module, in the order in which the agent found them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _KINDS = {"nan": "NaN", "inf": "Inf"}
 
 
 class Finding(NamedTuple):
-    """What is wrong with a module: in a word for a column, and with where and how often."""
+    """A finding on a module: a word for a column, and a text with place and count."""
 
     short: str
     whole: str
 
 
 class Modules:
-    """The modules of one page, reading after reading.
+    """The modules of one page, across readings.
 
     Attributes:
         names: of the modules; the index of a name is the module's row.
-        types: of their classes.
-        parents: the row of the module that each is in, -1 for a root.
-        age: grows when rows were taken away: what was kept by row is worth nothing then.
+        types: names of their classes.
+        parents: the row of each module's parent, -1 for a root.
+        age: grows when rows change; values that were kept by row are invalid then.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Modules:
         self._places: dict[str, tuple[tuple[int, int, int], int, list[int]]] = {}
 
     def take(self, snapshot: Snapshot) -> None:
-        """Take a copy of the page: all else is about the last one."""
+        """Set the copy of the page to which all other methods refer."""
         self._families = {family.name: family for family in snapshot.families if "module" in family.labels}
         if snapshot.modules == self._seen:
             return
@@ -68,14 +68,14 @@ class Modules:
         return row
 
     def _parent(self, name: str) -> int:
-        return next((self._rows[one] for one in above(name) if one in self._rows), -1)
+        return next((self._rows[parent] for parent in above(name) if parent in self._rows), -1)
 
     def has(self, family: str) -> bool:
-        """Tell whether the page has series of a family."""
+        """Whether the page has series of a family."""
         return family in self._families and bool(self._families[family].first)
 
     def column(self, name: str, missing: float = math.nan) -> list[float]:
-        """Give the value of each module in a family whose only label is `module`; `missing` where it has none."""
+        """Return the value of each module in a family whose only label is `module`; `missing` without one."""
         family = self._families.get(name)
         rows = self._placed(family) if family is not None and family.labels == ("module",) else []
         values = [missing] * len(self.names)
@@ -86,7 +86,7 @@ class Modules:
         return values
 
     def _placed(self, family: Family) -> list[int]:
-        """Give the row of each series; kept, for label values change seldom."""
+        """Return the row of each series; cached, since label values rarely change."""
         key, count, rows = self._places.get(family.name, ((-1, -1, -1), 0, []))
         if key != family.key or count > len(family.values):
             rows = []
@@ -95,25 +95,27 @@ class Modules:
         return rows
 
     def findings(self) -> dict[int, Finding]:
-        """Say what is wrong with a module, by its row."""
-        told: dict[int, list[Finding]] = {}
+        """Return the findings of the modules, by row."""
+        findings: dict[int, list[Finding]] = {}
         born = set()
         for labels, value in self._present(ORIGIN):
             row = self._row(labels["module"])
             born.add(row)
             first = f"first {_kind(labels)}"
             whole = f"{'' if value == 1 else 'perhaps '}{first} ({labels['where']})"
-            told.setdefault(row, []).append(Finding(first if value == 1 else first + "?", whole))
+            findings.setdefault(row, []).append(Finding(first if value == 1 else first + "?", whole))
         for labels, value in self._present(NONFINITE):
             row = self._row(labels["module"])
             if row not in born:
                 kind = _kind(labels)
-                told.setdefault(row, []).append(Finding(kind, f"{kind} ({labels['where']}) {value:.0f}x"))
+                findings.setdefault(row, []).append(Finding(kind, f"{kind} ({labels['where']}) {value:.0f}x"))
         for labels, _ in self._present(FINDING):
-            told.setdefault(self._row(labels["module"]), []).append(Finding(labels["kind"], labels["kind"]))
+            findings.setdefault(self._row(labels["module"]), []).append(Finding(labels["kind"], labels["kind"]))
         return {
-            row: Finding(", ".join(dict.fromkeys(one.short for one in found)), ", ".join(one.whole for one in found))
-            for row, found in told.items()
+            row: Finding(
+                ", ".join(dict.fromkeys(part.short for part in parts)), ", ".join(part.whole for part in parts)
+            )
+            for row, parts in findings.items()
         }
 
     def _present(self, name: str) -> list[tuple[dict[str, str], float]]:
@@ -122,8 +124,8 @@ class Modules:
             return []
         if name != FINDING and "where" not in family.labels:
             return []
-        found = [(values, family.cells[at]) for values, at in zip(family.values, family.first, strict=True)]
-        return [(dict(zip(family.labels, values, strict=True)), value) for values, value in found if value > 0]
+        series = [(values, family.cells[at]) for values, at in zip(family.values, family.first, strict=True)]
+        return [(dict(zip(family.labels, values, strict=True)), value) for values, value in series if value > 0]
 
 
 def _kind(labels: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The targets of this node: found by their pages as they come, kept when they end."""
+"""Find the targets of this node by their pages, and keep them when they end."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.client import DaemonClient
 
 SCAN_S = 2.0
-"""How often it is looked for new targets."""
+"""Interval of the scans for new targets."""
 FULL_SCANS = 5
-"""Every so many of these looks into every process, also where nothing seems to have been mapped since the last one."""
+"""One in this many scans inspects every process, even if its address space has the same size as in the last scan."""
 KEPT = 100
-"""Targets that have ended and are still shown, the last ones: each holds its last copy of a page."""
+"""Ended targets that are still shown: the last ones, since each holds the last copy of its page."""
 ASK_S = 3.0
-"""For so long the view waits for the daemon's answer."""
+"""Timeout of a request to the daemon."""
 DAEMON_S = 10.0
-"""How long a daemon that did not answer is left in peace."""
+"""Delay before the next request to a daemon that did not answer."""
 
 
 class Node:
-    """Finds and reads targets. The targets themselves notice nothing: their pages are read with pread.
+    """Finds and reads targets. Pages are read with pread, which the targets do not notice.
 
     Args:
         client: the daemon, if one runs: it knows the labels of runs, hangs, and how a process ended.
-        user: the uid of the user whose targets are shown; None: all.
+        user: the uid of the user whose targets are shown; None for all.
 
     Attributes:
-        targets: also those that have ended since, in the order in which they were found.
-        daemon: what the title says of the daemon.
+        targets: all targets, including those that have ended, in the order in which they were found.
+        daemon: the state of the daemon, for the title.
     """
 
     def __init__(self, client: DaemonClient | None, user: int | None = None) -> None:
@@ -51,7 +51,11 @@ class Node:
         self._ask_again = 0.0
 
     def read(self, now: float) -> None:
-        """Look for new targets if it is time, ask the daemon, read all pages. `now` in monotonic seconds."""
+        """Scan for new targets if a scan is due, query the daemon, and read all pages.
+
+        Args:
+            now: monotonic seconds.
+        """
         if self._scanned is None or now - self._scanned >= SCAN_S:
             self._scanned = now
             self._scan()
@@ -59,7 +63,7 @@ class Node:
             self._ask(self._client, now)
         for target in self.targets:
             target.read(now)
-        for target in [one for one in self.targets if one.ended][:-KEPT]:
+        for target in [target for target in self.targets if target.ended][:-KEPT]:
             self.targets.remove(target)
 
     def _scan(self) -> None:
@@ -73,7 +77,7 @@ class Node:
         self._scans += 1
 
     def _try(self, pid: int) -> None:
-        with contextlib.suppress(HookdError, OSError, ValueError):  # it has gone, or is not ours to see
+        with contextlib.suppress(HookdError, OSError, ValueError):  # it is gone, or we may not read it
             fd = discover.find_page(pid) if discover.is_in_scope(pid) else None
             if fd is not None:
                 try:
@@ -84,7 +88,7 @@ class Node:
                 self._put(target)
 
     def _put(self, target: Target) -> None:
-        """Add one of the user; it takes the place of what the same process was before it was attached again."""
+        """Add a target of the selected user; replace that of an earlier attach to the same process."""
         if self._user not in (None, target.user):
             target.close()
             return
@@ -106,34 +110,34 @@ class Node:
         for row in rows:
             if self._user not in (None, row.get("user")):
                 continue
-            target = known.get((row["pid"], row["start_ticks"])) or self._add_told(row)
+            target = known.get((row["pid"], row["start_ticks"])) or self._add_unreadable(row)
             target.told = row
 
-    def _add_told(self, row: dict[str, Any]) -> Target:
-        """Take one that only the daemon can read: another user's, or one that has ended."""
+    def _add_unreadable(self, row: dict[str, Any]) -> Target:
+        """Add and return a target that only the daemon can read, because it is another user's or has ended."""
         target = Target(row["pid"], row["start_ticks"], None)
         self.targets.append(target)
         return target
 
     def of(self, word: str) -> tuple[int | None, str | None]:
-        """Find what a word means: a pid of a target, else the label of a run; one of the two is None.
+        """Return the pid of the target, or the label of the run, that a word names; the other one is None.
 
         Raises:
-            NoSuchTarget: it is neither.
+            NoSuchTarget: it names neither.
         """
         if word.isdecimal() and any(target.pid == int(word) for target in self.targets):
             return int(word), None
         if any(target.run == word for target in self.targets):
             return None, word
         if word.isdecimal():
-            discover.open_page(int(word)).close()  # says why it is none
+            discover.open_page(int(word)).close()  # raises with the reason
         raise NoSuchTarget(
             f"there is no target or run '{word}'",
             reason="no-such-run",
-            hint="`hookd status` lists those that are watched.",
+            hint="`hookd status` lists the targets and runs that are watched.",
         )
 
     def close(self) -> None:
-        """Let go of all pages."""
+        """Close all pages."""
         for target in self.targets:
             target.close()

@@ -20,7 +20,7 @@ def _rate(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Write bytes for people: 1.2G."""
+    """Format a number of bytes: 1.2G."""
     for unit in "BKMGT":
         if value < 999.5 or unit == "T":
             return f"{value:.0f}{unit}" if unit == "B" or value >= 99.5 else f"{value:.3g}{unit}"
@@ -42,12 +42,12 @@ COLUMNS = {
     "loss": Column("LOSS", 8, 7, output.number),
     "incidents": Column("INC", 3, 5),
 }
-"""By the key that `--json` has too."""
+"""By the key in `--json`."""
 _STYLES = {"hangs": "bold red", "paused": "yellow", "corrupt": "red", "protocol": "red"}
 
 
 def build(targets: Sequence[Target]) -> Table:
-    """Tabulate targets as they are at their last reading."""
+    """Return a table of the targets as of their last reading."""
     rows = [_row(target) for target in targets]
     values: dict[str, Sequence[Any]] = {key: [row[key] for row in rows] for key in COLUMNS}
     columns = {key: column for key, column in COLUMNS.items() if _has_any(key, values[key])}
@@ -63,10 +63,16 @@ def build(targets: Sequence[Target]) -> Table:
 
 
 def listed(targets: Sequence[Target], run: str | None = None) -> list[Target]:
-    """Give the targets of a run, or all, by run and rank."""
-    found = [one for one in targets if run in (None, one.run)]
+    """Return the targets of a run, or all, sorted by run and rank."""
+    selected = [target for target in targets if run in (None, target.run)]
     return sorted(
-        found, key=lambda one: (one.run, _rank(one) if isinstance(_rank(one), int) else -1, one.rank, one.pid)
+        selected,
+        key=lambda target: (
+            target.run,
+            _rank(target) if isinstance(_rank(target), int) else -1,
+            target.rank,
+            target.pid,
+        ),
     )
 
 
@@ -75,7 +81,7 @@ def _rank(target: Target) -> int | str:
 
 
 def _has_any(key: str, values: Sequence[Any]) -> bool:
-    """Tell whether a column is worth its place: one of a plugin that nobody has loaded is not."""
+    """Whether a column is shown; LOSS is hidden if no plugin publishes it."""
     return key != "loss" or any(value == value for value in values)  # noqa: PLR0124  NaN
 
 
@@ -97,11 +103,11 @@ def _row(target: Target) -> dict[str, Any]:
 
 
 def as_json(targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """Give what `--json` prints: numbers that are not known are null."""
+    """Return the rows that `--json` prints; unknown numbers are null."""
     return [
-        {key: None if value != value else value for key, value in _row(one).items()}  # noqa: PLR0124  NaN
-        | {"rank": one.rank, "is_absolute": one.step["is_absolute"], "message": one.message or None}
-        for one in targets
+        {key: None if value != value else value for key, value in _row(target).items()}  # noqa: PLR0124  NaN
+        | {"rank": target.rank, "is_absolute": target.step["is_absolute"], "message": target.message or None}
+        for target in targets
     ]
 
 

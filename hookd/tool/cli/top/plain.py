@@ -1,4 +1,4 @@
-"""`hookd top` without a screen: one table, or JSON, of one interval."""
+"""Print one table, or JSON, of one interval: `hookd top` without a terminal."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ GAP = "  "
 
 
 def show(node: Node, pid: int | None, run: str | None, interval_s: float, *, as_json: bool) -> None:
-    """Read for one interval, and print what it was like.
+    """Read twice, one interval apart, and print the result.
 
     Args:
         node: the targets.
-        pid: of the one whose modules are shown; None shows targets.
-        run: label of the run whose ranks are shown alone.
-        interval_s: between the two readings.
-        as_json: print JSON.
+        pid: of the target whose modules are shown; None to show targets.
+        run: label of the run to which the list is restricted.
+        interval_s: seconds between the two readings.
+        as_json: whether to print JSON.
     """
     modules = ModuleTable()
-    opened = next((one for one in node.targets if one.pid == pid), None)
+    opened = next((target for target in node.targets if target.pid == pid), None)
     for is_last in (False, True):
         node.read(time.monotonic())
         if opened is not None and opened.snapshot is not None:
@@ -54,11 +54,11 @@ def show(node: Node, pid: int | None, run: str | None, interval_s: float, *, as_
         for line in lines(view, output.columns() if sys.stdout.isatty() else None):
             click.echo(line)
     else:
-        output.say("nothing is attached; `hookd ps` lists what can be")
+        output.say("no process is attached; `hookd ps` lists those that can be")
 
 
 def lines(view: View, width: int | None) -> Iterator[str]:
-    """Write all rows: cut to `width` columns, or as wide as they are."""
+    """Yield all rows, fitted to `width` columns, or at full width for None."""
     columns = view.table.columns
     cells = {key: [view.table.cell(row, key) for row in view.order] for key in columns}
     if width is None:

@@ -1,4 +1,4 @@
-"""The terminal: taken as a whole, given back as it was. Only the lines that have changed are written."""
+"""Control the whole terminal, and restore it. Only changed lines are written."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
-"""Another screen, no cursor, no line goes on in the next one; the Linux console has no other screen, so it is cleared."""
+"""Switch to the alternate screen, hide the cursor, disable wrapping, clear: the Linux console has no alternate screen."""
 _LEAVE = "\x1b[0m\x1b[H\x1b[2J\x1b[?7h\x1b[?25h\x1b[?1049l"
 NARROW, LOW = 80, 24
-"""What a terminal is taken for that does not tell its size."""
+"""Size that is assumed if the terminal does not report one."""
 
 
 def is_dumb() -> bool:
-    """Tell whether the terminal only writes one line below the other."""
+    """Whether the terminal cannot move its cursor."""
     return os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 class Screen:
-    """A terminal, while it is entered. Main thread only.
+    """A terminal under our control. Main thread only.
 
     Args:
-        keys: where it is read from; its mode is changed.
-        out: where it is written to.
+        keys: its input, whose mode is changed.
+        out: its output.
     """
 
     def __init__(self, keys: TextIO, out: TextIO) -> None:
@@ -55,14 +55,17 @@ class Screen:
         self.leave()
 
     def enter(self) -> None:
-        """Take the terminal: single keys, no echo; Ctrl-C and Ctrl-Z remain signals."""
+        """Take control: keys are read one by one without echo; Ctrl-C and Ctrl-Z remain signals."""
         self._mode = termios.tcgetattr(self._in)
         tty.setcbreak(self._in, termios.TCSANOW)
         self._write(_ENTER)
         self.forget()
 
     def leave(self) -> None:
-        """Give it back. Idempotent; a terminal that has gone (a connection was cut) is no error."""
+        """Restore the terminal.
+
+        Idempotent. A terminal that is gone, as after a lost connection, is ignored.
+        """
         mode, self._mode = self._mode, None
         if mode is not None:
             with contextlib.suppress(OSError):
@@ -71,11 +74,11 @@ class Screen:
                 termios.tcsetattr(self._in, termios.TCSANOW, mode)
 
     def forget(self) -> None:
-        """Draw everything the next time: it was resized, or something else has written there."""
+        """Draw everything the next time, after a resize or output of another program."""
         self._drawn, self._texts = [], []
 
     def size(self) -> tuple[int, int]:
-        """Give columns and lines."""
+        """Return the numbers of columns and lines."""
         with contextlib.suppress(OSError):
             columns, lines = os.get_terminal_size(self._out)
             if columns and lines:
@@ -83,7 +86,7 @@ class Screen:
         return NARROW, LOW
 
     def draw(self, lines: Sequence[Text]) -> int:
-        """Write the lines that differ from those that stand there; give the number of bytes."""
+        """Write the lines that have changed, and return the number of bytes written."""
         if len(lines) != len(self._drawn):
             self._drawn, self._texts = [""] * len(lines), []
             parts = ["\x1b[2J"]
@@ -93,7 +96,7 @@ class Screen:
             if not self._texts or self._texts[at] != line or self._texts[at].style != line.style:
                 text = self._rendered(line)
                 if text != self._drawn[at]:
-                    # A blank line is erased; a full one overwrites what stood there.
+                    # A blank line is erased; any other one has the full width and overwrites the old line.
                     parts.append(f"\x1b[{at + 1};1H" + (text if line.plain.strip() or line.style else "\x1b[K"))
                     self._drawn[at] = text
         self._texts = list(lines)

@@ -1,4 +1,4 @@
-"""A table whose columns are lists: what a view sorts, filters and draws. Ten thousand rows are sorted in milliseconds."""
+"""A table that stores columns as lists, so that a view can sort ten thousand rows in milliseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
 GAP = 1
-"""Columns of the terminal between two of the table."""
+"""Columns of the terminal between two columns of the table."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: its head.
-        width: columns of the terminal; of the first one, which has what the others leave, the least.
-        rank: the highest goes first where the terminal is narrow; 0 stays.
-        write: writes a value for a person.
-        is_right: numbers stand at the right.
-        is_falling: sorted by it, the largest comes first.
+        title: its heading.
+        width: in columns of the terminal; for the first left-aligned column, which takes the rest, the minimum.
+        rank: on a narrow terminal, the column with the highest rank is omitted first; the one with rank 0 stays.
+        write: formats a value.
+        is_right: whether values are right-aligned, as numbers are.
+        is_falling: whether sorting by this column puts the largest value first.
     """
 
     title: str
@@ -39,12 +39,12 @@ class Table:
 
     Attributes:
         columns: by key, in the order in which they are drawn.
-        values: for each key a value for each row; a float NaN is none.
-        names: by which a row is known from one refresh to the next.
-        texts: what a filter looks at.
-        parents: the row above each in the tree, -1 for none; empty where there is no tree.
-        styles: of rows that stand out.
-        detail: says about a row what has no column.
+        values: by key, a value for each row; None and NaN mean no value.
+        names: identify the rows across refreshes.
+        texts: of the rows, to which a filter applies.
+        parents: the parent of each row in the tree, -1 for none; empty without a tree.
+        styles: of highlighted rows.
+        detail: returns the text on a row for the details line.
     """
 
     columns: dict[str, Column]
@@ -56,16 +56,16 @@ class Table:
     styles: dict[int, str] = field(default_factory=dict)
 
     def cell(self, row: int, key: str) -> str:
-        """Write a value; `-` for none."""
+        """Format a value; `-` if there is none."""
         value = self.values[key][row]
         return "-" if value is None or value != value else self.columns[key].write(value)  # noqa: PLR0124  NaN
 
 
 def fitting(columns: dict[str, Column], width: int) -> dict[str, int]:
-    """Choose the columns that a terminal has room for, with their widths.
+    """Return the columns that fit into a terminal, with their widths.
 
     Returns:
-        By key, in the same order. The first one that has no `is_right` takes what is left.
+        Widths by key, in the same order. The first left-aligned column takes the remaining width.
     """
     kept = list(columns)
     while len(kept) > 1 and _needed(columns, kept) > width:

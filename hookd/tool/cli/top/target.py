@@ -1,4 +1,4 @@
-"""A target as `hookd top` follows it: its page and its line in /proc, read again and again, also after its end."""
+"""A target in `hookd top`: its page and its entry in /proc, read at each refresh and kept after its end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hookd.wire.page import Family, PageReader, Snapshot
 
 WINDOW_S = 5.0
-"""Steps are few: those of so many seconds make a rate that does not jump."""
+"""Seconds over which step rates are averaged; steps are too few for one interval."""
 ASKED = "eval"
-"""The kind of incident that is kept of what somebody has evaluated: nothing is wrong with the target."""
+"""The kind of incident that records an evaluated expression; nothing is wrong with the target."""
 BORN = ("nan", "inf")
 OVER = ("detached", "exited")
 """States of a page in which the agent has left."""
@@ -29,20 +29,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Target:
-    """One process and its page. What the daemon says of it, where one runs, is taken as it is.
+    """One process and its page, with the daemon's row on it, if a daemon runs.
 
     Args:
         pid: of the process.
         start: its start time in clock ticks.
-        reader: of its page, which belongs to the target from now on; None where only the daemon may read it.
+        reader: of its page, owned by the target; None if only the daemon may read the page.
 
     Attributes:
         snapshot: the last copy of the page.
-        read_at: when that was, in monotonic seconds.
-        rss: bytes that it holds in memory, NaN where that is not known.
-        ended: how it ended, in a word; empty while it runs.
-        error: why its page cannot be read.
-        told: the daemon's row of it.
+        read_at: when it was read, in monotonic seconds.
+        rss: resident memory in bytes, NaN if unknown.
+        ended: a word for how it ended, "" while it runs.
+        error: the reason why its page cannot be read.
+        told: the daemon's row on it.
     """
 
     def __init__(self, pid: int, start: int, reader: PageReader | None) -> None:
@@ -58,7 +58,11 @@ class Target:
         self._now = self.read_at = 0.0
 
     def read(self, now: float) -> None:
-        """Read /proc, then the page: `now` in monotonic seconds. One that has ended is read no more."""
+        """Read /proc, then the page, unless the target has ended.
+
+        Args:
+            now: monotonic seconds.
+        """
         self._now = now
         if self.ended:
             return
@@ -77,7 +81,7 @@ class Target:
             self._phases.advance(now, steps, [family.cells[at] for at in family.first])
 
     def _look(self) -> bool:
-        """Read its line in /proc: whether it lives, and how much memory it holds."""
+        """Read /proc/PID/stat: return whether the process lives, and set `rss`."""
         try:
             fields = proc.read(self.pid, "stat").rpartition(b")")[2].split()
         except (HookdError, OSError):
@@ -94,7 +98,7 @@ class Target:
         self.close()
 
     def close(self) -> None:
-        """Let go of the page; the last copy stays."""
+        """Close the page; the last copy is kept."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -113,37 +117,37 @@ class Target:
         return next((family for family in families if family.name == name), None)
 
     def value(self, name: str) -> float:
-        """Give the first value of a family, NaN where there is none."""
+        """Return the first value of a family, NaN if there is none."""
         family = self._family(name)
         return family.cells[family.first[0]] if family is not None and family.first else math.nan
 
     @property
     def run(self) -> str:
-        """The label of its run: the daemon's, which knows of clashes, else the page's."""
+        """The label of its run: the daemon's, which resolves clashes, else the page's."""
         return str(self.told.get("run") or self._identity("run") or "-")
 
     @property
     def user(self) -> str:
-        """The user to whom the process belongs."""
+        """The user who owns the process."""
         return str(self.told.get("user") or self._user)
 
     @property
     def rank(self) -> str:
-        """Its rank, as text: a label."""
-        told = self.told.get("rank", self._identity("rank"))
-        return "-" if told is None else str(told)
+        """Its rank as text, since it is a label."""
+        rank = self.told.get("rank", self._identity("rank"))
+        return "-" if rank is None else str(rank)
 
     def _identity(self, key: str) -> Any:
         return self.snapshot.identity.get(key) if self.snapshot is not None else None
 
     @property
     def script(self) -> str:
-        """What it runs."""
+        """The name of its script."""
         return str(self._identity("script") or self.told.get("script") or "-")
 
     @property
     def state(self) -> str:
-        """One word: how it ended, why it cannot be read, what the daemon sees, else what the page says."""
+        """One word: how it ended, why it cannot be read, the daemon's view, else the state in the page."""
         if self.ended:
             reason = self.told.get("reason")
             return self.ended if not reason or self.ended == "detached" else str(reason)
@@ -158,15 +162,15 @@ class Target:
 
     @property
     def step(self) -> dict[str, Any]:
-        """Where it stands, as `hookd.tool.reports.report.describe_steps` has it."""
+        """Its steps, as returned by `hookd.tool.reports.report.describe_steps`."""
         if self.snapshot is not None:
             return describe_steps(self.snapshot)
-        told = self.told.get("step")
-        return told if isinstance(told, dict) else {"counted": 0, "current": 0, "is_absolute": True, "text": "-"}
+        step = self.told.get("step")
+        return step if isinstance(step, dict) else {"counted": 0, "current": 0, "is_absolute": True, "text": "-"}
 
     @property
     def steps_per_s(self) -> float:
-        """Steps a second of late; NaN before two readings, and of one that has ended."""
+        """Recent steps per second; NaN before two readings, and after the end."""
         elapsed = self._steps.elapsed_s
         if self.ended or not elapsed:
             return math.nan
@@ -174,13 +178,13 @@ class Target:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step of late, NaN without one."""
+        """Mean seconds of recent steps, NaN without any."""
         (grown,) = self._steps.columns or ([],)
         is_known = len(grown) > 2 and grown[2] > 0 and not self.ended and not self._steps.is_stale(self._now)
         return grown[1] / grown[2] if is_known else math.nan
 
     def phases(self) -> list[tuple[str, float]]:
-        """Give the share of each phase in the time of a step of late."""
+        """Return each phase's share of the time of recent steps."""
         family, (grown,) = self._family(PHASES), self._phases.columns or ([],)
         if family is None or len(family.labels) != 1 or sum(grown) <= 0:
             return []
@@ -188,18 +192,18 @@ class Target:
 
     @property
     def loss(self) -> float:
-        """The loss of the last step, where a plugin publishes it."""
+        """The loss of the last step, NaN if no plugin publishes it."""
         return self.value(LOSS)
 
     @property
     def incidents(self) -> int:
-        """How many incidents it has: of its page, and with a daemon those that the daemon has seen."""
-        told = self.told.get("incidents")
-        return told if isinstance(told, int) else len(self.snapshot.incidents) if self.snapshot is not None else 0
+        """Number of its incidents: from the daemon, which adds those that it detects, else from the page."""
+        count = self.told.get("incidents")
+        return count if isinstance(count, int) else len(self.snapshot.incidents) if self.snapshot is not None else 0
 
     @property
     def message(self) -> str:
-        """Say what a person should know of it: how it ended, where it hangs, its foremost incident; "" for nothing."""
+        """The details line: how it ended, where it hangs, or its most important incident; "" without any."""
         if self.error is not None:
             return f"{self.error.message}. {self.error.hint}".rstrip()
         if self.told.get("how"):
@@ -208,7 +212,7 @@ class Target:
         if isinstance(hang, dict) and not self.ended:
             return f"hangs {hang.get('where', '')} for {hang.get('for_s', 0):.0f} s"
         if self.snapshot is None:
-            return "only the daemon can read its page: its modules are in `hookd report`, or here for root"
-        rows = [one for one in self.snapshot.incidents if one.get("kind") != ASKED]
-        born = next((one for one in rows if one.get("kind") in BORN), rows[-1] if rows else {})
-        return str(born.get("message") or born.get("kind") or "")
+            return "only the daemon can read its page: use `hookd report` for its modules, or run `hookd top` as root"
+        rows = [row for row in self.snapshot.incidents if row.get("kind") != ASKED]
+        foremost = next((row for row in rows if row.get("kind") in BORN), rows[-1] if rows else {})
+        return str(foremost.get("message") or foremost.get("kind") or "")

@@ -1,4 +1,4 @@
-"""What of a table is seen: its order, its filter, where the cursor stands. Nothing here knows of a terminal."""
+"""The view of a table: its order, filter and cursor. This module does not depend on a terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ INDENT = 2
 
 
 class View:
-    """A table as somebody looks at it. The cursor stays with its row, not with its line, until it is moved.
+    """A sorted and filtered table with a cursor, which stays on its row when rows change their order.
 
     Args:
-        table: what is looked at; a newer one takes its place by `show`.
+        table: the table; `show` replaces it with a newer one.
         key: the column by which it is sorted.
 
     Attributes:
-        order: the rows, as they are drawn from the top.
-        depths: how deep each is in the tree, by row.
+        order: the rows, in the order in which they are drawn.
+        depths: depth of the rows in the tree, by row.
         pattern: the filter; empty for none.
     """
 
@@ -39,38 +39,38 @@ class View:
         self.show(table)
 
     def show(self, table: Table) -> None:
-        """Look at a newer table."""
+        """Replace the table with a newer one, or apply changed settings to it."""
         self.table = table
         if self.key not in table.columns:
             self.key = next(iter(table.columns))
         self.depths = {}
-        rows = self._found()
+        rows = self._matching()
         self.order = self._as_tree(rows) if self.is_tree and table.parents else self._sorted(rows)
         self._stay()
 
-    def _found(self) -> Sequence[int]:
+    def _matching(self) -> Sequence[int]:
         count = len(self.table.names)
         if not self.pattern:
             return range(count)
-        wanted = self.pattern.lower()
-        return [row for row, text in enumerate(self.table.texts) if wanted in text]
+        pattern = self.pattern.lower()
+        return [row for row, text in enumerate(self.table.texts) if pattern in text]
 
     def _sorted(self, rows: Sequence[int]) -> list[int]:
-        """Sort by the column; rows without a value come last, those that are equal stay as they are."""
+        """Return the rows sorted by the column, stably; rows without a value come last."""
         values = self.table.values[self.key]
-        there = [row for row in rows if values[row] == values[row] and values[row] not in (None, "")]  # noqa: PLR0124
+        with_value = [row for row in rows if values[row] == values[row] and values[row] not in (None, "")]  # noqa: PLR0124
         is_falling = self.table.columns[self.key].is_falling != self.is_inverted
-        if {type(values[row]) for row in there} <= {int, float}:
-            there.sort(key=values.__getitem__, reverse=is_falling)
+        if {type(values[row]) for row in with_value} <= {int, float}:
+            with_value.sort(key=values.__getitem__, reverse=is_falling)
         else:
-            there.sort(key=lambda row: _natural(values[row]), reverse=is_falling)
-        if len(there) == len(rows):
-            return there
-        kept = set(there)
-        return there + [row for row in rows if row not in kept]
+            with_value.sort(key=lambda row: _natural(values[row]), reverse=is_falling)
+        if len(with_value) == len(rows):
+            return with_value
+        sorted_rows = set(with_value)
+        return with_value + [row for row in rows if row not in sorted_rows]
 
     def _as_tree(self, rows: Sequence[int]) -> list[int]:
-        """Put each row below its parent, brothers sorted; of a filter's rows all that they are in is shown."""
+        """Return the rows as a tree with sorted siblings, and set `depths`; parents of filtered rows are added."""
         parents = self.table.parents
         shown = set(rows)
         for row in rows:
@@ -90,7 +90,7 @@ class View:
         return order
 
     def _stay(self) -> None:
-        """Find the row that the cursor stood at; where it has gone the cursor keeps its line."""
+        """Move the cursor to its row's new line; if the row is gone, the cursor keeps its line."""
         if self._name is not None:
             names = self.table.names
             self._at = next((at for at, row in enumerate(self.order) if names[row] == self._name), self._at)
@@ -103,33 +103,33 @@ class View:
 
     @property
     def at(self) -> int:
-        """The line of the cursor, counted from the first row."""
+        """The line of the cursor, from 0 for the first row."""
         return self._at
 
     def move(self, by: int) -> None:
-        """Move the cursor by so many lines, as far as there are any."""
+        """Move the cursor by a number of lines, within the table."""
         self._at = max(0, min(self._at + by, len(self.order) - 1))
         self._name = self.table.names[self.order[self._at]] if self.order and self._at else None
 
     def visible(self, height: int) -> list[int]:
-        """Give the rows of a window of so many lines, moved so that the cursor is in it."""
+        """Return the rows of a window of `height` lines, scrolled so that it contains the cursor."""
         self.top = max(min(self.top, self._at), self._at - height + 1, 0)
         self.top = max(0, min(self.top, len(self.order) - height))
         return self.order[self.top : self.top + height]
 
     def sort_next(self, by: int, among: Sequence[str]) -> None:
-        """Sort by the column that stands so many places to the right of the present one, of those that are drawn."""
+        """Sort by the column `by` places to the right of the current one in `among`, the columns that are drawn."""
         at = among.index(self.key) if self.key in among else 0
         self.key = among[(at + by) % len(among)]
         self.is_inverted = False
         self.show(self.table)
 
     def name_of(self, row: int) -> str:
-        """Give the blanks before a name in the tree."""
+        """Return the indentation of a row's name in the tree."""
         return " " * (INDENT * self.depths.get(row, 0))
 
 
 def _natural(value: Any) -> tuple[Any, ...]:
-    """Sort numbers before words, and `layers.10` after `layers.9`."""
+    """Return a sort key that puts numbers before words, and `layers.10` after `layers.9`."""
     parts = str(value).split(".")
     return tuple((0, int(part), "") if part.isdecimal() and len(part) < 18 else (1, 0, part) for part in parts)
