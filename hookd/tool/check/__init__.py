@@ -1,1 +1,1 @@
-"""`hookd plugin check`: what can be said of a plugin from its source. Tool side: nothing is imported, least of all torch."""
+"""The static checks of `hookd plugin check`. They parse a plugin's source and import neither the plugin nor torch."""
