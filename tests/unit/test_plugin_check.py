@@ -247,7 +247,7 @@ class TestImports:
         [
             ("import psutil", "compiled code"),  # it has a .so, and is here because hookd needs it
             ("from nowhere.at_all import x", "declared dependency"),
-            ("import hookd.target", "no public API"),
+            ("import hookd.target", "not part of hookd's public API"),
         ],
     )
     def test_what_does_not_come_along_is_told_on_its_line(self, tmp_path, line, words):
