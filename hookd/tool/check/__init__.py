@@ -1,1 +1,4 @@
-"""The static checks of `hookd plugin check`. They parse a plugin's source and import neither the plugin nor torch."""
+"""Static checks of a plugin's source, for `hookd plugin check`.
+
+Neither the plugin nor torch is imported.
+"""

@@ -1,8 +1,9 @@
-"""Find reads of attributes of the training's own objects: they may run the training's code, and change the training.
+"""Find code that reads attributes of the training's own objects.
 
-A property, a parametrized weight, `__getattr__` or an overridden method can do anything. An object is the training's if it is
-returned by `Module.torch()`, or annotated as a module or optimizer of torch. A plugin may pass such an object on, compare it
-with `is`, or read it with the functions that hookd has for that (`hookd.peek`).
+Such a read may run the training's code, and change the training: a property, a parametrized weight, `__getattr__` or an
+overridden method can do anything. An object is the training's if it is returned by `Module.torch()`, or annotated as a module
+or optimizer of torch. A plugin may pass such an object on, compare it with `is`, or read it with the functions that hookd has
+for that (`hookd.peek`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Function = (ast.FunctionDef, ast.Lambda)
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Yield a warning for each line of a plugin that reads an attribute of the training's objects."""
+    """Yield a warning for each read of an attribute of the training's objects."""
     for file in subject.files:
         for line, expression in touched(parsed(file)):
             message = f"{expression} may run the training's own code, and change the training"
@@ -41,7 +42,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
 
 
 def touched(tree: ast.Module) -> list[tuple[int, str]]:
-    """Return line and source of each expression in a file that may run code of the training's objects."""
+    """Return the expressions that may run code of the training's objects, with their lines."""
     return sorted({
         (operand.lineno, ast.unparse(node if isinstance(node, ast.expr) else operand))
         for node, names in _scoped_nodes(tree)
@@ -51,7 +52,7 @@ def touched(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def handed(tree: ast.Module) -> list[tuple[ast.Call, int]]:
-    """Return the calls that take one of the training's objects, with the index of that argument.
+    """Return the calls with one of the training's objects as an argument, and its index.
 
     The called function must not read the object's attributes either.
     """
@@ -60,12 +61,12 @@ def handed(tree: ast.Module) -> list[tuple[ast.Call, int]]:
 
 
 def is_theirs(annotation: ast.expr | None) -> bool:
-    """Whether an annotation is that of one of the training's objects."""
+    """Whether an annotation stands for one of the training's objects."""
     return annotation is not None and _THEIRS.match(_text(annotation)) is not None
 
 
 def _scoped_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
-    """Yield each node of a file with the names of the training's objects in its scope."""
+    """Yield each node with the names of the training's objects in its scope."""
     attributes = {
         ast.unparse(target)
         for function in ast.walk(tree)
@@ -76,7 +77,7 @@ def _scoped_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
 
 
 def _in_function(node: ast.AST, theirs: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
-    """Yield the nodes of a function and of the functions inside of it, which see its names."""
+    """Yield the nodes of a function and of nested ones, which see its names."""
     names = theirs | _own_names(node)
     for child in _own_nodes(node):
         if isinstance(child, _Function):
@@ -86,7 +87,7 @@ def _in_function(node: ast.AST, theirs: set[str]) -> Iterator[tuple[ast.AST, set
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, but not those of the functions inside of it."""
+    """Yield the nodes of a function without those of nested ones."""
     pending = list(ast.iter_child_nodes(node))
     while pending:
         child = pending.pop()
@@ -150,7 +151,7 @@ def _gives_modules(node: ast.expr) -> bool:
 
 
 def _assigned_attributes(function: ast.FunctionDef, names: set[str]) -> Iterator[ast.Attribute]:
-    """Yield the attributes that a function assigns one of the training's objects to, such as `self.model`."""
+    """Yield attributes such as `self.model` that a function assigns the training's objects to."""
     for node in _own_nodes(function):
         if isinstance(node, ast.Assign):
             for target, value in (pair for whole in node.targets for pair in _pairs(whole, node.value)):
@@ -159,7 +160,10 @@ def _assigned_attributes(function: ast.FunctionDef, names: set[str]) -> Iterator
 
 
 def _is_theirs(node: ast.expr, names: set[str]) -> bool:
-    """Whether an expression is one of the training's objects: a name, a result of `.torch()`, or a choice of two such."""
+    """Whether an expression is one of the training's objects.
+
+    That is a known name, a call of `.torch()`, an item of `children_of(…)`, or a choice of two such expressions.
+    """
     if isinstance(node, ast.IfExp):
         return _is_theirs(node.body, names) or _is_theirs(node.orelse, names)
     if isinstance(node, ast.NamedExpr):
@@ -172,7 +176,10 @@ def _is_theirs(node: ast.expr, names: set[str]) -> bool:
 
 
 def _operands(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the operands of a node whose own code it may run: attribute access, hashing, iteration, comparison, truth."""
+    """Yield the operands whose own code a node may run.
+
+    That is: attribute access, hashing, iteration, comparison, and truth value.
+    """
     if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.FormattedValue)):
         yield node.value
     if isinstance(node, ast.Subscript):  # a key is hashed

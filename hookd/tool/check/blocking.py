@@ -52,7 +52,7 @@ _MINE = re.compile(r"random\.(Random|SystemRandom)$|(np|numpy)\.random\.(default
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Yield the calls that a plugin's hooks must not make, also those in its functions and methods that a hook calls."""
+    """Yield the forbidden calls in hooks, and in the functions and methods that these call."""
     reach = _Reach(subject)
     reported: set[tuple[str, int]] = set()
     for path, part in subject.parts:
@@ -71,7 +71,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
 
 
 def _end(function: ast.FunctionDef, line: int) -> int:
-    """Return the last line of the statement that a line belongs to: the comment may be there."""
+    """Return the last line of the statement at a line: the comment may be there."""
     simple = (node for node in walk_own(function) if isinstance(node, ast.stmt) and not hasattr(node, "body"))
     return min(
         (node.end_lineno or line for node in simple if node.lineno <= line <= (node.end_lineno or 0)), default=line
@@ -79,7 +79,7 @@ def _end(function: ast.FunctionDef, line: int) -> int:
 
 
 class _Reach:
-    """The methods of a plugin's class and the functions of its modules, to find those that a hook calls by name."""
+    """Finds the methods and functions of a plugin that a hook calls by name."""
 
     def __init__(self, subject: Subject) -> None:
         self._methods: dict[str, _Function] = {}
@@ -93,7 +93,7 @@ class _Reach:
                     self._functions[path, node.name] = path, node
 
     def of(self, path: Path, hook: ast.FunctionDef) -> Iterator[_Function]:
-        """Yield a hook and all that it calls directly or indirectly, each with its file."""
+        """Yield a hook and all that it calls, directly or indirectly, with their files."""
         # A function passed as a value (to `then` or `aside`) is not called in the hook, so it may block.
         pending: list[_Function] = [(path, hook)]
         seen = {id(hook)}
@@ -111,7 +111,10 @@ class _Reach:
 
 @functools.cache
 def _imported(file: Path) -> dict[str, str]:
-    """Return the full names of a file's imports: `nap` is `time.sleep` after `from time import sleep as nap`."""
+    """Return the full names of a file's imports.
+
+    After `from time import sleep as nap`, `nap` is `time.sleep`.
+    """
     full_names = {}
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
@@ -127,13 +130,16 @@ def _full(name: str, file: Path) -> str:
 
 
 def _is_fine(full: str, call: ast.Call) -> bool:
-    """Whether a call matches a rule but is allowed: it uses or creates a generator of the plugin, or joins texts or paths."""
+    """Whether a call that matches a rule is allowed.
+
+    It may use or create a generator of the plugin, or join texts or paths.
+    """
     has_own = full.startswith("torch.") and any(keyword.arg == "generator" for keyword in call.keywords)
     return has_own or _MINE.match(full) is not None or (full.endswith(".join") and bool(call.args))
 
 
 def _calls(path: Path, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    """Yield a problem for each call in a function that matches one of _RULES, and each `with` on a lock."""
+    """Yield a problem for each forbidden call, and for each `with` on a lock."""
     file = str(path)
     where = hook if node.name == hook else f"{node.name}, which {hook} calls,"
     for child in walk_own(node):

@@ -1,4 +1,4 @@
-"""Find the imports in source files, and the files of a package that an import of one of them loads."""
+"""Find imports in source files, and the files that an import loads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def reached(file: Path, directory: Path, files: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return those of `files` that an import of `file` loads: packages above it, and all that they import."""
+    """Return those of `files` that an import of `file` loads.
+
+    These are the file, the packages above it, and all that these import.
+    """
     homes = {_module(home, directory): home for home in files}
     loaded: dict[Path, None] = {}
     pending = [_module(file, directory)]

@@ -1,4 +1,7 @@
-"""Check the names and labels of metrics: promtool's rules, and hookd's own (prefix, bounded labels)."""
+"""Check the names and labels of metrics.
+
+The rules are promtool's and hookd's own (prefix, bounded labels).
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ def lint(
 
 
 def declared(file: Path, half: str = "target") -> Iterator[Problem]:
-    """Yield the problems of a file's metrics: of declarations whose name is a literal, and of uses of their labels."""
+    """Yield the problems of a file's metrics, and of uses of their labels.
+
+    Only declarations whose name is a literal are checked.
+    """
     for metric in _declarations(file, half):
         yield from lint(
             metric.kind, metric.name, metric.help, metric.labels, file=str(file), line=metric.line, half=half
@@ -131,7 +137,9 @@ def declared(file: Path, half: str = "target") -> Iterator[Problem]:
 
 
 def twice(half: Subject, other: Subject) -> Iterator[Problem]:
-    """Yield a problem for each metric that both parts of a plugin declare: that of the daemon plugin is not served.
+    """Yield a problem for each metric that both parts of a plugin declare.
+
+    The metric of the daemon plugin is not served then.
 
     Args:
         half: the daemon plugin.
@@ -167,7 +175,7 @@ def _declarations(file: Path, half: str) -> Iterator[_Declaration]:
 
 
 def _label_names(node: ast.expr | None) -> list[str]:
-    """Return the literal labels of a declaration: a list of names, or a dict of names and values."""
+    """Return the literal labels of a declaration, from a list of names or a dict."""
     names = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
     return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
 
@@ -189,7 +197,7 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _uses(file: Path, tree: ast.Module) -> Iterator[Problem]:
-    """Yield problems with `self.metric.labels(…)`: the wrong number of values, or an undeclared `self.metric`."""
+    """Yield the uses of metrics with a wrong number of label values, and of undeclared metrics."""
     metrics: dict[str, int] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):

@@ -1,4 +1,7 @@
-"""Check that a plugin can be found and imported where it runs: its imports, its module name and its own name."""
+"""Check that a plugin can be found and imported where it runs.
+
+This depends on its imports, its module name and its own name.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _APART = "keep both parts of the plugin in separate modules, and import neither 
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Yield what prevents a plugin from being found or imported, in a target or in the daemon."""
+    """Yield the reasons why a target or the daemon could not find or import a plugin."""
     file, line = str(subject.file), subject.tree.lineno
     if subject.name and not is_name(subject.name):
         yield Problem(file, line, "name", f"{subject.name!r} cannot be a plugin's name",
@@ -72,18 +75,18 @@ def _is_there(top: str, subject: Subject) -> bool:
 
 
 def _is_single(subject: Subject) -> bool:
-    """Whether a plugin is a single file, so that nothing else is carried into a target."""
+    """Whether a plugin is a single file: nothing else is carried then."""
     return subject.files == (subject.file,) and subject.file.name != "__init__.py" and "." not in subject.module
 
 
 def _beside(top: str, subject: Subject) -> Path | None:
-    """Return the file or folder of a module next to a plugin; None if there is none."""
+    """Return the file or folder of a module next to a plugin, or None."""
     file, folder = subject.directory / f"{top}.py", subject.directory / top
     return file if file.exists() else folder if folder.is_dir() else None
 
 
 def _left_behind(subject: Subject, line: int, top: str) -> Problem | None:
-    """Return a problem if the module is next to a single-file plugin: it is not carried."""
+    """Return a problem if a module is next to a single-file plugin: it is not carried."""
     beside = _beside(top, subject)
     # An installed module may be a declared dependency.
     if beside is None or {"site-packages", "dist-packages"} & {*subject.directory.parts}:

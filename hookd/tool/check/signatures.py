@@ -1,4 +1,4 @@
-"""Check the names, arguments and results of hooks: find what the agent or the daemon would refuse."""
+"""Check the names, arguments and results of hooks, before the agent or the daemon refuses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Yield the problems of a plugin's name, API version, and hooks: their names, arguments and results."""
+    """Yield the problems of a plugin's name, API version and hooks."""
     node, file = subject.tree, str(subject.file)
     if not subject.name:
         fix = f'write name = "{subject.class_name.lower()}" in the class: the middle of all its metrics\' names'
@@ -46,7 +46,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
 
 
 def specs(subject: Subject) -> dict[str, inspect.Signature]:
-    """Return the signatures of all hooks that a plugin may implement, by name."""
+    """Return the signatures of all hooks of this part of a plugin, by name."""
     module, names = (daemon_hooks, _DAEMON_HOOKS) if subject.half == "daemon" else (hookspecs, tuple(hookspecs.HOOKS))
     return {name: inspect.signature(getattr(module, name)) for name in names}
 
@@ -72,7 +72,10 @@ def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
 
 
 def _naming(file: str, part: ast.ClassDef) -> Iterator[Problem]:
-    """Yield the attributes that should name hooks but do not: the hooks meant would be called at every step."""
+    """Yield the attributes that should name hooks but do not.
+
+    The hooks meant would be called at every step.
+    """
     for node in part.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -166,7 +169,10 @@ def _returns(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
 
 
 def _changes(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    """Yield the in-place operations on a hook's arguments: `output.mul_(2)`, `output += 1`, `output[0] = 1`."""
+    """Yield the in-place operations on a hook's arguments.
+
+    Examples: `output.mul_(2)`, `output += 1`, `output[0] = 1`.
+    """
     given = {argument.arg for argument in node.args.args[1:]} & hookspecs.TENSORS
     for child in walk_own(node):
         targets: list[ast.expr] = []
@@ -190,7 +196,7 @@ def _root(node: ast.expr) -> str:
 
 
 def walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, but not those of functions and classes defined in it."""
+    """Yield the nodes of a function without those of nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child

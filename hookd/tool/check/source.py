@@ -1,4 +1,4 @@
-"""Find the plugin classes in a file, in a folder or of an installed name, without importing them."""
+"""Find plugin classes in files, folders and installed packages, without importing them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Subject:
 
     @functools.cached_property
     def parts(self) -> list[tuple[Path, ast.ClassDef]]:
-        """The class, and the classes of its package that it derives from, each with its file."""
+        """The class and its bases in the same package, each with its file."""
         classes = {node.name: (file, node) for file in self.files for node in _classes(file)}
         classes[self.class_name] = self.file, next(node for node in _classes(self.file) if node.name == self.class_name)
         parts, pending = {}, [self.class_name]
@@ -77,7 +77,7 @@ class Subject:
 
 
 def subjects(path: str, unread: list[NotPython] | None = None) -> list[Subject]:
-    """Return the plugins in a file, in a package or project folder, or of an installed name.
+    """Return the plugins in a file or folder, or of an installed name.
 
     Args:
         path: of a file or a folder, or an installed name.
@@ -105,7 +105,7 @@ def _of_path(path: Path, unread: list[NotPython] | None) -> Iterator[Subject]:
 
 
 def _inside(path: Path) -> Iterator[Iterator[Subject]]:
-    """Yield an iterator of plugins for a file or a package, or for each file and package in a folder."""
+    """Yield an iterator of plugins for each file and package at a path."""
     if path.is_file() and path.name != "__init__.py":
         yield _of_file(path, path.stem, path.parent, (path,))
     elif path.is_file() or (path / "__init__.py").exists():
@@ -129,7 +129,7 @@ def _classes(file: Path) -> Iterator[ast.ClassDef]:
 
 
 def _derived(files: tuple[Path, ...], base: str) -> set[str]:
-    """Return the names of the classes that derive from `base`, directly or indirectly, with `base` itself."""
+    """Return the classes that derive from `base`, directly or not, and `base` itself."""
     derived, before = {base}, 0
     while before != len(derived):
         before = len(derived)
@@ -179,7 +179,7 @@ def _installed(name: str) -> Iterator[Subject]:
 
 
 def _home(entry: importlib.metadata.EntryPoint) -> str:
-    """Return the package or file of an entry point; "" if it is not found."""
+    """Return the package or file of an entry point, or ""."""
     spec = importlib.util.find_spec(entry.value.partition(":")[0].partition(".")[0])
     if spec is None or spec.origin is None:
         return ""
@@ -192,7 +192,10 @@ def last_name(node: ast.expr) -> str:
 
 
 def dotted(node: ast.expr) -> str:
-    """Return an attribute access as text, such as `a.b.c`; a part that is not a name is left out: `.item` for `f().item`."""
+    """Return an attribute access as text, such as `a.b.c`.
+
+    A part that is not a name is left out: `f().item` is `.item`.
+    """
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""

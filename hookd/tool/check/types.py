@@ -66,7 +66,9 @@ def is_possible() -> bool:
 
 
 def problems(subject: Subject) -> list[Problem]:
-    """Return mypy's errors in the generated calls, each at the line of its hook, and in the plugin's own files.
+    """Return mypy's errors in the plugin's files and in the generated calls.
+
+    An error in a call has the line of its hook.
 
     Raises:
         HookdError: mypy took longer than TIMEOUT_S.
@@ -81,7 +83,7 @@ def problems(subject: Subject) -> list[Problem]:
 
 
 def _calls(subject: Subject) -> tuple[list[str], dict[int, tuple[Path, int]]]:
-    """Return the lines of the generated calls, and the file and line of the hook for each line number."""
+    """Return the generated lines, and by line number the file and line of the hook."""
     lines = [f"from {subject.module} import {subject.class_name} as Checked\n"]
     homes: dict[int, tuple[Path, int]] = {}
     before = (_PRELUDE + _TYPES[subject.half]).count("\n")

@@ -1,4 +1,4 @@
-"""Load the configuration: how the daemon serves, and which plugins it enables with which options.
+"""Load the configuration of the daemon and of the plugins that it enables.
 
     # hookd.toml
     [serve]
@@ -90,7 +90,10 @@ DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", 
 
 
 def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
-    """Declare a setting. In the file it is in `[table]`, and its name lacks the prefix `table_`."""
+    """Declare a setting of `[table]`.
+
+    In the file its name lacks the prefix `table_`.
+    """
     return field(default=default, metadata={"table": table, "read": read})
 
 
@@ -166,7 +169,7 @@ class ServeConfig:
         return self.plugins_allow is None or any(fnmatchcase(plugin, pattern) for pattern in self.plugins_allow)
 
     def with_options(self, spec: PluginSpec) -> PluginSpec:
-        """Return `spec` with the configured options added, as far as it does not set them itself."""
+        """Return `spec` with the configured options that it does not set itself."""
         return replace(spec, options={**self.plugin_options.get(spec.name, {}), **spec.options})
 
 
@@ -203,7 +206,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
 
 
 def _forbidden(config: ServeConfig) -> list[str]:
-    """Return a message for each plugin that is enabled but not allowed."""
+    """Return a message for each enabled plugin that is not allowed."""
     return [
         f"{where}: plugin {spec.name} is not allowed by [plugins] allow."
         for where, specs in plugins_asked_for(config).items()
@@ -213,7 +216,7 @@ def _forbidden(config: ServeConfig) -> list[str]:
 
 
 def plugins_asked_for(config: ServeConfig) -> dict[str, tuple[PluginSpec, ...]]:
-    """Return the plugins that a configuration enables, by the place in the file."""
+    """Return the plugins that a configuration enables, by place in the file."""
     by_rule = {f"[[rule]] {number}": rule.plugins for number, rule in enumerate(config.rules, 1)}
     return {"[attach] plugins": config.plugins, **by_rule}
 
@@ -299,7 +302,10 @@ def _read(name: str, value: object, source: str, values: dict[str, Any], problem
 
 
 def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Field[Any]]) -> str:
-    """Return a hint for an unknown word: the table that it belongs to, the closest known word, or all known words."""
+    """Return a hint for an unknown word.
+
+    It names the table that the word belongs to, the closest known word, or all known words.
+    """
     if word in everywhere:
         table = everywhere[word].metadata["table"]
         return f"; it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
@@ -308,7 +314,9 @@ def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Ma
 
 
 def default_control_path(environ: Mapping[str, str], uid: int) -> Path:
-    """Return the path of the control socket: `$XDG_RUNTIME_DIR/hookd/control.sock`, for root `/run/hookd/control.sock`.
+    """Return the path of the control socket.
+
+    It is `$XDG_RUNTIME_DIR/hookd/control.sock`, for root `/run/hookd/control.sock`.
 
     A user without a runtime directory (cron, a bare ssh) gets a directory of their own in `$TMPDIR` or /tmp. Both the daemon
     and its clients check the owner of that directory before they use it.
@@ -322,7 +330,9 @@ def default_control_path(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """Return the directory of the incident store: `/var/lib/hookd` for root, else below `$XDG_STATE_HOME`.
+    """Return the directory of the incident store.
+
+    It is `/var/lib/hookd` for root, else `$XDG_STATE_HOME/hookd`, by default `~/.local/state/hookd`.
 
     Without a home (a container with a random uid, which has no entry in /etc/passwd) it is next to the control socket.
     """

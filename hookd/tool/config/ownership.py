@@ -50,7 +50,7 @@ def written_by_others(status: os.stat_result) -> int:
 
 
 def written_through_acl(status: os.stat_result, where: int | str | Path) -> bool:
-    """Whether an access control list of root's file or directory may let other users write.
+    """Whether an access control list may let other users write to root's file or directory.
 
     Args:
         status: of the file.
@@ -82,7 +82,10 @@ def _require_held(path: Path, fd: int) -> None:
 
 
 def _parts_to(path: Path) -> Iterator[Path]:
-    """Yield a path and all that leads to it: directories, links, and the same for the targets of links."""
+    """Yield a path and all directories and links that lead to it.
+
+    For the target of a link, the parts of its own path are included.
+    """
     for part in (*reversed(path.parents), path):
         yield part
         if part.is_symlink():
@@ -131,7 +134,10 @@ def _listed(part: Path) -> ConfigError:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether this uid stands for all users outside of our user namespace, including the machine's root."""
+    """Whether a uid stands for all users outside of our user namespace.
+
+    The machine's root is one of them.
+    """
     if uid != int(Path("/proc/sys/kernel/overflowuid").read_text()):
         return False
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]

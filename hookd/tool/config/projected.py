@@ -1,4 +1,4 @@
-"""Recognize the volumes of ConfigMaps and Secrets, whose directories are world-writable by their mode.
+"""Recognize volumes of ConfigMaps and Secrets, whose mode is world-writable.
 
 The kubelet gives such a directory the mode 0777 and mounts it read-only into every container. A read-only mount alone is not
 enough: it may be read-only for this process only (`ProtectSystem=strict`, a hostPath with `readOnly`), while others write
@@ -20,12 +20,15 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def is_projected(directory: Path) -> bool:
-    """Whether only the kubelet changes this directory: a volume of a ConfigMap, a Secret or both (`projected`)."""
+    """Whether a directory is a volume that only the kubelet changes.
+
+    That is a volume of a ConfigMap, a Secret or both (`projected`).
+    """
     return _is_mounted_so(directory) and _has_versions(directory)
 
 
 def _is_mounted_so(directory: Path) -> bool:
-    """Whether it is the root of a read-only mount of a tmpfs, or of a directory on the kubelet's disk."""
+    """Whether a read-only tmpfs, or a directory on the kubelet's disk, is mounted there."""
     real, is_mount = os.path.realpath(directory), False
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
         _, _, _, root, point, options, *rest = line.split(" ")
@@ -37,7 +40,7 @@ def _is_mounted_so(directory: Path) -> bool:
 
 
 def _has_versions(directory: Path) -> bool:
-    """Whether root has laid it out as the kubelet does: `..data` links to the current version."""
+    """Whether it is root's and laid out by the kubelet: `..data` links to the current version."""
     link = directory / "..data"
     try:
         name = str(link.readlink())

@@ -93,13 +93,13 @@ def fits(pattern: str, text: str) -> bool:
 
 
 def decide(rules: tuple[Rule, ...], traits: Traits) -> Rule | None:
-    """Return the rule to attach to a process by; None if the daemon must not attach."""
+    """Return the rule to attach to a process by, or None."""
     rule = next((rule for rule in (*rules, ASKED_FOR) if rule.fits(traits)), None)
     return rule if rule is not None and rule.attach else None
 
 
 def read_rules(content: object, source: str, problems: list[str]) -> tuple[Rule, ...]:
-    """Read the array of tables `[[rule]]`; a message for each mistake is appended to `problems`."""
+    """Read the array of tables `[[rule]]`, and append mistakes to `problems`."""
     tables = read_tables(content, "rule", source, _READERS, problems)
     if isinstance(content, list):
         for (where, _), table in zip(tables, content, strict=False):

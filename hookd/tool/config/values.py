@@ -61,7 +61,7 @@ class PluginSpec:
 
     @classmethod
     def from_json(cls, value: object) -> PluginSpec:
-        """Return the plugin from the object of `as_json`, or from a string in the form of `-p`.
+        """Return the plugin of an `as_json` object, or of a string in the form of `-p`.
 
         Raises:
             ConfigError: the value has another form.
@@ -88,7 +88,7 @@ class PluginSpec:
 
 @dataclass(frozen=True)
 class Address:
-    """A TCP address to listen on. With port 0 the kernel chooses the port."""
+    """A TCP address to listen on; with port 0 the kernel chooses one."""
 
     host: str
     port: int
@@ -157,7 +157,7 @@ def read_path(value: object) -> Path:
 
 
 def read_paths(value: object) -> tuple[Path, ...]:
-    """Read a list of paths, or a string of paths separated as in PATH."""
+    """Read a list of paths, or a string in the form of PATH."""
     parts = value.split(os.pathsep) if isinstance(value, str) else value
     if not isinstance(parts, Sequence):
         raise ValueError("is not a list of paths")  # noqa: TRY004  all readers raise the same
@@ -165,17 +165,17 @@ def read_paths(value: object) -> tuple[Path, ...]:
 
 
 def read_patterns(value: object) -> tuple[str, ...]:
-    """Read a list of patterns for plugin names, or a string of them; it may be empty."""
+    """Read a list or string of patterns for plugin names; it may be empty."""
     parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise ValueError("is not a list of patterns for plugin names")
     return tuple(pattern for pattern in parts if pattern)
 
 
 def read_hosts(value: object) -> tuple[str, ...]:
-    """Read a list of host names or patterns, or a string of them; without scheme, port and path."""
+    """Read a list or string of host names or patterns, without scheme, port and path."""
     parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise ValueError("is not a list of host names")
     wrong = [host for host in parts if host and not _HOST.match(host)]
     if wrong:
@@ -184,7 +184,7 @@ def read_hosts(value: object) -> tuple[str, ...]:
 
 
 def read_plugins(value: object) -> tuple[PluginSpec, ...]:
-    """Read a list of plugins, or a string of them."""
+    """Read a list or string of plugins."""
     # A comma separates options, so several plugins in one string are separated by blanks or semicolons.
     parts = re.split(r"[\s;]+", value.strip()) if isinstance(value, str) else value
     if not isinstance(parts, Sequence):

@@ -1,4 +1,4 @@
-"""Read a web configuration, in the format of Prometheus' exporter-toolkit: TLS and users of the TCP listener.
+"""Read a web configuration: TLS and users of the TCP listener, in the format of exporter-toolkit.
 
 tls_server_config:
   cert_file: server.crt                         # paths are relative to this file
@@ -160,22 +160,22 @@ class _Reader:
     def _tls(self, table: yaml.Node | None) -> ServerTLS | None:
         texts = {"cert_file", "key_file", "client_ca_file", "client_auth_type", "min_version", "max_version"}
         lists = {"client_allowed_sans", "cipher_suites"}
-        found = dict(self._pairs(table, "tls_server_config", [*texts, *lists, "prefer_server_cipher_suites"]))
-        if table is None or not found:
+        nodes = dict(self._pairs(table, "tls_server_config", [*texts, *lists, "prefer_server_cipher_suites"]))
+        if table is None or not nodes:
             return None
-        given = {name: self._text(node) for name, node in found.items() if name in texts}
-        many = {name: self._texts(node) for name, node in found.items() if name in lists}
+        given = {name: self._text(node) for name, node in nodes.items() if name in texts}
+        many = {name: self._texts(node) for name, node in nodes.items() if name in lists}
         for name in ("cert_file", "key_file"):
             if not given.get(name):
                 self._wrong(table, f"tls_server_config has no {name}")
-        how = self._one_of(found, given, "client_auth_type", CLIENT_AUTH_TYPES, "NoClientCert")
-        least, most = (self._version(found, given, f"{end}_version") for end in ("min", "max"))
+        how = self._one_of(nodes, given, "client_auth_type", CLIENT_AUTH_TYPES, "NoClientCert")
+        least, most = (self._version(nodes, given, f"{end}_version") for end in ("min", "max"))
         if VERSIONS.index(least or "TLS12") > VERSIONS.index(most or "TLS13"):
-            self._wrong(found["min_version"], "min_version is above max_version")
-        ciphers = self._ciphers(found, many)
+            self._wrong(nodes["min_version"], "min_version is above max_version")
+        ciphers = self._ciphers(nodes, many)
         if ciphers == () and (most or "TLS13") == "TLS12":
             self._wrong(
-                found["cipher_suites"], "with max_version TLS12, cipher_suites must name at least one of TLS 1.2"
+                nodes["cipher_suites"], "with max_version TLS12, cipher_suites must name at least one of TLS 1.2"
             )
         sans = frozenset(many.get("client_allowed_sans", ()))
         self._check_clients(table, how, has_ca=bool(given.get("client_ca_file")), has_sans=bool(sans))
@@ -188,7 +188,7 @@ class _Reader:
             min_version="TLS13" if ciphers == () else least or "TLS12",
             max_version=most or "TLS13",
             ciphers=ciphers or None,
-            prefers_own=self._switch(found.get("prefer_server_cipher_suites"), default=True),
+            prefers_own=self._switch(nodes.get("prefer_server_cipher_suites"), default=True),
         )
 
     def _check_clients(self, table: yaml.Node, how: str, *, has_ca: bool, has_sans: bool) -> None:
@@ -201,27 +201,30 @@ class _Reader:
         if has_sans and not how.startswith("Require"):
             self._wrong(table, "client_allowed_sans requires the client_auth_type RequireAndVerifyClientCert")
 
-    def _ciphers(self, found: Mapping[str, yaml.Node], many: Mapping[str, list[str]]) -> tuple[str, ...] | None:
-        """Return OpenSSL's names of the suites for TLS 1.2; () if only suites for TLS 1.3 are listed, None if none is."""
+    def _ciphers(self, nodes: Mapping[str, yaml.Node], many: Mapping[str, list[str]]) -> tuple[str, ...] | None:
+        """Return OpenSSL's names of the chosen cipher suites for TLS 1.2.
+
+        The result is () if only suites of TLS 1.3 are chosen, None if none is.
+        """
         names = many.get("cipher_suites")
         if not names:
             return None
         for name in names:
             if name not in _CIPHERS and name not in _CIPHERS_13:
-                self._wrong(found["cipher_suites"], f"there is no cipher suite '{name}'{_meant(name, _CIPHERS)}")
+                self._wrong(nodes["cipher_suites"], f"there is no cipher suite '{name}'{_meant(name, _CIPHERS)}")
         return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
 
-    def _version(self, found: Mapping[str, yaml.Node], given: Mapping[str, str], name: str) -> str:
+    def _version(self, nodes: Mapping[str, yaml.Node], given: Mapping[str, str], name: str) -> str:
         if given.get(name) in _OLD_VERSIONS:
-            self._wrong(found[name], f"{name} {given[name]} is broken (RFC 8996): write TLS12 or TLS13")
+            self._wrong(nodes[name], f"{name} {given[name]} is broken (RFC 8996): write TLS12 or TLS13")
             return ""
-        return self._one_of(found, given, name, VERSIONS, "")
+        return self._one_of(nodes, given, name, VERSIONS, "")
 
     def _http(self, table: yaml.Node | None) -> dict[str, str]:
-        found = dict(self._pairs(table, "http_server_config", ["http2", "headers"]))
-        self._switch(found.get("http2"), default=True)  # hookd has no HTTP/2: the value is only validated
+        nodes = dict(self._pairs(table, "http_server_config", ["http2", "headers"]))
+        self._switch(nodes.get("http2"), default=True)  # hookd has no HTTP/2: the value is only validated
         headers = {}
-        for name, node in self._pairs(found.get("headers"), "headers", list(HEADERS)):
+        for name, node in self._pairs(nodes.get("headers"), "headers", list(HEADERS)):
             value = self._text(node)
             if HEADERS[name] and value not in ("", *HEADERS[name]):
                 self._wrong(node, f"{name} must be {' or '.join(HEADERS[name])}")
@@ -286,14 +289,14 @@ class _Reader:
         return text == "true"
 
     def _one_of(
-        self, found: Mapping[str, yaml.Node], given: Mapping[str, str], name: str, known: tuple[str, ...], default: str
+        self, nodes: Mapping[str, yaml.Node], given: Mapping[str, str], name: str, known: tuple[str, ...], default: str
     ) -> str:
         value = given.get(name) or default
         # RequireClientCert is the toolkit's former name of this type.
         value = "RequireAnyClientCert" if value == "RequireClientCert" else value
         if value in (default, *known):
             return value
-        self._wrong(found[name], f"{name} must be {', '.join(known)}, not '{value}'")
+        self._wrong(nodes[name], f"{name} must be {', '.join(known)}, not '{value}'")
         return default
 
     def _file(self, text: str | None) -> Path:

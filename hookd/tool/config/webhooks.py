@@ -47,7 +47,7 @@ class Webhook:
 
     @property
     def name(self) -> str:
-        """An identifier of this webhook that stays the same after a restart."""
+        """An identifier that stays the same after a restart."""
         return "webhook-" + hashlib.sha256(self.url.encode()).hexdigest()[:16]
 
     @property
@@ -58,7 +58,7 @@ class Webhook:
 
 
 def read_webhooks(content: object, source: str, problems: list[str]) -> tuple[Webhook, ...]:
-    """Read the array of tables `[[webhook]]`; a message for each mistake is appended to `problems`."""
+    """Read the array of tables `[[webhook]]`, and append mistakes to `problems`."""
     tables = read_tables(content, "webhook", source, _READERS, problems)
     webhooks = [hook for where, values in tables if (hook := _webhook(values, where, problems)) is not None]
     names = [hook.name for hook in webhooks]

@@ -1,1 +1,4 @@
-"""Reports on a target, as data and as text. Runs in the tool and in the target, so it needs only the standard library."""
+"""Reports on a target, as data and as text.
+
+This package runs in the tool and in targets, so it needs only the standard library.
+"""

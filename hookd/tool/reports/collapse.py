@@ -1,4 +1,4 @@
-"""Deduplicate incidents: the key that equal ones share, and a list in which each stands once."""
+"""Deduplicate incidents that are equal apart from numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def same(incident: Mapping[str, Any]) -> str:
 
 
 def collapse(incidents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first of each group of equal incidents of one process, with their `count` and the time of the `last`."""
+    """Return the first of each group of equal incidents of one process.
+
+    It has the `count` of the group, and the time of the `last` one.
+    """
     firsts: dict[str, dict[str, Any]] = {}
     for incident in incidents:
         first = firsts.setdefault(same(incident), {**incident, "count": 0})

@@ -1,4 +1,4 @@
-"""Read a report for a person: the state of a target, the time of a module, and what is wrong with it."""
+"""Read from a report what is shown to a person: states, times and findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", 
 
 
 def state(report: dict[str, Any]) -> str:
-    """Return the state of a target: the daemon's view if it says more than the page, else the page's.
+    """Return the state of a target.
+
+    That is the daemon's view of it if this says more than the page, else the page's.
 
     It is "hangs" while the target hangs, and "paused" while one of its threads waits for a person.
     """
@@ -27,7 +29,7 @@ def state(report: dict[str, Any]) -> str:
 
 
 def paused(report: dict[str, Any]) -> str | None:
-    """Return why a target is paused and how to resume it, in the plugin's words; None if it is not paused."""
+    """Return a plugin's message on why a target is paused and how to resume it, or None."""
     if state(report) != "paused":
         return None
     incident: dict[str, Any] = next((row for row in reversed(report["incidents"]) if row.get("kind") == "paused"), {})
@@ -41,25 +43,25 @@ def step_seconds(report: dict[str, Any]) -> float | None:
 
 
 def phases(report: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return the share of each phase in the time of a step, 0 to 1."""
+    """Return the share of each phase in step time, 0 to 1."""
     rows = report["metrics"].get("timing", {}).get("phase_seconds", [])
     total = sum(row["value"] or 0 for row in rows)
     return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
 
 
 def module_seconds(row: dict[str, Any]) -> float:
-    """Return the total time of a module's calls in seconds, forward and backward."""
+    """Return the time of a module's calls in seconds, forward and backward."""
     timing = row["metrics"].get("timing", {})
     return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
 
 
 def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
-    """Return the total time of all root modules in seconds, of which a module takes its share."""
+    """Return the time of all root modules in seconds, the base of a module's share."""
     return sum(module_seconds(row) for row in rows if is_root(row["name"]))
 
 
 def finding(row: dict[str, Any]) -> str:
-    """Return in a few words what is wrong with a module, "" if nothing is."""
+    """Return what is wrong with a module in a few words, or ""."""
     metrics = row["metrics"].get("nan", {})
     origins = [series for series in metrics.get("origin", []) if series["value"]]
     if origins:
@@ -70,7 +72,7 @@ def finding(row: dict[str, Any]) -> str:
 
 
 def looks_at(plugin: dict[str, Any]) -> str:
-    """Return in words how often a plugin samples a step; "-" if it does not sample."""
+    """Return in words how often a plugin samples a step, or "-"."""
     every = plugin["interval_steps"]
     return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
 
@@ -80,7 +82,10 @@ def _kind(labels: dict[str, Any]) -> str:
 
 
 def short(value: object) -> str:
-    """Return a value as text; "" if it is nested, or a list longer than MAX_LINE characters."""
+    """Return a value as text.
+
+    The result is "" for nested values, and for lists longer than MAX_LINE characters.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list) and not any(isinstance(part, (list, dict)) for part in value):

@@ -1,4 +1,4 @@
-"""Build a report from a page: one JSON-able object per target, for a person or a script."""
+"""Build the report on a target from its page: one object that JSON can represent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:
 
 
 def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
-    """Describe how many steps have been counted, and the number in the whole run if it is known.
+    """Describe how many steps have been done, since the attach and in the whole run.
 
     Returns:
         counted: steps since the attach. offset: steps before it, None if unknown. current: steps of the whole run if
@@ -92,7 +92,7 @@ def _done(count: int) -> str:
 
 
 def steps(snapshot: Snapshot) -> int:
-    """Return how many steps of the training the agent has counted."""
+    """Return how many training steps the agent has counted."""
     return _count(snapshot, "hookd_steps")
 
 
@@ -103,7 +103,7 @@ def _count(snapshot: Snapshot, counter: str) -> int:
 
 
 def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return a row for each module in the order in which the agent found them: parents before their children."""
+    """Return a row for each module in the agent's order: parents before their children."""
     rows: dict[str, dict[str, Any]] = {
         entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
         for _, entry in sorted(snapshot.modules.items())
@@ -136,7 +136,10 @@ def _put(things: dict[str, Any], thing: str, labels: dict[str, str], value: obje
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split `hookd_timing_forward_seconds` into plugin and thing. `hookd_steps` of the core is split into (steps, steps)."""
+    """Split `hookd_timing_forward_seconds` into plugin and thing.
+
+    A family of the core has no plugin: `hookd_steps` is split into (steps, steps).
+    """
     plugin, _, thing = name.removeprefix("hookd_").partition("_")
     return plugin, thing or plugin
 
@@ -178,7 +181,7 @@ def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options
 
 
 def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return a row for each plugin on the page; `changes_training` is None for an observer."""
+    """Return a row for each plugin; `changes_training` is None for an observer."""
     rows: dict[str, dict[str, Any]] = {}
     identity = snapshot.identity
 
@@ -212,12 +215,12 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snap
 
 
 def owner_of(family: str, plugins: Iterable[str]) -> str | None:
-    """Return the plugin that a family belongs to: of several names that match, the longest."""
+    """Return the plugin of a family: of several names that match, the longest."""
     return max((name for name in plugins if family.startswith(f"hookd_{name}_")), key=len, default=None)
 
 
 def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return a row for each thread: its phase, module and step when the page was copied."""
+    """Return a row for each thread, as of when the page was copied."""
     nowhere = {"name": None}
     return [
         {
@@ -238,12 +241,12 @@ def _single(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> A
 
 
 def _own(seconds: list[tuple[dict[str, str], Any]]) -> Any:
-    """Return the seconds that hookd itself has taken, without its plugins."""
+    """Return the seconds of hookd itself, without its plugins."""
     return next((value for labels, value in seconds if labels.get("plugin") == OWN), None)
 
 
 def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float | None:
-    """Return the sum of the known values; None if there are values but none is known."""
+    """Return the sum of known values; None if there are only unknown ones."""
     series = values.get(name, [])
     known = [value for _, value in series if value is not None]
     return float(sum(known)) if known or not series else None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def finite(data: Any) -> Any:
-    """Return the data in the form that JSON has: NaN and infinities as strings, keys as text."""
+    """Return data as JSON has it: NaN and infinities as strings, keys as text."""
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
     if isinstance(data, dict):
@@ -71,7 +71,7 @@ def moment(unix_s: float) -> str:
 
 
 def repeated(incident: Mapping[str, Any]) -> str:
-    """Return a suffix for an incident's message: how often it was reported, and when last; "" if only once."""
+    """Return a suffix that says how often an incident was reported, and when last; "" if once."""
     times = incident.get("count", 1)
     if not isinstance(times, int) or times < 2:
         return ""
@@ -85,12 +85,12 @@ def count(number: int, what: str) -> str:
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Escape the control characters in a target's text for a terminal; `lines` keeps its line breaks and tabs."""
+    """Escape a target's text for a terminal; `lines` keeps line breaks and tabs."""
     return "".join(char if char.isprintable() or (lines and char in "\n\t") else repr(char)[1:-1] for char in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a long line to `width` characters, with `…` in place of its middle."""
+    """Shorten a line to `width` characters, with `…` in its middle."""
     # The end of a command line says more than its middle.
     if len(text) <= width:
         return text
