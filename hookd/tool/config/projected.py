@@ -28,7 +28,7 @@ def is_projected(directory: Path) -> bool:
 
 
 def _is_mounted_so(directory: Path) -> bool:
-    """Whether a read-only tmpfs, or a directory on the kubelet's disk, is mounted there."""
+    """Whether it is the root of a read-only mount: a tmpfs, or a directory on the kubelet's disk."""
     real, is_mount = os.path.realpath(directory), False
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
         _, _, _, root, point, options, *rest = line.split(" ")
