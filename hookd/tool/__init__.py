@@ -1,1 +1,1 @@
-"""The operator's side: it attaches, serves and shows, and never imports torch."""
+"""The operator's side: attaches to targets, serves and shows their numbers. Never imports torch."""

@@ -98,7 +98,7 @@ def test_options_of_the_file_hold_where_an_attach_gives_none(file):
         ("[serve]\nlingr_s = 1", "did you mean 'linger_s'"),
         ('[serve]\ndetail = "all"', "belongs under [metrics]"),
         ("serve = 1", "write [serve]"),
-        ("[serve]\nlinger_s = true", "is no number"),
+        ("[serve]\nlinger_s = true", "is not a number"),
         ("[serve]\nlinger_s = -1", "must be 0 or more"),
         ("[attach]\nbudget = 2", "must be from 0 to 1"),
         ("[metrics]\nmax_series = 1.5", "whole number"),
@@ -107,7 +107,7 @@ def test_options_of_the_file_hold_where_an_attach_gives_none(file):
         ('[attach]\nplugins = ["nan", "nan"]', "twice"),
         ('[attach]\nplugins = ["NaN"]', "plugin's name"),
         ("[plugins.nan]\nx = [1]", "plain options"),
-        ("nonsense", "no TOML"),
+        ("nonsense", "not valid TOML"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_what_was_meant(tmp_path, text, words):
@@ -181,8 +181,8 @@ def test_an_allow_list_stands_beside_the_options_of_plugins(tmp_path):
         ('[plugins]\nallow = ["nan"]\n', {}, "plugin timing is not allowed"),
         ('[plugins]\nallow = ["nan"]\n[attach]\nplugins = ["nan"]\n', {"HOOKD_PLUGINS": "mine"}, "plugin mine is not"),
         ('[plugins]\nallow = []\n[attach]\nplugins = []\n[[rule]]\nmatch = "x"\nplugins = ["nan"]\n', {}, "[[rule]] 1: plugin nan"),
-        ("[plugins]\nallow = [1]\n", {}, "no list of patterns"),
-        ("[plugins]\nallow = 1\n", {}, "[plugins.allow] is no table"),
+        ("[plugins]\nallow = [1]\n", {}, "not a list of patterns"),
+        ("[plugins]\nallow = 1\n", {}, "[plugins.allow] is not a table"),
     ],
 )  # fmt: skip
 def test_what_is_configured_must_be_allowed(tmp_path, text, environ, said):

@@ -266,10 +266,10 @@ def test_webhooks_are_read_with_their_secrets(tmp_path):
         ("[webhook]\nurl = 1", "write [[webhook]]"),
         ("[[webhook]]\nkinds = ['nan']", "[[webhook]] 1 has no url"),
         ("[[webhook]]\nurl = 'ftp://a'", "write https://HOST/PATH"),
-        ("[[webhook]]\nurl = 'http://a'\nkinds = 'nan'", "is no list of kinds"),
+        ("[[webhook]]\nurl = 'http://a'\nkinds = 'nan'", "is not a list of kinds"),
         ("[[webhook]]\nurl = 'http://a'\nsecret_file = '/nonexistent'", "cannot be read: No such file"),
         ("[[webhook]]\nurl = 'http://a'\nsecret = 'x'\nsecret_file = '/dev/null'", "is empty"),
-        ("[[webhook]]\nurl = 'http://a'\nlabels = { 'a b' = 1 }", "is no name"),
+        ("[[webhook]]\nurl = 'http://a'\nlabels = { 'a b' = 1 }", "is not a valid name"),
         ("[[webhook]]\nurl = 'http://a'\nsecrets = 'x'", "did you mean 'secret'?"),
         ("[[webhook]]\nurl = 'http://a'\n[[webhook]]\nurl = 'http://a'", "the same url"),
     ],
@@ -283,7 +283,7 @@ def test_a_mistake_is_named(tmp_path, text, why):
 def test_a_secret_that_is_wrong_is_not_repeated(tmp_path):
     with pytest.raises(ConfigError) as found:
         read(tmp_path, "[[webhook]]\nurl = 'http://a'\nsecret = 'whsec_=hidden'")
-    assert "is no base64" in str(found.value)
+    assert "is not base64" in str(found.value)
     assert "hidden" not in str(found.value)
 
 

@@ -210,10 +210,10 @@ class TestMetrics:
             ('gauge("load_ms", "x", [])', "base units"),
             ('gauge("size_mb", "x", [])', "bytes"),
             ('gauge("hookd_widths_x", "x", [])', "hookd_"),
-            ('gauge("Loss", "x", [])', "no name"),
+            ('gauge("Loss", "x", [])', "not a valid metric name"),
             ('gauge("loss", "", [])', "no help"),
             ('gauge("loss_gauge", "x", [])', "type in its name"),
-            ('gauge("loss", "x", ["step"])', "new value ever again"),
+            ('gauge("loss", "x", ["step"])', "unbounded values"),
             ('gauge("loss", "x", ["rank"])', "hookd's own"),
         ],
     )
@@ -247,7 +247,7 @@ class TestImports:
         [
             ("import psutil", "compiled code"),  # it has a .so, and is here because hookd needs it
             ("from nowhere.at_all import x", "declared dependency"),
-            ("import hookd.target", "no public API"),
+            ("import hookd.target", "not part of hookd's public API"),
         ],
     )
     def test_what_does_not_come_along_is_told_on_its_line(self, tmp_path, line, words):
@@ -523,7 +523,7 @@ class TestDaemonHalf:
             ('counter("falls_total", "x", 1.0, {"what": "a"})', "_total"),
             ('gauge("loss", "", 1.0)', "no help"),
             ('gauge("loss", "x", 1.0, {"run": run})', "hookd's own"),
-            ('gauge("loss", "x", value=1.0, labels={"step": "1"})', "new value ever again"),
+            ('gauge("loss", "x", value=1.0, labels={"step": "1"})', "unbounded values"),
             ('gauge("loss", "x", 1.0, {"rank": ranks[0].rank})', ""),
         ],
     )
@@ -617,7 +617,7 @@ class TestBothHalves:
         halves = both(target=body.format("counter", []), daemon=body.format("gauge", "1.0, {'rank': '0'}"))
         (problem,) = names.twice(halves["daemon"], halves["target"])
         assert (problem.file.rpartition("/")[2], problem.line) == ("daemon.py", 2)
-        assert "'calls' is a metric of the half in targets" in problem.message
+        assert "'calls' is also declared by the plugin in targets" in problem.message
 
 
 class TestHosted:

@@ -114,9 +114,9 @@ def test_the_rules_of_the_example_are_valid_and_name_whose_processes_they_attach
     [
         ('[[rule]]\nmatsh = "a"', "did you mean 'match'"),
         ("[[rule]]\nattach = true", "no condition"),
-        ("[[rule]]\nmatch = 3", "is no text"),
-        ("[[rule]]\nuser = true", "is no user"),
-        ('[[rule]]\nenvironment = "A=1"', "is no table of variables"),
+        ("[[rule]]\nmatch = 3", "is not a text"),
+        ("[[rule]]\nuser = true", "is not a user"),
+        ('[[rule]]\nenvironment = "A=1"', "is not a table of variables"),
         ("[[rule]]\nenvironment = { A = [1] }", "plain values"),
         ('[[rule]]\nmatch = "a"\nattach = "no"', "neither true nor false"),
         ('[[rule]]\nmatch = "a"\nplugins = ["Nan"]', "plugin's name"),

@@ -1,1 +1,4 @@
-"""`hookd plugin check`: what can be said of a plugin from its source. Tool side: nothing is imported, least of all torch."""
+"""Static checks of a plugin's source, for `hookd plugin check`.
+
+Neither the plugin nor torch is imported.
+"""

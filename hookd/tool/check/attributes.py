@@ -1,7 +1,9 @@
-"""Who reads attributes of the training's own modules and optimizers, which may run code of theirs, and change the training.
+"""Find code that reads attributes of the training's own objects.
 
-A property, a parametrized weight, `__getattr__` or an overridden method can do anything. What comes from `Module.torch()`, or
-is annotated as torch's, may be handed on, compared with `is`, or read through what `hookd` has for that (`hookd.peek`).
+Such a read may run the training's code, and change the training: a property, a parametrized weight, `__getattr__` or an
+overridden method can do anything. An object is the training's if it is returned by `Module.torch()`, or annotated as a module
+or optimizer of torch. A plugin may pass such an object on, compare it with `is`, or read it with the functions that hookd has
+for that (`hookd.peek`).
 """
 
 from __future__ import annotations
@@ -20,83 +22,88 @@ if TYPE_CHECKING:
     from hookd.tool.check.source import Subject
 
 _THEIRS = re.compile(r"^(torch\.)?nn\.Module( \| None)?$|^(torch\.optim\.)?Optimizer( \| None)?$")
-"""Annotations of what is the training's; `Module` alone is hookd's."""
+"""Annotations of the training's objects; a plain `Module` is hookd's."""
 _ASKING = "getattr hasattr setattr delattr vars dir len repr str bool hash iter next list tuple set dict isinstance format".split()
-"""Builtins that ask the object itself."""
+"""Builtins that call methods of their argument."""
 _INSIDE = ("children_of", "models", "modules_in")
-"""What gives modules, beside other things."""
-_FIX = "read it with hookd.peek(module, name), hookd.parameters_of(module) and the like, which run nothing"
+"""Functions of hookd that return the training's modules, each with its name or record."""
+_FIX = (
+    "read it with hookd.peek(module, name), hookd.parameters_of(module) and the like, which run no code of the training"
+)
 _Function = (ast.FunctionDef, ast.Lambda)
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Give a warning for each line of a plugin that reads an attribute of the training's own objects."""
+    """Yield a warning for each read of an attribute of the training's objects."""
     for file in subject.files:
-        for line, what in touched(parsed(file)):
-            message = f"{what}: that may run code of the training's own, and change it"
+        for line, expression in touched(parsed(file)):
+            message = f"{expression} may run the training's own code, and change the training"
             yield Problem(str(file), line, "attribute", message, _FIX, is_warning=True)
 
 
 def touched(tree: ast.Module) -> list[tuple[int, str]]:
-    """Find where the code of a file asks the training's own objects for anything, by line, with the expression."""
+    """Return the expressions that may run code of the training's objects, with their lines."""
     return sorted({
-        (asked.lineno, ast.unparse(node if isinstance(node, ast.expr) else asked))
-        for node, names in _seen(tree)
-        for asked in _asked(node)
-        if _is_theirs(asked, names)
+        (operand.lineno, ast.unparse(node if isinstance(node, ast.expr) else operand))
+        for node, names in _scoped_nodes(tree)
+        for operand in _operands(node)
+        if _is_theirs(operand, names)
     })  # fmt: skip
 
 
 def handed(tree: ast.Module) -> list[tuple[ast.Call, int]]:
-    """Find the calls that one of them is an argument of, with its place there: who takes it must not ask it either."""
-    calls = [(node, names) for node, names in _seen(tree) if isinstance(node, ast.Call)]
-    return [(node, at) for node, names in calls for at, one in enumerate(node.args) if _is_theirs(one, names)]
+    """Return the calls with one of the training's objects as an argument, and its index.
+
+    The called function must not read the object's attributes either.
+    """
+    calls = [(node, names) for node, names in _scoped_nodes(tree) if isinstance(node, ast.Call)]
+    return [(node, at) for node, names in calls for at, argument in enumerate(node.args) if _is_theirs(argument, names)]
 
 
 def is_theirs(annotation: ast.expr | None) -> bool:
-    """Whether an annotation says that something is the training's."""
+    """Whether an annotation stands for one of the training's objects."""
     return annotation is not None and _THEIRS.match(_text(annotation)) is not None
 
 
-def _seen(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
-    """Yield each node of a file with the names that stand for the training's objects there."""
-    kept = {
+def _scoped_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Yield each node with the names of the training's objects in its scope."""
+    attributes = {
         ast.unparse(target)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
-        for target in _kept(function, _own_names(function))
+        for target in _assigned_attributes(function, _own_names(function))
     }
-    yield from _in_function(tree, kept)
+    yield from _in_function(tree, attributes)
 
 
 def _in_function(node: ast.AST, theirs: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
-    """Look at a function, and at those inside of it, which see its names."""
+    """Yield the nodes of a function and of nested ones, which see its names."""
     names = theirs | _own_names(node)
-    for one in _own_nodes(node):
-        if isinstance(one, _Function):
-            yield from _in_function(one, names - {arg.arg for arg in _arguments(one)})
+    for child in _own_nodes(node):
+        if isinstance(child, _Function):
+            yield from _in_function(child, names - {arg.arg for arg in _arguments(child)})
         else:
-            yield one, names
+            yield child, names
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Give the nodes of a function, functions inside as a whole."""
-    open_ = list(ast.iter_child_nodes(node))
-    while open_:
-        one = open_.pop()
-        yield one
-        if not isinstance(one, _Function):
-            open_ += ast.iter_child_nodes(one)
+    """Yield the nodes of a function without those of nested ones."""
+    pending = list(ast.iter_child_nodes(node))
+    while pending:
+        child = pending.pop()
+        yield child
+        if not isinstance(child, _Function):
+            pending += ast.iter_child_nodes(child)
 
 
 def _own_names(node: ast.AST) -> set[str]:
-    """Give the names that stand for the training's objects in a function."""
+    """Return the names that a function has for the training's objects."""
     names = {arg.arg for arg in _arguments(node) if is_theirs(arg.annotation)}
     before = -1
-    while before != len(names):  # one may be given to another
+    while before != len(names):  # a name may be assigned to another one
         before = len(names)
-        for one in _own_nodes(node):
-            names |= _bound(one, names)
+        for child in _own_nodes(node):
+            names |= _bound(child, names)
     return names
 
 
@@ -110,7 +117,12 @@ def _text(annotation: ast.expr) -> str:
 
 
 def _bound(node: ast.AST, names: set[str]) -> set[str]:
-    """Give the names that a node binds to one of them."""
+    """Return the names that a node binds to one of the training's objects.
+
+    Args:
+        node: of a function.
+        names: those already known.
+    """
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return {
@@ -132,23 +144,26 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
 
 
 def _gives_modules(node: ast.expr) -> bool:
-    """Whether `for … in` that gives modules: `modules_in(…)`, `children_of(…).items()` or `.values()`."""
+    """Whether iterating over this yields modules: `modules_in(…)`, `children_of(…).items()` or `.values()`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values"):
         node = node.func.value
     return isinstance(node, ast.Call) and last_name(node.func) in _INSIDE
 
 
-def _kept(function: ast.FunctionDef, names: set[str]) -> Iterator[ast.Attribute]:
-    """Give the attributes of `self` under which a function puts one of them."""
-    for one in _own_nodes(function):
-        if isinstance(one, ast.Assign):
-            for target, value in (pair for whole in one.targets for pair in _pairs(whole, one.value)):
+def _assigned_attributes(function: ast.FunctionDef, names: set[str]) -> Iterator[ast.Attribute]:
+    """Yield attributes such as `self.model` that a function assigns the training's objects to."""
+    for node in _own_nodes(function):
+        if isinstance(node, ast.Assign):
+            for target, value in (pair for whole in node.targets for pair in _pairs(whole, node.value)):
                 if isinstance(target, ast.Attribute) and _is_theirs(value, names):
                     yield target
 
 
 def _is_theirs(node: ast.expr, names: set[str]) -> bool:
-    """Whether an expression is one of the training's objects: a name, what `.torch()` gives, or either of two such."""
+    """Whether an expression is one of the training's objects.
+
+    That is a known name, a call of `.torch()`, an item of `children_of(…)`, or a choice of two such expressions.
+    """
     if isinstance(node, ast.IfExp):
         return _is_theirs(node.body, names) or _is_theirs(node.orelse, names)
     if isinstance(node, ast.NamedExpr):
@@ -160,11 +175,14 @@ def _is_theirs(node: ast.expr, names: set[str]) -> bool:
     return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
 
 
-def _asked(node: ast.AST) -> Iterator[ast.expr]:
-    """Give the expressions of which a node asks something that runs their code."""
+def _operands(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the operands whose own code a node may run.
+
+    That is: attribute access, hashing, iteration, comparison, and truth value.
+    """
     if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred, ast.FormattedValue)):
         yield node.value
-    if isinstance(node, ast.Subscript):  # as a key it would be hashed
+    if isinstance(node, ast.Subscript):  # a key is hashed
         yield node.slice
     if isinstance(node, ast.Dict):
         yield from filter(None, node.keys)
@@ -174,7 +192,7 @@ def _asked(node: ast.AST) -> Iterator[ast.expr]:
         yield node.iter
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ASKING:
         yield from node.args
-    if isinstance(node, ast.Compare) and not all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops):
+    if isinstance(node, ast.Compare) and not all(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops):
         yield from (node.left, *node.comparators)
     if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
         yield node.test

@@ -1,4 +1,4 @@
-"""What files import, by their text, and which of a package's files come with one of them."""
+"""Find imports in source files, and the files that an import loads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class NotPython(PluginError):  # noqa: N818 - says what is so
-    """A file is no Python.
+class NotPython(PluginError):  # noqa: N818
+    """A file is not valid Python.
 
     Attributes:
         file: that cannot be parsed.
-        line: from 1.
-        why: in the words of the parser.
+        line: of the error, from 1.
+        why: the parser's message.
     """
 
     def __init__(self, file: Path, line: int, why: str) -> None:
@@ -29,13 +29,13 @@ class NotPython(PluginError):  # noqa: N818 - says what is so
 
 
 class Import(NamedTuple):
-    """One import.
+    """An import of one name.
 
     Attributes:
-        name: of the module, from its top-level package on.
+        name: absolute name of the module.
         line: of the statement.
-        given: what is taken out of it; "" where it is imported as a whole.
-        is_for_types: it is in an `if TYPE_CHECKING:`, and never done.
+        given: name imported from the module; "" if the module itself is imported.
+        is_for_types: whether it is below `if TYPE_CHECKING:`, and so never executed.
     """
 
     name: str
@@ -46,36 +46,36 @@ class Import(NamedTuple):
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """Parse a file.
+    """Return the syntax tree of a file.
 
     Raises:
-        NotPython: it is none.
+        NotPython: it cannot be parsed.
     """
     try:
         return ast.parse(ANYBODY.read(path), str(path))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last two: it is nested too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # the last two if it is nested too deeply
         raise NotPython(path, getattr(exc, "lineno", None) or 1, getattr(exc, "msg", None) or str(exc)) from exc
     except PluginError as exc:
         raise NotPython(path, 1, exc.message) from exc
 
 
 def imports(path: Path, directory: Path) -> Iterator[Import]:
-    """Give what a file imports, in its functions, too.
+    """Yield the imports of a file, including those in functions.
 
     Args:
         path: of the file.
-        directory: from which its package is imported: that names what is relative.
+        directory: that its package is imported from; relative imports are resolved against it.
     """
     tree = parsed(path)
-    typed = {id(one) for node in ast.walk(tree) if _is_for_types(node) for one in ast.walk(node)}
+    typed = {id(child) for node in ast.walk(tree) if _is_for_types(node) for child in ast.walk(node)}
     package = path.relative_to(directory).parts[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(one.name, node.lineno, "", id(node) in typed) for one in node.names)
+            yield from (Import(alias.name, node.lineno, "", id(node) in typed) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             name = ".".join(filter(None, (*above, node.module)))
-            yield from (Import(name, node.lineno, one.name, id(node) in typed) for one in node.names)
+            yield from (Import(name, node.lineno, alias.name, id(node) in typed) for alias in node.names)
 
 
 def _is_for_types(node: ast.AST) -> bool:
@@ -83,20 +83,23 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def reached(file: Path, directory: Path, files: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Give those of `files` that are imported with `file`: packages above it, and what all of them import."""
-    homes = {_module(one, directory): one for one in files}
-    found: dict[Path, None] = {}
-    open_ = [_module(file, directory)]
-    while open_:
-        parts = open_.pop().split(".")
+    """Return those of `files` that an import of `file` loads.
+
+    These are the file, the packages above it, and all that these import.
+    """
+    homes = {_module(home, directory): home for home in files}
+    loaded: dict[Path, None] = {}
+    pending = [_module(file, directory)]
+    while pending:
+        parts = pending.pop().split(".")
         for above in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
             home = homes.get(above)
-            if home is not None and home not in found:
-                found[home] = None
-                open_ += [
-                    f"{one.name}.{one.given}".strip(".") for one in imports(home, directory) if not one.is_for_types
+            if home is not None and home not in loaded:
+                loaded[home] = None
+                pending += [
+                    f"{each.name}.{each.given}".strip(".") for each in imports(home, directory) if not each.is_for_types
                 ]
-    return tuple(one for one in files if one in found)
+    return tuple(path for path in files if path in loaded)
 
 
 def _module(file: Path, directory: Path) -> str:

@@ -1,4 +1,7 @@
-"""Whether a plugin can be found and imported where it runs: what it imports, how its module is called, and its name."""
+"""Check that a plugin can be found and imported where it runs.
+
+This depends on its imports, its module name and its own name.
+"""
 
 from __future__ import annotations
 
@@ -18,67 +21,74 @@ if TYPE_CHECKING:
     from hookd.tool.check.source import Subject
 
 _PUBLIC = {"target": ("hookd",), "daemon": ("hookd", "hookd.serving")}
-_WRITE = {"target": "import from hookd alone", "daemon": "import from hookd and hookd.serving alone"}
-_APART = "keep the halves in modules of their own, and the __init__.py above them free of both"
+_WRITE = {"target": "import only from hookd", "daemon": "import only from hookd and hookd.serving"}
+_APART = "keep both parts of the plugin in separate modules, and import neither in the __init__.py above them"
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Give what would keep a plugin from being found or imported: in a target, or in the daemon."""
+    """Yield the reasons why a target or the daemon could not find or import a plugin."""
     file, line = str(subject.file), subject.tree.lineno
     if subject.name and not is_name(subject.name):
         yield Problem(file, line, "name", f"{subject.name!r} cannot be a plugin's name",
-                      "use a lower-case word that no core metric begins with")  # fmt: skip
+                      "use a lower-case word that is not the first word of a core metric")  # fmt: skip
     top = subject.module.partition(".")[0]
     if not top.startswith("hookd"):
-        who = "a training" if subject.half == "target" else "the daemon"
-        yield Problem(file, 1, "name", f"the module {top!r} may be one that {who} has as well",
+        where = "the training" if subject.half == "target" else "the daemon"
+        yield Problem(file, 1, "name", f"the module {top!r} may conflict with one of {where}",
                       f"call it hookd_{top}", is_warning=True)  # fmt: skip
     for path in subject.files:
-        for one in imports(path, subject.directory):
-            told = _told(subject, one, is_imported=path in subject.imported and not one.is_for_types)
-            top = one.name.partition(".")[0]
-            if told:
-                yield Problem(str(path), one.line, "import", *told)
-            elif subject.half == "target" and not one.is_for_types and not _is_there(top, subject):
-                yield _left_behind(subject, one.line, top) or _foreign(str(path), one.line, top)
+        for each in imports(path, subject.directory):
+            mistake = _mistake(subject, each, is_imported=path in subject.imported and not each.is_for_types)
+            top = each.name.partition(".")[0]
+            if mistake:
+                yield Problem(str(path), each.line, "import", *mistake)
+            elif subject.half == "target" and not each.is_for_types and not _is_there(top, subject):
+                yield _left_behind(subject, each.line, top) or _foreign(str(path), each.line, top)
 
 
-def _told(subject: Subject, one: Import, *, is_imported: bool) -> tuple[str, str] | None:
-    """Say what is wrong with an import, and what to do."""
-    name = "hookd.serving" if (one.name, one.given) == ("hookd", "serving") else one.name
-    is_torch = one.name.partition(".")[0] == "torch"
+def _mistake(subject: Subject, each: Import, *, is_imported: bool) -> tuple[str, str] | None:
+    """Return what is wrong with an import and how to fix it, or None.
+
+    Args:
+        subject: the plugin.
+        each: the import.
+        is_imported: whether it is executed when the plugin's class is imported.
+    """
+    name = "hookd.serving" if (each.name, each.given) == ("hookd", "serving") else each.name
+    is_torch = each.name.partition(".")[0] == "torch"
     if subject.half == "daemon" and is_torch and is_imported:
-        return f"the daemon never imports torch, and {subject.class_name} is imported there with this", _APART
-    if subject.half == "daemon" and (one.name, one.given) == ("hookd", "hookimpl") and is_imported:
-        return "this hookimpl marks hooks of the target", "import hookimpl from hookd.serving"
+        return f"the daemon never imports torch, but the import of {subject.class_name} there includes this", _APART
+    if subject.half == "daemon" and (each.name, each.given) == ("hookd", "hookimpl") and is_imported:
+        return "this hookimpl marks hooks for the target", "import hookimpl from hookd.serving"
     if subject.half == "target" and name == "hookd.serving":
-        told = f"a target has no hookd.serving, and {subject.class_name} is imported there with this"
-        return (told, _APART) if is_imported else None
+        message = f"a target has no hookd.serving, but the import of {subject.class_name} there includes this"
+        return (message, _APART) if is_imported else None
     if name.startswith("hookd.") and name not in _PUBLIC[subject.half]:
-        return f"{name} is no public API of hookd", _WRITE[subject.half]
+        return f"{name} is not part of hookd's public API", _WRITE[subject.half]
     return None
 
 
 def _is_there(top: str, subject: Subject) -> bool:
-    """Whether a module is in each target, or comes with the plugin."""
+    """Whether every target has a module, or the plugin contains it."""
     own = top == subject.module if _is_single(subject) else _beside(top, subject) is not None
     return top in sys.stdlib_module_names or top in ("hookd", "torch", "pluggy") or own
 
 
 def _is_single(subject: Subject) -> bool:
-    """Whether a plugin is one file, which alone is carried."""
+    """Whether a plugin is a single file: nothing else is carried then."""
     return subject.files == (subject.file,) and subject.file.name != "__init__.py" and "." not in subject.module
 
 
 def _beside(top: str, subject: Subject) -> Path | None:
-    """Give the file or folder of a module in the folder from which a plugin is imported."""
+    """Return the file or folder of a module next to a plugin, or None."""
     file, folder = subject.directory / f"{top}.py", subject.directory / top
     return file if file.exists() else folder if folder.is_dir() else None
 
 
 def _left_behind(subject: Subject, line: int, top: str) -> Problem | None:
-    """Say that what lies beside a single file stays there; what is installed beside it may be a declared dependency."""
+    """Return a problem if a module is next to a single-file plugin: it is not carried."""
     beside = _beside(top, subject)
+    # An installed module may be a declared dependency.
     if beside is None or {"site-packages", "dist-packages"} & {*subject.directory.parts}:
         return None
     fix = f"put both into a package: a folder with an __init__.py, {subject.file.name} and {beside.name}"
@@ -89,10 +99,8 @@ def _foreign(file: str, line: int, top: str) -> Problem:
     spec = importlib.util.find_spec(top)
     homes = (spec.submodule_search_locations if spec is not None else None) or ()
     if any(next(Path(home).rglob("*.so"), None) for home in homes):
-        message = f"{top} has compiled code, which is not carried into a target: one without {top} refuses the plugin"
+        message = f"{top} has compiled code, which is not carried: a target without {top} refuses the plugin"
     else:
-        message = (
-            f"{top} comes along only as a declared dependency of a package; else a target without it refuses the plugin"
-        )
-    fix = "use torch and the standard library; what is carried is in docs/plugins-shipping.md"
+        message = f"{top} is carried only as a declared dependency of a package; otherwise a target without it refuses the plugin"
+    fix = "use torch and the standard library; docs/plugins-shipping.md lists what is carried"
     return Problem(file, line, "import", message, fix, is_warning=True)

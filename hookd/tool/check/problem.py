@@ -1,4 +1,4 @@
-"""Something that an author should mend, and where."""
+"""A problem in a plugin, with its place."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One finding.
+    """A problem that the plugin's author should fix.
 
     Attributes:
-        file: where it is, as the author knows the file; "" where there is no file.
-        line: from 1; 0 where there is none.
+        file: path as the author knows it; "" if the problem is not in a file.
+        line: from 1; 0 if the problem has no line.
         rule: a short word: hook, argument, default, wrapper, return, blocking, ranks, random, attribute, metric, label, import, name,
             api, types, raised, changed, source.
         message: what is wrong.
         fix: what to do.
-        is_warning: it does not fail the check.
+        is_warning: True if the check does not fail because of it.
     """
 
     file: str
@@ -33,5 +33,5 @@ class Problem:
         return f"{self.file}:{self.line}" if self.line else self.file
 
     def as_json(self) -> dict[str, Any]:
-        """Give it as `--json` prints it."""
+        """Return the object that `--json` prints."""
         return asdict(self)

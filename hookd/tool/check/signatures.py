@@ -1,4 +1,4 @@
-"""Whether the hooks of a class are hooks, and ask for what there is: what agent or daemon would refuse, said beforehand."""
+"""Check the names, arguments and results of hooks, before the agent or the daemon refuses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookd.tool.check.problem import Problem
 from hookd.tool.check.source import assigned, hooks, last_name
 
 ALWAYS = ("configure", "select", "succeed")
-"""Hooks of one argument, which are called with it whatever they ask for."""
+"""Hooks with a single argument that is always passed, whatever their signature says."""
 _IN_PLACE = re.compile(r"[^_]_$")
 _DAEMON_HOOKS = tuple(name for name, value in vars(daemon_hooks).items() if hasattr(value, "hookd_daemon_spec"))
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def problems(subject: Subject) -> Iterator[Problem]:
-    """Give what is wrong with the names, arguments and results of a plugin's hooks."""
+    """Yield the problems of a plugin's name, API version and hooks."""
     node, file = subject.tree, str(subject.file)
     if not subject.name:
         fix = f'write name = "{subject.class_name.lower()}" in the class: the middle of all its metrics\' names'
@@ -46,19 +46,21 @@ def problems(subject: Subject) -> Iterator[Problem]:
 
 
 def specs(subject: Subject) -> dict[str, inspect.Signature]:
-    """Give the hooks that there are for the half of a plugin, and how each is called."""
+    """Return the signatures of all hooks of this part of a plugin, by name."""
     module, names = (daemon_hooks, _DAEMON_HOOKS) if subject.half == "daemon" else (hookspecs, tuple(hookspecs.HOOKS))
     return {name: inspect.signature(getattr(module, name)) for name in names}
 
 
 def _never_called(file: str, part: ast.ClassDef) -> Iterator[Problem]:
-    """Find methods that look like hooks and are none."""
-    for one in part.body:
-        if isinstance(one, ast.AsyncFunctionDef) and "hookimpl" in map(last_name, one.decorator_list):
-            yield Problem(file, one.lineno, "hook", f"{one.name} is async, and nobody awaits a hook", "write def alone")
-        if isinstance(one, ast.FunctionDef) and one.name in hookspecs.HOOKS and not one.decorator_list:
-            yield Problem(file, one.lineno, "hook", f"{one.name} has the name of a hook and is never called",
-                          "write @hookimpl above it, or call it otherwise", is_warning=True)  # fmt: skip
+    """Yield the methods that look like hooks but are not."""
+    for node in part.body:
+        if isinstance(node, ast.AsyncFunctionDef) and "hookimpl" in map(last_name, node.decorator_list):
+            yield Problem(
+                file, node.lineno, "hook", f"{node.name} is async, but hooks are not awaited", "write def alone"
+            )
+        if isinstance(node, ast.FunctionDef) and node.name in hookspecs.HOOKS and not node.decorator_list:
+            yield Problem(file, node.lineno, "hook", f"{node.name} has the name of a hook, but is never called",
+                          "write @hookimpl above it, or rename it", is_warning=True)  # fmt: skip
 
 
 def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
@@ -70,27 +72,32 @@ def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
 
 
 def _naming(file: str, part: ast.ClassDef) -> Iterator[Problem]:
-    """Find attributes that should name hooks, and name none: such hooks would be called at every step."""
-    for one in part.body:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+    """Yield the attributes that should name hooks but do not.
+
+    The hooks meant would be called at every step.
+    """
+    for node in part.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         for target in targets:
             if isinstance(target, ast.Name) and target.id in compatibility.NAMING:
-                yield from _named(file, target.id, one.value)  # type: ignore[attr-defined]
+                yield from _named(file, target.id, node.value)  # type: ignore[attr-defined]
 
 
 def _named(file: str, attribute: str, value: ast.expr | None) -> Iterator[Problem]:
     if isinstance(value, ast.Constant):
-        yield Problem(file, value.lineno, "hook", f"{attribute} is {value.value!r}, and must be a tuple of hook names",
+        yield Problem(file, value.lineno, "hook", f"{attribute} is {value.value!r}, but must be a tuple of hook names",
                       f'write {attribute} = ("forward",), with the comma')  # fmt: skip
-    for one in value.elts if isinstance(value, (ast.Tuple, ast.List)) else ():
-        if isinstance(one, ast.Constant) and one.value not in hookspecs.HOOKS:
-            yield Problem(file, one.lineno, "hook", f"{attribute} names {one.value!r}, and there is no such hook",
-                          nearest(str(one.value), hookspecs.HOOKS))  # fmt: skip
+    for item in value.elts if isinstance(value, (ast.Tuple, ast.List)) else ():
+        if isinstance(item, ast.Constant) and item.value not in hookspecs.HOOKS:
+            yield Problem(file, item.lineno, "hook", f"{attribute} names {item.value!r}, but there is no such hook",
+                          nearest(str(item.value), hookspecs.HOOKS))  # fmt: skip
 
 
 def _mutates(node: ast.ClassDef) -> bool:
     return assigned(node, "mutates") is True or any(
-        isinstance(one, (ast.Assign, ast.AnnAssign)) and "mutating" in ast.dump(one) for one in node.body
+        isinstance(child, (ast.Assign, ast.AnnAssign)) and "mutating" in ast.dump(child) for child in node.body
     )
 
 
@@ -122,9 +129,11 @@ def _daemon_hook(file: str, node: ast.FunctionDef) -> Iterator[Problem]:
 
 def _wrappers(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
     for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and {"wrapper", "hookwrapper"} & {one.arg for one in decorator.keywords}:
+        if isinstance(decorator, ast.Call) and {"wrapper", "hookwrapper"} & {
+            keyword.arg for keyword in decorator.keywords
+        }:
             yield Problem(
-                file, node.lineno, "wrapper", f"{hook} is a hook wrapper, which is refused", "write @hookimpl alone"
+                file, node.lineno, "wrapper", f"{hook} is a hook wrapper; hookd refuses these", "write @hookimpl alone"
             )
 
 
@@ -135,47 +144,49 @@ def _arguments(file: str, hook: str, node: ast.FunctionDef, allowed: Sequence[st
         yield Problem(file, node.lineno, "argument", f"{hook} has no self", "hooks are plain methods: write self first")
         return
     if hook in ALWAYS and len(names) < 2 and not given.vararg:
-        yield Problem(file, node.lineno, "argument", f"{hook} takes no {allowed[0]!r}, which it is always given",
+        yield Problem(file, node.lineno, "argument", f"{hook} does not take {allowed[0]!r}, which is always passed",
                       f"write def {hook}(self, {allowed[0]})")  # fmt: skip
     for star in (given.vararg, given.kwarg, *given.kwonlyargs):
         if star is not None:
-            yield Problem(file, star.lineno, "argument", f"{hook} takes {star.arg!r} by other means than a plain name",
+            yield Problem(file, star.lineno, "argument", f"{hook} takes {star.arg!r}, which is not a plain argument",
                           f"ask for what you need by name: {', '.join(allowed)}")  # fmt: skip
-    for one in names[-len(given.defaults) :] if given.defaults else []:
-        yield Problem(file, one.lineno, "default", f"{hook} gives {one.arg!r} a default, which hides the value",
-                      f"write {one.arg} without a default")  # fmt: skip
-    for one in names[1:]:
-        if one.arg not in allowed:
-            yield Problem(
-                file, one.lineno, "argument", f"{hook} has no argument {one.arg!r}", nearest(one.arg, allowed)
-            )
+    for argument in names[-len(given.defaults) :] if given.defaults else []:
+        yield Problem(file, argument.lineno, "default", f"{hook} gives {argument.arg!r} a default, which hides the value",
+                      f"write {argument.arg} without a default")  # fmt: skip
+    for argument in names[1:]:
+        if argument.arg not in allowed:
+            yield Problem(file, argument.lineno, "argument", f"{hook} has no argument {argument.arg!r}",
+                          nearest(argument.arg, allowed))  # fmt: skip
 
 
 def _returns(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    for one in walk_own(node):
-        if isinstance(one, ast.Return) and one.value is not None:
-            if isinstance(one.value, ast.Constant) and one.value.value is None:
+    for statement in walk_own(node):
+        if isinstance(statement, ast.Return) and statement.value is not None:
+            if isinstance(statement.value, ast.Constant) and statement.value.value is None:
                 continue
-            yield Problem(file, one.lineno, "return", f"{hook} returns something, and an observer may not",
-                          "return nothing; or say mutates = True, and be enabled by name")  # fmt: skip
+            yield Problem(file, statement.lineno, "return", f"{hook} returns a value, but an observer must not",
+                          "return nothing; or set mutates = True, and enable the plugin by name")  # fmt: skip
 
 
 def _changes(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    """Find operations in place on what the hook was given: `output.mul_(2)`, `output += 1`, `output[0] = 1`."""
-    given = {one.arg for one in node.args.args[1:]} & hookspecs.TENSORS
-    for one in walk_own(node):
+    """Yield the in-place operations on a hook's arguments.
+
+    Examples: `output.mul_(2)`, `output += 1`, `output[0] = 1`.
+    """
+    given = {argument.arg for argument in node.args.args[1:]} & hookspecs.TENSORS
+    for child in walk_own(node):
         targets: list[ast.expr] = []
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and _IN_PLACE.search(one.func.attr):
-            targets = [one.func.value]
-        elif isinstance(one, ast.AugAssign):
-            targets = [one.target]
-        elif isinstance(one, ast.Assign):
-            targets = [target for target in one.targets if isinstance(target, ast.Subscript)]
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and _IN_PLACE.search(child.func.attr):
+            targets = [child.func.value]
+        elif isinstance(child, ast.AugAssign):
+            targets = [child.target]
+        elif isinstance(child, ast.Assign):
+            targets = [target for target in child.targets if isinstance(target, ast.Subscript)]
         for target in targets:
             if _root(target) in given:
-                yield Problem(file, getattr(one, "lineno", node.lineno), "changed",
-                              f"{hook} changes {_root(target)!r} in place, and an observer may not",
-                              "work on a copy: what is passed is the training's own")  # fmt: skip
+                yield Problem(file, getattr(child, "lineno", node.lineno), "changed",
+                              f"{hook} changes {_root(target)!r} in place, but an observer must not",
+                              "work on a copy: the argument is the training's own object")  # fmt: skip
 
 
 def _root(node: ast.expr) -> str:
@@ -185,7 +196,7 @@ def _root(node: ast.expr) -> str:
 
 
 def walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk through a function without the functions defined in it."""
+    """Yield the nodes of a function without those of nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child

@@ -1,13 +1,13 @@
-"""Whether the annotations of a plugin's hooks are those of the hooks: mypy is asked, where it is installed.
+"""Check the annotations of a plugin's hooks with mypy, if it is installed.
 
-A hook takes any subset of its arguments by name, which no Protocol can say. So a file is written that calls each hook as
-hookd does, with just the arguments that it asks for, in the types of `hookd.api.hookspecs` (or `hookd.serving.hookspecs`), and mypy
-checks those calls:
+A hook takes any subset of its arguments by name, and a Protocol cannot express that. Therefore mypy checks a generated file
+that calls each hook as hookd does: with the arguments that the hook asks for, in the types of `hookd.api.hookspecs` or
+`hookd.serving.hookspecs`:
 
     def forward(plugin: Widths, module: Module) -> None:
         result: None = plugin.forward(module=module)
 
-torch is left out (`follow_imports = skip`), for checking it takes a minute: its types are Any here.
+mypy skips torch (`follow_imports = skip`), because checking it takes a minute: its types are Any here.
 """
 
 from __future__ import annotations
@@ -61,27 +61,29 @@ TIMEOUT_S = 120
 
 
 def is_possible() -> bool:
-    """Whether mypy is installed beside hookd."""
+    """Whether mypy is installed in hookd's environment."""
     return importlib.util.find_spec("mypy") is not None
 
 
 def problems(subject: Subject) -> list[Problem]:
-    """Give what mypy says of the calls, at the hook's line, and of the plugin's own files.
+    """Return mypy's errors in the plugin's files and in the generated calls.
+
+    An error in a call has the line of its hook.
 
     Raises:
-        HookdError: mypy takes too long.
+        HookdError: mypy took longer than TIMEOUT_S.
     """
     lines, homes = _calls(subject)
     with tempfile.TemporaryDirectory() as home:
         calls, config = Path(home, "hookd_calls_of_the_plugin.py"), Path(home, "mypy.ini")
         calls.write_text(_PRELUDE + _TYPES[subject.half] + "".join(lines))
         config.write_text(_CONFIG)
-        told = _mypy(subject, calls, config, home)
-    return list(_found(told, subject, homes))
+        printed = _mypy(subject, calls, config, home)
+    return list(_found(printed, subject, homes))
 
 
 def _calls(subject: Subject) -> tuple[list[str], dict[int, tuple[Path, int]]]:
-    """Write the calls, and say which line of theirs belongs to which of the plugin's."""
+    """Return the generated lines, and by line number the file and line of the hook."""
     lines = [f"from {subject.module} import {subject.class_name} as Checked\n"]
     homes: dict[int, tuple[Path, int]] = {}
     before = (_PRELUDE + _TYPES[subject.half]).count("\n")
@@ -89,11 +91,11 @@ def _calls(subject: Subject) -> tuple[list[str], dict[int, tuple[Path, int]]]:
     for path, hook in ((path, hook) for path, part in subject.parts for hook in hooks(part)):
         if hook.name in signatures:
             signature = signatures[hook.name]
-            asked = [one.arg for one in hook.args.args[1:] if one.arg in signature.parameters]
-            types = {name: str(signature.parameters[name].annotation) for name in asked}
-            types |= dict.fromkeys({"predecessor"} & types.keys(), "Checked")  # it is of the plugin's own class
+            names = [argument.arg for argument in hook.args.args[1:] if argument.arg in signature.parameters]
+            types = {name: str(signature.parameters[name].annotation) for name in names}
+            types |= dict.fromkeys({"predecessor"} & types.keys(), "Checked")  # an instance of the plugin's own class
             typed = "".join(f", {name}: {kind}" for name, kind in types.items())
-            passed = ", ".join(f"{name}={name}" for name in asked)
+            passed = ", ".join(f"{name}={name}" for name in names)
             lines.append(f"def {hook.name}(plugin: Checked{typed}) -> None:\n")
             lines.append(f"    result: {signature.return_annotation} = plugin.{hook.name}({passed})\n")
             homes[before + len(lines) - 1] = homes[before + len(lines)] = path, hook.lineno
@@ -106,13 +108,13 @@ def _mypy(subject: Subject, calls: Path, config: Path, cwd: str) -> str:
              "--hide-error-context", "--no-pretty", "--show-absolute-path", "--cache-dir", _cache(), calls]  # fmt: skip
     environ = {**os.environ, "MYPYPATH": path}
     try:
-        # In a folder of ours: `-m` imports from the current one first, which may be the plugin's.
+        # In a separate directory: `-m` imports from the current one first, which may be the plugin's.
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ, cwd=cwd
         )
     except subprocess.TimeoutExpired as error:
-        message = f"mypy looks at the types of {subject.name} for longer than {TIMEOUT_S:g} s"
-        raise HookdError(message, hint="Run it again: what mypy has looked at so far may be in its cache.") from error
+        message = f"mypy has checked the types of {subject.name} for longer than {TIMEOUT_S:g} s"
+        raise HookdError(message, hint="Run it again: mypy may continue from its cache.") from error
     return done.stdout + done.stderr
 
 
@@ -120,9 +122,9 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hookd", "mypy")
 
 
-def _found(told: str, subject: Subject, homes: dict[int, tuple[Path, int]]) -> Iterator[Problem]:
+def _found(printed: str, subject: Subject, homes: dict[int, tuple[Path, int]]) -> Iterator[Problem]:
     mine = {str(file): file for file in subject.files}
-    for line in told.splitlines():
+    for line in printed.splitlines():
         match = _LINE.match(line)
         if match is None:
             continue

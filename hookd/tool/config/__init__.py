@@ -1,4 +1,4 @@
-"""What a person asks for: which plugins with which options, and how the daemon is to serve. Tool side.
+"""Load the configuration of the daemon and of the plugins that it enables.
 
     # hookd.toml
     [serve]
@@ -15,23 +15,23 @@
     after_s = 60
 
     [eval]
-    allow = true                 # whoever may use the control socket may have expressions evaluated in targets
+    allow = true                 # anyone with access to the control socket may evaluate expressions in targets
 
-    [[rule]]                     # which processes it attaches to by itself; the first rule that fits decides
+    [[rule]]                     # processes to attach to automatically; the first matching rule decides
     match = "train.py"
     user = "alice"
 
-    [[webhook]]                  # who is told of incidents
+    [[webhook]]                  # where incidents are sent
     url = "https://alerts.example.org/hookd"
 
     [plugins]
-    allow = ["nan", "acme_*"]    # which plugins may be used at all; all of them where there is no such list
+    allow = ["nan", "acme_*"]    # which plugins may be used; all if there is no such list
 
-    [plugins.activations]        # options of a plugin, wherever it is enabled without naming them
+    [plugins.activations]        # options of a plugin that apply unless it is enabled with its own
     every = 50
 
-Flags win over the environment (`HOOKD_LISTEN`, `HOOKD_LINGER_S`...), which wins over the file, which wins over the
-defaults of `ServeConfig`, where each of them stands once.
+Flags override the environment (`HOOKD_LISTEN`, `HOOKD_LINGER_S`...), which overrides the file, which overrides the
+defaults of `ServeConfig`.
 """
 
 from __future__ import annotations
@@ -86,49 +86,52 @@ __all__ = [
 ]
 
 DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", "timing", "activations"))
-"""The observers that are enabled when nobody names any."""
+"""The observers that are enabled if no plugin is named."""
 
 
 def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
-    """Declare a setting. In the file it stands in `[table]`, without that word before its name."""
+    """Declare a setting of `[table]`.
+
+    In the file its name lacks the prefix `table_`.
+    """
     return field(default=default, metadata={"table": table, "read": read})
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """How a daemon serves.
+    """The settings of a daemon.
 
     Attributes:
-        listen: where `/metrics` is; loopback unless told otherwise.
-        web_config: TLS and passwords for it, a file in exporter-toolkit's format; see `webconfig`.
-        allow_hosts: names under which it may be asked beside the machine's own, patterns such as `*.example.org` among them.
-        control: the control socket; None stands for `default_control_path`.
-        state_dir: where incidents are kept; None stands for `default_state_dir`.
+        listen: address of `/metrics`; on the loopback interface by default.
+        web_config: file with TLS and passwords for this address, in the format of exporter-toolkit; see `webconfig`.
+        allow_hosts: host names that requests may use besides the machine's own, or patterns such as `*.example.org`.
+        control: the control socket; None means `default_control_path`.
+        state_dir: directory of the incident store; None means `default_state_dir`.
         linger_s: how long a dead target's last counters are served, in seconds.
-        poll_s: how often heartbeats are looked at, in seconds.
-        scan_s: how often new processes are looked for, in seconds.
-        targets_per_user: so many processes of one user are served at a time; those that come later are not.
-        plugins: what is enabled where an attach names none.
-        plugin_dirs: where plugins are sought beside those installed.
-        plugins_allow: patterns of names; a plugin that none of them matches is refused. None: all may be used.
-        timeout_s: how long an attach may take, in seconds.
-        lease_s: how long an agent stays when nobody holds it any more, in seconds.
+        poll_s: interval at which heartbeats are read, in seconds.
+        scan_s: interval at which new processes are searched for, in seconds.
+        targets_per_user: maximum number of processes of one user that are served at a time; later ones are not served.
+        plugins: plugins to enable if an attach names none.
+        plugin_dirs: directories to search for plugins, besides the installed ones.
+        plugins_allow: patterns of names; a plugin that matches none of them is refused. None allows all.
+        timeout_s: timeout of an attach, in seconds.
+        lease_s: how long an agent stays in its target after its last connection was closed, in seconds.
         budget: the share of a step's time that observers may take, 0 to 1.
-        detail: "auto" serves the modules that matter, "all" serves every one.
-        max_series: series of one target in detail "auto".
+        detail: "auto" serves the modules that matter, "all" serves every module.
+        max_series: maximum number of series of one target in detail "auto".
         max_depth: in detail "auto", modules down to this depth below the root are served.
-        top_modules: in detail "auto", so many of the costliest modules are served whatever their depth,
-            as are those that a person has selected by a plugin's options.
-        retention_days: how long incidents are kept, in days.
-        hang_after_s: a rank that is silent for so many seconds hangs, unless it is often silent for long.
-        hang_factor: then it takes so many times its own usual silence in that phase, or so many of its steps.
-        hang_start_s: so many seconds before its third step is done and while torch compiles.
+        top_modules: in detail "auto", this many of the costliest modules are served at any depth, and all modules
+            that a plugin's options select.
+        retention_days: how long incidents are retained, in days.
+        hang_after_s: a rank hangs if it is silent for this many seconds, unless it is often silent for long.
+        hang_factor: such a rank hangs after this many times its usual silence in that phase, or the time of this many steps.
+        hang_start_s: the same in seconds, before its third step is done and while torch compiles.
         eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
-        retention_mb: how large their file may become, in MB (10^6 bytes); then the oldest go.
-        plugin_options: by plugin, options that hold wherever an attach does not give them.
-        daemon_plugin_options: by plugin, the options of its half in the daemon: the tables `daemon_plugins.NAME`.
-        rules: which processes it attaches to by itself, the first that fits decides; see `rules`.
-        webhooks: who is told of incidents; see `webhooks`.
+        retention_mb: maximum size of the incident store, in MB (10^6 bytes); beyond it the oldest incidents are deleted.
+        plugin_options: by plugin, options that apply where an attach does not give them.
+        daemon_plugin_options: by daemon plugin, its options: the tables `daemon_plugins.NAME`.
+        rules: processes to attach to automatically, the first matching rule decides; see `rules`.
+        webhooks: where incidents are sent; see `webhooks`.
     """
 
     listen: Address = _setting("serve", Address("127.0.0.1", 9465), read_address)  # noqa: RUF009  gives a field
@@ -163,10 +166,10 @@ class ServeConfig:
 
     def allows(self, plugin: str) -> bool:
         """Whether a plugin may be used."""
-        return self.plugins_allow is None or any(fnmatchcase(plugin, one) for one in self.plugins_allow)
+        return self.plugins_allow is None or any(fnmatchcase(plugin, pattern) for pattern in self.plugins_allow)
 
     def with_options(self, spec: PluginSpec) -> PluginSpec:
-        """Give `spec` the options that the configuration holds for it and that it does not give itself."""
+        """Return `spec` with the configured options that it does not set itself."""
         return replace(spec, options={**self.plugin_options.get(spec.name, {}), **spec.options})
 
 
@@ -174,15 +177,15 @@ SETTINGS: Mapping[str, Field[Any]] = {f.name: f for f in fields(ServeConfig) if 
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | None = None) -> ServeConfig:
-    """Build the daemon's configuration: flags over environment over file over defaults.
+    """Load the daemon's configuration: flags over environment over file over defaults.
 
     Args:
-        flags: by field of `ServeConfig`; a None is a flag that was not given.
-        environ: the environment; `HOOKD_CONFIG` names the file where `path` does not.
-        path: the file.
+        flags: by field of `ServeConfig`; None for a flag that was not given.
+        environ: the environment; `HOOKD_CONFIG` names the file if `path` is None.
+        path: of the file.
 
     Raises:
-        ConfigError: every mistake that was found, one a line.
+        ConfigError: all mistakes, one per line.
     """
     if path is None and environ.get("HOOKD_CONFIG"):
         path = Path(environ["HOOKD_CONFIG"])
@@ -203,7 +206,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
 
 
 def _forbidden(config: ServeConfig) -> list[str]:
-    """Say which plugins are to be enabled and may not be used."""
+    """Return a message for each enabled plugin that is not allowed."""
     return [
         f"{where}: plugin {spec.name} is not allowed by [plugins] allow."
         for where, specs in plugins_asked_for(config).items()
@@ -213,7 +216,7 @@ def _forbidden(config: ServeConfig) -> list[str]:
 
 
 def plugins_asked_for(config: ServeConfig) -> dict[str, tuple[PluginSpec, ...]]:
-    """Return the plugins that a configuration enables, by the words for where it does."""
+    """Return the plugins that a configuration enables, by place in the file."""
     by_rule = {f"[[rule]] {number}": rule.plugins for number, rule in enumerate(config.rules, 1)}
     return {"[attach] plugins": config.plugins, **by_rule}
 
@@ -222,13 +225,13 @@ def check(path: Path) -> ServeConfig:
     """Read a configuration file for `hookd config check`.
 
     Raises:
-        ConfigError: every mistake that was found, one a line.
+        ConfigError: all mistakes, one per line.
     """
     return load({}, {}, path)
 
 
 def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read the file's settings, and what is wrong with them."""
+    """Return the file's settings, and a message for each mistake."""
     tables = _toml(path)
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -243,7 +246,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         elif table == "webhook":
             values["webhooks"] = read_webhooks(content, str(path), problems)
         elif not isinstance(content, Mapping):
-            problems.append(f"{path}: {table} is no table; write [{table}]")
+            problems.append(f"{path}: {table} is not a table; write [{table}]")
         elif table == "daemon_plugins":
             values["daemon_plugin_options"] = _plugin_options(content, path, problems, table)
         elif table == "plugins":
@@ -262,7 +265,7 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _key(name: str) -> str:
-    """Give the word by which a setting goes in its table of the file."""
+    """Return the key of a setting in its table of the file."""
     return name.removeprefix(SETTINGS[name].metadata["table"] + "_")
 
 
@@ -273,7 +276,7 @@ def _toml(path: Path) -> dict[str, Any]:
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror}", hint="Give the path of another file.") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is no TOML: {exc}") from exc
+        raise ConfigError(f"{path} is not valid TOML: {exc}") from exc
 
 
 def _plugin_options(
@@ -284,7 +287,7 @@ def _plugin_options(
         if isinstance(table, Mapping) and not any(isinstance(value, (Mapping, list)) for value in table.values()):
             options[name] = {key: as_text(value) for key, value in table.items()}
         else:
-            problems.append(f"{path}: [{above}.{name}] is no table of plain options")
+            problems.append(f"{path}: [{above}.{name}] is not a table of plain options")
     return options
 
 
@@ -294,12 +297,15 @@ def _read(name: str, value: object, source: str, values: dict[str, Any], problem
     except ConfigError as exc:
         problems.append(f"{source}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
     except ValueError as exc:
-        reason = "is no number" if "convert" in str(exc) else str(exc)
+        reason = "is not a number" if "convert" in str(exc) else str(exc)
         problems.append(f"{source}: {value!r} {reason}.")
 
 
 def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Field[Any]]) -> str:
-    """Say which of the known words was probably meant, and in which table it belongs."""
+    """Return a hint for an unknown word.
+
+    It names the table that the word belongs to, the closest known word, or all known words.
+    """
     if word in everywhere:
         table = everywhere[word].metadata["table"]
         return f"; it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
@@ -308,10 +314,12 @@ def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Ma
 
 
 def default_control_path(environ: Mapping[str, str], uid: int) -> Path:
-    """Name the control socket: `$XDG_RUNTIME_DIR/hookd/control.sock`, for root `/run/hookd/control.sock`.
+    """Return the path of the control socket.
 
-    A user without a runtime directory (cron, a bare ssh) gets a directory of their own among the temporary files,
-    whose owner both sides check before they use it.
+    It is `$XDG_RUNTIME_DIR/hookd/control.sock`, for root `/run/hookd/control.sock`.
+
+    A user without a runtime directory (cron, a bare ssh) gets a directory of their own in `$TMPDIR` or /tmp. Both the daemon
+    and its clients check the owner of that directory before they use it.
     """
     if uid == 0:
         return Path("/run/hookd/control.sock")
@@ -322,9 +330,11 @@ def default_control_path(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """Name the directory of the incident store: `/var/lib/hookd` for root, else below `$XDG_STATE_HOME`.
+    """Return the directory of the incident store.
 
-    A user without a home (a container with a random uid, which has no entry in /etc/passwd) gets one beside the control socket.
+    It is `/var/lib/hookd` for root, else `$XDG_STATE_HOME/hookd`, by default `~/.local/state/hookd`.
+
+    Without a home (a container with a random uid, which has no entry in /etc/passwd) it is next to the control socket.
     """
     if uid == 0:
         return Path("/var/lib/hookd")
@@ -335,12 +345,12 @@ def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
 
 
 def host_path(host: str) -> Path:
-    """Read the value of `--host` or `HOOKD_HOST`: `unix://PATH`.
+    """Parse the value of `--host` or `HOOKD_HOST`: `unix://PATH`.
 
     Raises:
-        ConfigError: it is something else; the control API is never served over TCP.
+        ConfigError: it has another form; the control API is never served over TCP.
     """
     scheme, _, rest = host.partition("://")
     if scheme != "unix" or not rest.startswith("/"):
-        raise ConfigError(f"'{host}' is no control socket", hint="Write unix:///path/to/control.sock")
+        raise ConfigError(f"'{host}' is not a control socket", hint="Write unix:///path/to/control.sock")
     return Path(rest)

@@ -1,4 +1,7 @@
-"""Who can change a configuration file: root's daemon does what it says, and loads the code that it names. Tool side."""
+"""Refuse a configuration file that other users can change.
+
+Root's daemon does what the file says, and loads the code that it names.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +22,41 @@ _ACL = "system.posix_acl_access"
 
 
 def open_checked(path: Path) -> BinaryIO:
-    """Open a configuration file that nobody else can change; raise where other users can.
+    """Open a configuration file, or raise if other users can change it.
 
-    No file may be writable for all. Root's must belong to root and lie where root alone can put another in its place:
-    every directory and link on the way to it is checked.
+    No file may be world-writable. For root the file must belong to root, and only root may be able to replace it: every
+    directory and link on the path to it is checked.
 
     Raises:
-        ConfigError: reason "unsafe-config": another user owns or can write the file, or something on the way to it.
+        ConfigError: reason "unsafe-config": another user owns or can write the file, or a part of the path to it.
         OSError: it does not exist, or cannot be read.
     """
-    # Held by O_PATH, which opens nothing: what is checked is then read, whatever the name leads to by then.
-    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    # O_PATH refers to the file without opening it: the file that is checked is the one that is read, even if it is replaced.
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        _require_held(path, held)
-        return Path(f"/proc/self/fd/{held}").open("rb")
+        _require_held(path, fd)
+        return Path(f"/proc/self/fd/{fd}").open("rb")
     finally:
-        os.close(held)
+        os.close(fd)
 
 
 def written_by_others(status: os.stat_result) -> int:
-    """Return the mode's bits by which others write. To a tool that is not root, its user's groups are their own matter."""
+    """Return the bits of the mode that let other users write.
+
+    The group's bit counts only for root: any other user chooses whom to share a group with.
+    """
     bits = stat.S_IWOTH | (stat.S_IWGRP if os.geteuid() == 0 and status.st_gid != 0 else 0)
     return status.st_mode & bits
 
 
 def written_through_acl(status: os.stat_result, where: int | str | Path) -> bool:
-    """Whether root's file or directory has an access control list by which others may write.
+    """Whether an access control list may let other users write to root's file or directory.
 
     Args:
         status: of the file.
         where: its path, or a descriptor that is not O_PATH.
     """
-    # With a list, the group's bits are its mask: no entry grants more. Which entries use it is not worth a parser.
+    # If there is a list, the group's bits are its mask: no entry grants more. The entries themselves are not parsed.
     if os.geteuid() != 0 or not status.st_mode & stat.S_IWGRP:
         return False
     try:
@@ -68,25 +74,28 @@ def _require_held(path: Path, fd: int) -> None:
     if os.geteuid() != 0:
         return
     _require(path, status, f"/proc/self/fd/{fd}")
-    for part in _way(path.absolute()):
+    for part in _parts_to(path.absolute()):
         _require_part(part, is_needed=stat.S_ISREG(status.st_mode) and status.st_nlink > 0)
-    # Nobody else can change a way that has passed: where it leads to what is held, that was not put there by others.
+    # Nobody else can change a path that has passed. If it still leads to the opened file, nobody else has put it there.
     if not os.path.samestat(path.stat(), status):
         raise ConfigError(f"{path} was replaced while it was checked", reason="unsafe-config", hint="Try again.")
 
 
-def _way(path: Path) -> Iterator[Path]:
-    """Yield a path with everything that leads to it: directories, links, and the way of what these name."""
+def _parts_to(path: Path) -> Iterator[Path]:
+    """Yield a path and all directories and links that lead to it.
+
+    For the target of a link, the parts of its own path are included.
+    """
     for part in (*reversed(path.parents), path):
         yield part
         if part.is_symlink():
-            yield from _way(part.parent / part.readlink())
+            yield from _parts_to(part.parent / part.readlink())
 
 
 def _require_part(part: Path, *, is_needed: bool) -> None:
     try:
         status = part.lstat()
-    except FileNotFoundError:  # what a link of /proc/PID/fd names need not be a path
+    except FileNotFoundError:  # the target of a link of /proc/PID/fd need not be a path
         if is_needed:
             raise
         return
@@ -96,9 +105,9 @@ def _require_part(part: Path, *, is_needed: bool) -> None:
 def _require(part: Path, status: os.stat_result, where: str | Path) -> None:
     if status.st_uid not in (0, os.geteuid()) and not _is_unmapped(status.st_uid):
         raise ConfigError(
-            f"{part} belongs to user {status.st_uid}, who can change what a daemon of root is told",
+            f"{part} belongs to user {status.st_uid}, who can change the configuration of root's daemon",
             reason="unsafe-config",
-            hint=f"`chown root {part}` after a look at what is in it, or keep the configuration below /etc/hookd.",
+            hint=f"Check its content and `chown root {part}`, or keep the configuration below /etc/hookd.",
         )
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return
@@ -110,22 +119,25 @@ def _require(part: Path, status: os.stat_result, where: str | Path) -> None:
 
 def _writable(part: Path) -> ConfigError:
     return ConfigError(
-        f"other users can write to {part}, and so change what the daemon is told",
+        f"other users can write to {part}, and so change the daemon's configuration",
         reason="unsafe-config",
-        hint=f"`chmod go-w {part}`, and look at what is in it.",
+        hint=f"`chmod go-w {part}`, and check its content.",
     )
 
 
 def _listed(part: Path) -> ConfigError:
     return ConfigError(
-        f"an access control list lets others write to {part}, and so change what the daemon is told",
+        f"an access control list lets others write to {part}, and so change the daemon's configuration",
         reason="unsafe-config",
-        hint=f"`setfacl -b {part}`, and look at what is in it.",
+        hint=f"`setfacl -b {part}`, and check its content.",
     )
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether this uid stands for all users outside of our user namespace, the root of the machine among them."""
+    """Whether a uid stands for all users outside of our user namespace.
+
+    The machine's root is one of them.
+    """
     if uid != int(Path("/proc/sys/kernel/overflowuid").read_text()):
         return False
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]

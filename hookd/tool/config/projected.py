@@ -1,8 +1,8 @@
-"""Recognize the volumes of ConfigMaps and Secrets, whose directories anybody could write to by their mode. Tool side.
+"""Recognize volumes of ConfigMaps and Secrets, whose mode is world-writable.
 
-The kubelet gives such a directory the mode 0777 and mounts it read-only into every container. That a mount is read-only
-says nothing by itself: it holds for this process's view alone (`ProtectSystem=strict`, a hostPath with `readOnly`), while
-others go on writing through theirs. Source: pkg/volume/configmap and pkg/volume/util/atomic_writer.go of Kubernetes.
+The kubelet gives such a directory the mode 0777 and mounts it read-only into every container. A read-only mount alone is not
+enough: it may be read-only for this process only (`ProtectSystem=strict`, a hostPath with `readOnly`), while others write
+through their own mounts. Source: pkg/volume/configmap and pkg/volume/util/atomic_writer.go of Kubernetes.
 """
 
 from __future__ import annotations
@@ -13,31 +13,34 @@ import stat
 from pathlib import Path
 
 _VERSION = re.compile(r"\.\.\d{4}(_\d\d){5}\.\d+")
-"""The name of the directory that holds one version of all files: ..2026_11_25_12_55_48.1234567890."""
-# On the node this directory lies below /var/lib/kubelet/pods, which no user but root can enter.
+"""Name of the directory with one version of all files: ..2026_11_25_12_55_48.1234567890."""
+# On the node this directory is below /var/lib/kubelet/pods, which only root can enter.
 _ON_DISK = re.compile(r"/pods/[^/]+/volumes/kubernetes\.io~(configmap|secret|projected)/[^/]+")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def is_projected(directory: Path) -> bool:
-    """Whether this directory is a volume of a ConfigMap, a Secret or both (`projected`), which only the kubelet changes."""
+    """Whether a directory is a volume that only the kubelet changes.
+
+    That is a volume of a ConfigMap, a Secret or both (`projected`).
+    """
     return _is_mounted_so(directory) and _has_versions(directory)
 
 
 def _is_mounted_so(directory: Path) -> bool:
-    """Whether it is the root of a read-only mount: of a tmpfs, or of a directory that the kubelet has on its disk."""
-    real, found = os.path.realpath(directory), False
+    """Whether it is the root of a read-only mount: a tmpfs, or a directory on the kubelet's disk."""
+    real, is_mount = os.path.realpath(directory), False
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
         _, _, _, root, point, options, *rest = line.split(" ")
-        if _unescaped(point) == real:  # the last one covers the others
+        if _unescaped(point) == real:  # the last mount hides the earlier ones
             is_tmpfs = root == "/" and rest[rest.index("-") + 1] == "tmpfs"
             is_kubelets = is_tmpfs or _ON_DISK.search(_unescaped(root)) is not None
-            found = is_kubelets and "ro" in options.split(",")
-    return found
+            is_mount = is_kubelets and "ro" in options.split(",")
+    return is_mount
 
 
 def _has_versions(directory: Path) -> bool:
-    """Whether root has laid it out as the kubelet does: `..data` links to the present version."""
+    """Whether it is root's and laid out by the kubelet: `..data` links to the current version."""
     link = directory / "..data"
     try:
         name = str(link.readlink())
@@ -49,4 +52,4 @@ def _has_versions(directory: Path) -> bool:
 
 
 def _unescaped(path: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), path)
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), path)

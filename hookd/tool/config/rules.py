@@ -1,18 +1,18 @@
-"""Which processes a daemon attaches to by itself. Tool side.
+"""Rules for the processes that a daemon attaches to automatically.
 
     [[rule]]
-    match = "train.py"                    # in the command line, or a glob of the whole of it
+    match = "train.py"                    # in the command line, or a glob for the whole of it
     user = "alice"                        # a name or a number
-    cgroup = "/kubepods*"                 # in the process's cgroup, or a glob of the whole of it
-    environment = { TEAM = "vision-*" }   # variables with which it was started, as globs
-    plugins = ["nan", "timing"]           # else those of [attach]
+    cgroup = "/kubepods*"                 # in the process's cgroup, or a glob for the whole of it
+    environment = { TEAM = "vision-*" }   # variables that it was started with, as globs
+    plugins = ["nan", "timing"]           # by default those of [attach]
 
     [[rule]]
     match = "debug"
-    attach = false                        # leave these alone
+    attach = false                        # do not attach to these
 
-All conditions of a rule must hold, and the first rule that fits decides. Where none does, HOOKD=1 in the environment
-of a process means attach. HOOKD_DISABLE=1 there wins over everything.
+All conditions of a rule must hold, and the first matching rule decides. If none matches, the daemon attaches to a process
+that has HOOKD=1 in its environment. HOOKD_DISABLE=1 there overrides everything.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the rules look at in a process.
+    """The properties of a process that rules are matched against.
 
     Attributes:
-        cmdline: the words, with a blank between them.
-        user: the names it goes by: that of its owner, if there is one here, and the number.
-        cgroup: its path in the unified hierarchy, or in the first one that it has.
-        environment: with which it was started, or that it has moved to put its title there.
+        cmdline: the words of the command line, separated by blanks.
+        user: the uid of its owner as text, and the user name if the uid has one here.
+        cgroup: its path in the unified hierarchy, or in the first hierarchy that it has.
+        environment: that it was started with, even if it has moved it to make room for its title.
     """
 
     cmdline: str
@@ -47,12 +47,12 @@ class Traits:
 
 @dataclass(frozen=True)
 class Rule:
-    """One `[[rule]]`. A condition that is None is not asked for.
+    """One `[[rule]]`. A condition that is None always holds.
 
     Attributes:
-        attach: False: leave these processes alone.
-        plugins: what to enable; empty: the daemon's own choice.
-        number: its place in the file, from 1; 0: it stands in none.
+        attach: False if the daemon must not attach to these processes.
+        plugins: plugins to enable; if empty, the daemon's own choice.
+        number: its place in the file, from 1; 0 if it is not from a file.
     """
 
     match: str | None = None
@@ -65,13 +65,13 @@ class Rule:
 
     @property
     def told(self) -> str:
-        """Name the rule in a line of a log: its number and what it asks for."""
-        asked = {"match": self.match, "user": self.user, "cgroup": self.cgroup, **self.environment}
-        conditions = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+        """The rule in words, for a log: its number and its conditions."""
+        expected = {"match": self.match, "user": self.user, "cgroup": self.cgroup, **self.environment}
+        conditions = ", ".join(f"{name}={value}" for name, value in expected.items() if value is not None)
         return f"rule {self.number} ({conditions})" if self.number else f"{conditions} of its environment"
 
     def fits(self, traits: Traits) -> bool:
-        """Say whether all conditions hold."""
+        """Whether all conditions hold."""
         return (
             (self.match is None or fits(self.match, traits.cmdline))
             and (self.user is None or self.user in traits.user)
@@ -84,39 +84,39 @@ class Rule:
 
 
 ASKED_FOR = Rule(environment={"HOOKD": "1"})
-"""Comes after those of the configuration: the process itself asks for it."""
+"""The process itself asks for an attach. This rule comes after those of the configuration."""
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Say whether a text contains the pattern, or matches it as a glob."""
+    """Whether a text contains the pattern, or matches it as a glob."""
     return pattern in text or fnmatch.fnmatchcase(text, pattern)
 
 
 def decide(rules: tuple[Rule, ...], traits: Traits) -> Rule | None:
-    """Give the rule by which to attach to a process; None if it is to be left alone."""
+    """Return the rule to attach to a process by, or None."""
     rule = next((rule for rule in (*rules, ASKED_FOR) if rule.fits(traits)), None)
     return rule if rule is not None and rule.attach else None
 
 
 def read_rules(content: object, source: str, problems: list[str]) -> tuple[Rule, ...]:
-    """Read the array of tables `[[rule]]`; what is wrong is appended to `problems`."""
+    """Read the array of tables `[[rule]]`, and append mistakes to `problems`."""
     tables = read_tables(content, "rule", source, _READERS, problems)
     if isinstance(content, list):
         for (where, _), table in zip(tables, content, strict=False):
             if not _CONDITIONS & set(table):
-                problems.append(f'{where} has no condition; match = "*" takes every training process')
+                problems.append(f'{where} has no condition; match = "*" matches every training process')
     return tuple(Rule(**values, number=number) for number, (_, values) in enumerate(tables, 1))
 
 
 def _read_user(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise ValueError("is no user; write a name or a number")
+        raise ValueError("is not a user; write a name or a number")
     return str(value)
 
 
 def _read_flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("is neither true nor false")  # noqa: TRY004  one kind of error for every reader
+        raise ValueError("is neither true nor false")  # noqa: TRY004  all readers raise the same
     return value
 
 

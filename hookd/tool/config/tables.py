@@ -1,4 +1,4 @@
-"""Arrays of tables in a configuration: `[[rule]]`, `[[webhook]]`."""
+"""Read arrays of tables in a configuration: `[[rule]]`, `[[webhook]]`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def read_tables(
     """Read an array of tables.
 
     Args:
-        content: what TOML gives.
+        content: the parsed TOML value.
         name: of the array.
-        source: the file.
-        readers: by key; they raise ValueError or ConfigError.
-        problems: what is wrong is appended.
+        source: name of the file, for messages.
+        readers: of the values, by key; they raise ValueError or ConfigError.
+        problems: a message for each mistake is appended.
 
     Returns:
-        For each table where it stands, in words, and its values.
+        For each table its place in the file in words, and its values.
     """
-    if not isinstance(content, list) or not all(isinstance(one, Mapping) for one in content):
-        problems.append(f"{source}: {name} is no list of tables; write [[{name}]]")
+    if not isinstance(content, list) or not all(isinstance(table, Mapping) for table in content):
+        problems.append(f"{source}: {name} is not a list of tables; write [[{name}]]")
         return []
     places = [f"{source}: [[{name}]] {n}" for n in range(1, len(content) + 1)]
-    return [(where, _read(one, where, readers, problems)) for where, one in zip(places, content, strict=True)]
+    return [(where, _read(table, where, readers, problems)) for where, table in zip(places, content, strict=True)]
 
 
 def _read(table: Mapping[str, Any], where: str, readers: Readers, problems: list[str]) -> dict[str, Any]:
@@ -52,16 +52,16 @@ def _read(table: Mapping[str, Any], where: str, readers: Readers, problems: list
 
 
 def read_text(value: object) -> str:
-    """Read a text that says something."""
+    """Return a text that must not be empty."""
     if not isinstance(value, str) or not value:
-        raise ValueError("is no text")
+        raise ValueError("is not a text")
     return value
 
 
 def read_texts(value: object) -> dict[str, str]:
-    """Read a table of plain values as texts."""
+    """Return a table of plain values as texts."""
     if not isinstance(value, Mapping) or not value:
-        raise ValueError('is no table of variables; write { NAME = "value" }')
-    if any(isinstance(one, (Mapping, list)) for one in value.values()):
+        raise ValueError('is not a table of variables; write { NAME = "value" }')
+    if any(isinstance(item, (Mapping, list)) for item in value.values()):
         raise ValueError("holds more than plain values")
-    return {str(name): as_text(one) for name, one in value.items()}
+    return {str(name): as_text(item) for name, item in value.items()}

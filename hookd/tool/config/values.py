@@ -1,6 +1,7 @@
-"""What one value of a configuration may be, and how it is written: plugins, addresses, numbers, paths.
+"""Parse and validate single values of a configuration: plugins, addresses, numbers, paths.
 
-Every reader takes what TOML, the environment or a flag gives, and raises ValueError or ConfigError with what is wrong.
+Each reader takes a value from TOML, the environment or a flag. It raises ValueError or ConfigError if the value is invalid.
+The message of a ValueError continues a sentence that begins with the value: "is not a path".
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class PluginSpec:
 
     Attributes:
         name: as in `hookd plugin list`.
-        options: as written, the plugin's `configure` gives them their types.
-        by_name: whether a person named it; only then may a mutating plugin change the training.
+        options: as texts; the plugin's `configure` converts them.
+        by_name: whether a person named it; a mutator may only then change the training.
     """
 
     name: str
@@ -35,10 +36,10 @@ class PluginSpec:
 
     @classmethod
     def parse(cls, text: str) -> PluginSpec:
-        """Read `NAME[:key=value,…]`, the form of `-p`.
+        """Parse `NAME[:key=value,…]`, the form of `-p`.
 
         Raises:
-            ConfigError: with what is wrong and how to write it.
+            ConfigError: the text has another form.
         """
         name, colon, rest = text.strip().partition(":")
         if not _NAME.match(name):
@@ -50,32 +51,34 @@ class PluginSpec:
             key, equals, value = part.partition("=")
             key = key.strip()
             if not equals or not _NAME.match(key):
-                raise ConfigError(f"'{part}' is no option of plugin {name}", hint=f"Write {name}:key=value,key=value")
+                raise ConfigError(
+                    f"'{part}' is not an option of plugin {name}", hint=f"Write {name}:key=value,key=value"
+                )
             if key in options:
-                raise ConfigError(f"plugin {name} is given the option {key} twice")
+                raise ConfigError(f"plugin {name} has the option {key} twice")
             options[key] = value.strip()
         return cls(name, options)
 
     @classmethod
     def from_json(cls, value: object) -> PluginSpec:
-        """Read what `as_json` wrote, or a string in the form of `-p`.
+        """Return the plugin of an `as_json` object, or of a string in the form of `-p`.
 
         Raises:
-            ConfigError: the value has another shape.
+            ConfigError: the value has another form.
         """
         if isinstance(value, str):
             return cls.parse(value)
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-            raise ConfigError("a plugin is a string NAME:key=value,… or an object with a name")
+            raise ConfigError("a plugin must be a string NAME:key=value,… or an object with a name")
         options = value.get("options", {})
         if not isinstance(options, Mapping):
-            raise ConfigError(f"the options of plugin {value['name']} are no object")
+            raise ConfigError(f"the options of plugin {value['name']} are not an object")
         spec = cls.parse(value["name"])
         texts = {str(key): as_text(option) for key, option in options.items()}
         return cls(spec.name, {**spec.options, **texts}, bool(value.get("by_name", True)))
 
     def as_json(self) -> dict[str, Any]:
-        """Give the object that `from_json` reads."""
+        """Return the object that `from_json` reads."""
         return {"name": self.name, "options": dict(self.options), "by_name": self.by_name}
 
     def __str__(self) -> str:
@@ -85,22 +88,22 @@ class PluginSpec:
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen on TCP. Port 0 lets the kernel choose."""
+    """A TCP address to listen on; with port 0 the kernel chooses one."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `HOST:PORT`, `:PORT` (every interface) or `[V6]:PORT`.
+        """Parse `HOST:PORT`, `:PORT` (all interfaces) or `[V6]:PORT`.
 
         Raises:
-            ConfigError: the text is none of these.
+            ConfigError: the text has another form.
         """
         match = _LISTEN.match(text.strip())
         if match is None or int(match["port"]) > 65535:
             raise ConfigError(
-                f"'{text}' is no address to listen on", hint="Write HOST:PORT, for example 127.0.0.1:9465"
+                f"'{text}' is not an address to listen on", hint="Write HOST:PORT, for example 127.0.0.1:9465"
             )
         return cls(match["v6"] or match["host"] or "0.0.0.0", int(match["port"]))  # noqa: S104  asked for by ':PORT'
 
@@ -109,16 +112,16 @@ class Address:
 
 
 def as_text(value: object) -> str:
-    """Write a TOML or JSON value as it would stand on the command line."""
+    """Return a TOML or JSON value as it is written on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_number(low: float, high: float = float("inf")) -> Callable[[object], float]:
-    """Make the reader of a number between two bounds."""
+    """Return a reader of numbers from `low` to `high`, both included."""
 
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            raise ValueError("is no number")  # noqa: TRY004  one kind of error for every reader
+            raise ValueError("is not a number")  # noqa: TRY004  all readers raise the same
         number = float(value)
         if not low <= number <= high:
             raise ValueError(
@@ -130,7 +133,7 @@ def read_number(low: float, high: float = float("inf")) -> Callable[[object], fl
 
 
 def read_whole(low: int) -> Callable[[object], int]:
-    """Make the reader of a whole number."""
+    """Return a reader of whole numbers from `low`."""
 
     def read(value: object) -> int:
         number = read_number(low)(value)
@@ -146,7 +149,7 @@ def read_path(value: object) -> Path:
     if isinstance(value, Path):
         return value
     if not isinstance(value, str) or not value:
-        raise ValueError("is no path")
+        raise ValueError("is not a path")
     try:
         return Path(value).expanduser()
     except RuntimeError:
@@ -154,38 +157,38 @@ def read_path(value: object) -> Path:
 
 
 def read_paths(value: object) -> tuple[Path, ...]:
-    """Read a list of paths, or a string as PATH has it."""
+    """Read a list of paths, or a string in the form of PATH."""
     parts = value.split(os.pathsep) if isinstance(value, str) else value
     if not isinstance(parts, Sequence):
-        raise ValueError("is no list of paths")  # noqa: TRY004  one kind of error for every reader
+        raise ValueError("is not a list of paths")  # noqa: TRY004  all readers raise the same
     return tuple(read_path(part) for part in parts)
 
 
 def read_patterns(value: object) -> tuple[str, ...]:
-    """Read a list of patterns of plugins' names, or a string of them; it may be empty."""
+    """Read a list or string of patterns for plugin names; it may be empty."""
     parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
-        raise ValueError("is no list of patterns of plugins' names")
-    return tuple(one for one in parts if one)
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("is not a list of patterns for plugin names")
+    return tuple(pattern for pattern in parts if pattern)
 
 
 def read_hosts(value: object) -> tuple[str, ...]:
-    """Read a list of host names or patterns of them, or a string of them; without scheme, port and path."""
+    """Read a list or string of host names or patterns, without scheme, port and path."""
     parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
-    if not isinstance(parts, Sequence) or not all(isinstance(one, str) for one in parts):
-        raise ValueError("is no list of host names")
-    wrong = [one for one in parts if one and not _HOST.match(one)]
+    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("is not a list of host names")
+    wrong = [host for host in parts if host and not _HOST.match(host)]
     if wrong:
         raise ValueError(f"has {wrong[0]!r}, which is not a host name: write it without scheme, port and path")
-    return tuple(one.lower() for one in parts if one)
+    return tuple(host.lower() for host in parts if host)
 
 
 def read_plugins(value: object) -> tuple[PluginSpec, ...]:
-    """Read a list of plugins, or a string of them."""
+    """Read a list or string of plugins."""
     # A comma separates options, so several plugins in one string are separated by blanks or semicolons.
     parts = re.split(r"[\s;]+", value.strip()) if isinstance(value, str) else value
     if not isinstance(parts, Sequence):
-        raise ValueError("is no list of plugins")  # noqa: TRY004
+        raise ValueError("is not a list of plugins")  # noqa: TRY004
     specs = tuple(part if isinstance(part, PluginSpec) else PluginSpec.from_json(part) for part in parts if part)
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
@@ -198,22 +201,22 @@ def read_address(value: object) -> Address:
     if isinstance(value, Address):
         return value
     if not isinstance(value, str):
-        raise ValueError("is no address; write HOST:PORT")  # noqa: TRY004
+        raise ValueError("is not an address; write HOST:PORT")  # noqa: TRY004
     return Address.parse(value)
 
 
 def read_detail(value: object) -> str:
-    """Read which modules are served."""
+    """Read the detail of /metrics: "auto" or "all"."""
     if value not in ("auto", "all"):
         raise ValueError("is neither 'auto' nor 'all'")
     return str(value)
 
 
 def read_switch(value: object) -> bool:
-    """Read true or false; in a variable of the environment 1 and 0 too."""
+    """Read true or false; an environment variable may also be 1 or 0."""
     words = {"true": True, "1": True, "false": False, "0": False}
     if isinstance(value, str) and value.lower() in words:
         return words[value.lower()]
     if not isinstance(value, bool):
-        raise ValueError("is neither true nor false")  # noqa: TRY004  one kind of error for every reader
+        raise ValueError("is neither true nor false")  # noqa: TRY004  all readers raise the same
     return value

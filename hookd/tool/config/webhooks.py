@@ -1,9 +1,9 @@
-"""Whom the daemon tells of incidents: `[[webhook]]`.
+"""Read where the daemon sends incidents: `[[webhook]]`.
 
 [[webhook]]
 url = "https://alerts.example.org/hookd"
-secret_file = "/etc/hookd/webhook.secret"  # signs each message; `secret` gives it here
-kinds = ["nan", "inf", "hang", "lost"]     # else all
+secret_file = "/etc/hookd/webhook.secret"  # signs each message; or `secret`, the key itself
+kinds = ["nan", "inf", "hang", "lost"]     # by default all
 labels = { severity = "critical", team = "vision" }
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PREFIX = "whsec_"
-"""Before a secret in base64, as Standard Webhooks writes it."""
+"""Prefix of a base64 secret, as in Standard Webhooks."""
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 
 
@@ -34,10 +34,10 @@ class Webhook:
     """One `[[webhook]]`.
 
     Attributes:
-        url: where messages are posted; it may hold a secret itself, so only `host` is ever told.
-        secret: the key that signs them; None: they are not signed.
-        kinds: of incidents; empty: all.
-        labels: that each message has beside its own.
+        url: where messages are posted; it may contain a secret itself, so only `host` is ever shown.
+        secret: the key that signs messages; None if they are not signed.
+        kinds: of incidents to send; empty for all.
+        labels: added to those of each message.
     """
 
     url: str = field(repr=False)
@@ -47,24 +47,24 @@ class Webhook:
 
     @property
     def name(self) -> str:
-        """Tell this one from others, and the same after a restart."""
+        """An identifier that stays the same after a restart."""
         return "webhook-" + hashlib.sha256(self.url.encode()).hexdigest()[:16]
 
     @property
     def host(self) -> str:
-        """Give what may be told of the address."""
+        """The part of the address that may be shown."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def read_webhooks(content: object, source: str, problems: list[str]) -> tuple[Webhook, ...]:
-    """Read the array of tables `[[webhook]]`; what is wrong is appended to `problems`."""
+    """Read the array of tables `[[webhook]]`, and append mistakes to `problems`."""
     tables = read_tables(content, "webhook", source, _READERS, problems)
-    found = [hook for where, values in tables if (hook := _webhook(values, where, problems)) is not None]
-    names = [one.name for one in found]
+    webhooks = [hook for where, values in tables if (hook := _webhook(values, where, problems)) is not None]
+    names = [hook.name for hook in webhooks]
     if len(set(names)) != len(names):
-        problems.append(f"{source}: two [[webhook]] have the same url; give one of them all the kinds")
-    return tuple(found)
+        problems.append(f"{source}: two [[webhook]] have the same url; merge them into one with all the kinds")
+    return tuple(webhooks)
 
 
 def _webhook(values: dict[str, Any], where: str, problems: list[str]) -> Webhook | None:
@@ -81,26 +81,26 @@ def _read_url(value: object) -> str:
     url = read_text(value)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("is no address; write https://HOST/PATH")
+        raise ValueError("is not an address; write https://HOST/PATH")
     return url
 
 
 def _read_secret(value: object) -> bytes:
-    """Read a key: base64 after `whsec_`, else the text itself."""
+    """Return a key: decoded from base64 after `whsec_`, else the text itself."""
     text = read_text(value)
     if not text.startswith(PREFIX):
         return text.encode()
     try:
         return base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except binascii.Error as exc:
-        raise ValueError(f"is no base64 after {PREFIX}") from exc
+        raise ValueError(f"is not base64 after {PREFIX}") from exc
 
 
 def _read_hidden(value: object) -> bytes:
-    """Read a key that stands in the configuration itself: a ConfigError does not repeat it."""
+    """Return a key that is written in the configuration itself."""
     try:
         return _read_secret(value)
-    except ValueError as exc:
+    except ValueError as exc:  # a message made from a ConfigError does not contain the value
         raise ConfigError(f"this {exc}") from exc
 
 
@@ -116,15 +116,15 @@ def _read_secret_file(value: object) -> bytes:
 
 
 def _read_kinds(value: object) -> frozenset[str]:
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
-        raise ValueError('is no list of kinds; write ["nan", "hang"]')
+    if not isinstance(value, list) or not value or not all(isinstance(kind, str) and kind for kind in value):
+        raise ValueError('is not a list of kinds; write ["nan", "hang"]')
     return frozenset(value)
 
 
 def _read_labels(value: object) -> dict[str, str]:
     labels = read_texts(value)
     if bad := [name for name in labels if not _LABEL.match(name)]:
-        raise ValueError(f"has a label that is no name: {bad[0]}")
+        raise ValueError(f"has a label that is not a valid name: {bad[0]}")
     return labels
 
 

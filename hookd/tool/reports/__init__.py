@@ -1,1 +1,4 @@
-"""Reports of a target, put into words; needs the standard library alone."""
+"""Reports on a target, as data and as text.
+
+This package runs in the tool and in targets, so it needs only the standard library.
+"""

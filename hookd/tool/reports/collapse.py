@@ -1,4 +1,4 @@
-"""Equal incidents are one: by which key, and how a list of them becomes shorter. Runs on both sides, stdlib only."""
+"""Deduplicate incidents that are equal apart from numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 DISTINCT = frozenset({"eval", "training_changed"})
-"""Kinds whose incidents are the record of what a person did to a training: one with other numbers is another one."""
+"""Kinds that record what a person did to a training. Such incidents are never equal, even if only their numbers differ."""
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
 
 
 def same(incident: Mapping[str, Any]) -> str:
     """Return the key that equal incidents of one process share.
 
-    Equal are kind, module and message, where numbers (a step, a loss, seconds) do not count. The key of an incident that the
-    daemon itself has seen, which has a number below 0, or of a kind in DISTINCT is its number: it is never collapsed.
+    Two incidents are equal if their kinds, modules and messages are, apart from numbers in the message (a step, a loss, seconds).
+    An incident that the daemon itself has seen (its `seq` is negative), or of a kind in DISTINCT, has its `seq` as its key, so
+    it is never collapsed.
     """
     seq = incident.get("seq")
     if isinstance(seq, int) and (seq < 0 or incident.get("kind") in DISTINCT):
@@ -29,10 +30,13 @@ def same(incident: Mapping[str, Any]) -> str:
 
 
 def collapse(incidents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first of equal incidents of one process, each with its `count` and the time of the `last`."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the first of each group of equal incidents of one process.
+
+    It has the `count` of the group, and the time of the `last` one.
+    """
+    firsts: dict[str, dict[str, Any]] = {}
     for incident in incidents:
-        first = found.setdefault(same(incident), {**incident, "count": 0})
+        first = firsts.setdefault(same(incident), {**incident, "count": 0})
         first["count"] += 1
         first["last"] = incident.get("time")
-    return list(found.values())
+    return list(firsts.values())

@@ -1,7 +1,4 @@
-"""What a person reads out of a report: where a target stands, what a module costs, what is wrong with it.
-
-Runs on both sides, stdlib only.
-"""
+"""Read from a report what is shown to a person: states, times and findings."""
 
 from __future__ import annotations
 
@@ -14,66 +11,68 @@ if TYPE_CHECKING:
 
 MAX_LINE = 100
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
-"""Of an incident's detail what stands elsewhere; `place` is what the daemon knows a silence by, and nothing to read."""
+"""Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
 
 
 def state(report: dict[str, Any]) -> str:
-    """Give the state of a target: as who serves it sees it where that says more than the page, else the page's.
+    """Return the state of a target.
 
-    While a thread of it waits for a person it is "paused", while it hangs "hangs".
+    That is the daemon's view of it if this says more than the page, else the page's.
+
+    It is "hangs" while the target hangs, and "paused" while one of its threads waits for a person.
     """
-    seen = report.get("target", {}).get("state")
+    served_state = report.get("target", {}).get("state")
     if report.get("target", {}).get("hang"):
         return "hangs"
-    is_paused = report["state"] == "running" and any(one["phase"] == "paused" for one in report["threads"])
-    return str(seen if seen not in (None, "attached") else "paused" if is_paused else report["state"])
+    is_paused = report["state"] == "running" and any(thread["phase"] == "paused" for thread in report["threads"])
+    return str(served_state if served_state not in (None, "attached") else "paused" if is_paused else report["state"])
 
 
 def paused(report: dict[str, Any]) -> str | None:
-    """Say of a paused target why it is, and how it goes on, as the plugin has told it; None if it is not paused."""
+    """Return a plugin's message on why a target is paused and how to resume it, or None."""
     if state(report) != "paused":
         return None
-    why: dict[str, Any] = next((one for one in reversed(report["incidents"]) if one.get("kind") == "paused"), {})
-    return str(why.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
+    incident: dict[str, Any] = next((row for row in reversed(report["incidents"]) if row.get("kind") == "paused"), {})
+    return str(incident.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
 
 
 def step_seconds(report: dict[str, Any]) -> float | None:
-    """Give the mean time of a step, in seconds; None before the second one."""
+    """Return the mean time of a step in seconds; None before the second step."""
     histogram = report["metrics"].get("step", {}).get("seconds")
     return histogram["mean"] if isinstance(histogram, dict) else None
 
 
-def phases(found: dict[str, Any]) -> list[tuple[str, float]]:
-    """Give the share of each phase in the time of a step."""
-    rows = found["metrics"].get("timing", {}).get("phase_seconds", [])
+def phases(report: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the share of each phase in step time, 0 to 1."""
+    rows = report["metrics"].get("timing", {}).get("phase_seconds", [])
     total = sum(row["value"] or 0 for row in rows)
     return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
 
 
 def module_seconds(row: dict[str, Any]) -> float:
-    """Give the seconds that a module's calls have taken, forward and backward."""
+    """Return the time of a module's calls in seconds, forward and backward."""
     timing = row["metrics"].get("timing", {})
     return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
 
 
 def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
-    """Give the seconds of all outermost calls: what the share of a module is of."""
+    """Return the time of all root modules in seconds, the base of a module's share."""
     return sum(module_seconds(row) for row in rows if is_root(row["name"]))
 
 
 def finding(row: dict[str, Any]) -> str:
-    """Say in a word or two what is wrong with a module."""
-    found = row["metrics"].get("nan", {})
-    born = [one for one in found.get("origin", []) if one["value"]]
-    if born:
-        what = "first" if born[0]["value"] == 1 else "perhaps the first"
-        return f"{what} {_kind(born[0])} ({born[0]['where']})"
-    seen = [one for one in found.get("nonfinite", []) if one["value"]]
-    return ", ".join(f"{_kind(one)} ({one['where']}) {one['value']:.0f}x" for one in seen)
+    """Return what is wrong with a module in a few words, or ""."""
+    metrics = row["metrics"].get("nan", {})
+    origins = [series for series in metrics.get("origin", []) if series["value"]]
+    if origins:
+        what = "first" if origins[0]["value"] == 1 else "perhaps the first"
+        return f"{what} {_kind(origins[0])} ({origins[0]['where']})"
+    nonfinite = [series for series in metrics.get("nonfinite", []) if series["value"]]
+    return ", ".join(f"{_kind(series)} ({series['where']}) {series['value']:.0f}x" for series in nonfinite)
 
 
 def looks_at(plugin: dict[str, Any]) -> str:
-    """Say at how many steps a plugin looks."""
+    """Return in words how often a plugin samples a step, or "-"."""
     every = plugin["interval_steps"]
     return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
 
@@ -83,22 +82,29 @@ def _kind(labels: dict[str, Any]) -> str:
 
 
 def short(value: object) -> str:
-    """Write what has room in a line; nothing where it has not."""
+    """Return a value as text.
+
+    The result is "" for nested values, and for lists longer than MAX_LINE characters.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list) and not any(isinstance(part, (list, dict)) for part in value):
-        told = ", ".join(map(str, value))
-        return told if len(told) <= MAX_LINE else ""
+        text = ", ".join(map(str, value))
+        return text if len(text) <= MAX_LINE else ""
     return "" if isinstance(value, (list, dict)) else str(value)
 
 
 def is_called_only(step: dict[str, Any]) -> bool:
-    """Whether a model was called and nothing trained, by `hookd.tool.reports.report.describe_steps`, perhaps another version's."""
+    """Whether a model was called but no step has been trained.
+
+    Args:
+        step: returned by `hookd.tool.reports.report.describe_steps`, perhaps of another version of hookd.
+    """
     return bool(step.get("calls")) and not step.get("counted")
 
 
 def counted(step: dict[str, Any]) -> tuple[str, int]:
-    """Return what is counted, in a few words, and how many."""
+    """Return in a few words what is counted, and the count."""
     if is_called_only(step):
         return "calls of the model, no step", step["calls"]
     return "step" if step["is_absolute"] else "steps since the attach", step["current"]

@@ -1,4 +1,4 @@
-"""What a page says, put together for a person or a script: one JSON-able object per target. Both sides, stdlib only."""
+"""Build the report on a target from its page: one object that JSON can represent."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from hookd.wire.page import Family, Snapshot
 
 OWN = "hookd"
-"""Stands for hookd itself where `hookd_overhead_seconds` has a plugin."""
+"""The label `plugin` of `hookd_overhead_seconds` for hookd itself."""
 OUR_THREADS = ("hookd", "hookd-attach")
-"""Threads of the agent, which are told of only where they have called a module."""
+"""Threads of the agent. The report has them only if they have called a module."""
 MAX_LOGS = 50
-"""Lines of the agent's log in a report, the last ones."""
+"""How many lines of the agent's log a report has, the last ones."""
 
 
 def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, Any]:
     """Merge the families of a page by module, plugin and incident.
 
-    A metric `hookd_<plugin>_<thing>` of a module stands at `modules[n]["metrics"][plugin][thing]`: a number, a
-    histogram `{"count", "sum", "mean"}`, or, where the family has labels beside `module`, a list of
-    `{**labels, "value": …}`. Those without a module stand at `metrics[plugin][thing]` in the same form. Numbers
+    A metric `hookd_<plugin>_<thing>` of a module is at `modules[n]["metrics"][plugin][thing]`: a number, a
+    histogram `{"count", "sum", "mean"}`, or, if the family has labels besides `module`, a list of
+    `{**labels, "value": …}`. A metric without a module is at `metrics[plugin][thing]` in the same form. Numbers
     that JSON does not have are None.
 
     Args:
-        snapshot: of a page; may be the last one of a process that is gone.
-        has_modules: whether to tell of each module, which takes most of the time; else `modules` is empty.
+        snapshot: of a page; may be the last one of a process that has exited.
+        has_modules: whether to include a row for each module, which takes most of the time; else `modules` is empty.
     """
     values = _values(snapshot)
-    if _single(values, "hookd_overhead_ratio") is None:  # nothing is metered yet: what is 0 nobody has measured
+    if _single(values, "hookd_overhead_ratio") is None:  # no step was metered yet: a 0 is not a measurement
         _make_unknown(values.get("hookd_overhead_seconds", []))
     return {
         "identity": snapshot.identity,
@@ -60,11 +60,11 @@ def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:
 
 
 def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
-    """Say how many steps were counted, from where, and which one that is in the whole run if that is known.
+    """Describe how many steps have been done, since the attach and in the whole run.
 
     Returns:
-        counted: since the agent is there. offset: steps before, None if unknown. current: of the whole run if
-        `is_absolute`, else the same as counted. calls: of the model, while nothing had been trained. text: for a person.
+        counted: steps since the attach. offset: steps before it, None if unknown. current: steps of the whole run if
+        `is_absolute`, else the same as counted. calls: of the model before the first step was trained. text: for a person.
     """
     offset = snapshot.identity.get("step_offset")
     done, calls = _count(snapshot, "hookd_steps"), _count(snapshot, "hookd_step_calls")
@@ -86,12 +86,13 @@ def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _done(count: int) -> str:
-    """Say how many: what happens is told with the number of the step in progress, which is the next one."""
+    """Return the number of completed steps in words."""
+    # "done", because an incident has the number of the step in progress, which is the next one.
     return f"{count} step{'' if count == 1 else 's'} done"
 
 
 def steps(snapshot: Snapshot) -> int:
-    """Give the steps of the training that the agent has counted."""
+    """Return how many training steps the agent has counted."""
     return _count(snapshot, "hookd_steps")
 
 
@@ -102,7 +103,7 @@ def _count(snapshot: Snapshot, counter: str) -> int:
 
 
 def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Give a row for each module, in the order in which the agent met them: parents before their children."""
+    """Return a row for each module in the agent's order: parents before their children."""
     rows: dict[str, dict[str, Any]] = {
         entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
         for _, entry in sorted(snapshot.modules.items())
@@ -119,12 +120,12 @@ def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def _metrics(families: Iterator[Family]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    by_plugin: dict[str, dict[str, Any]] = {}
     for family in families:
         plugin, thing = _split(family.name)
         for labels, value in _series(family):
-            _put(found.setdefault(plugin, {}), thing, labels, value)
-    return found
+            _put(by_plugin.setdefault(plugin, {}), thing, labels, value)
+    return by_plugin
 
 
 def _put(things: dict[str, Any], thing: str, labels: dict[str, str], value: object) -> None:
@@ -135,7 +136,10 @@ def _put(things: dict[str, Any], thing: str, labels: dict[str, str], value: obje
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Divide `hookd_timing_forward_seconds` into plugin and thing; a family of the core has no plugin: `steps`."""
+    """Split `hookd_timing_forward_seconds` into plugin and thing.
+
+    A family of the core has no plugin: `hookd_steps` is split into (steps, steps).
+    """
     plugin, _, thing = name.removeprefix("hookd_").partition("_")
     return plugin, thing or plugin
 
@@ -162,18 +166,22 @@ def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
 
 
 def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options") -> dict[str, str]:
-    """Give the options that a plugin was given, or by "settings" all that are in force, as the page tells of them.
+    """Return what the page says of a plugin.
 
-    By "source" of what it was made, by "error" its last one.
+    Args:
+        identity: of the page.
+        name: of the plugin.
+        which: "options" that it was given, "settings" for all options in force, "source" that it was loaded from, or its
+            last "error".
     """
-    found: Any = identity
-    for key in ("plugins", name, which):
-        found = found.get(key) if isinstance(found, dict) else None
-    return {key: value for key, value in found.items() if isinstance(value, str)} if isinstance(found, dict) else {}
+    node: Any = identity
+    for key in ("plugins", name, which):  # the page is the target's: anything may be missing or of another type
+        node = node.get(key) if isinstance(node, dict) else None
+    return {key: value for key, value in node.items() if isinstance(value, str)} if isinstance(node, dict) else {}
 
 
 def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Give a row for each plugin that the agent has told about; of one that only looks `changes_training` is None."""
+    """Return a row for each plugin; `changes_training` is None for an observer."""
     rows: dict[str, dict[str, Any]] = {}
     identity = snapshot.identity
 
@@ -203,16 +211,16 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snap
     for family in snapshot.families:
         if (owner := owner_of(family.name, rows)) is not None:
             rows[owner]["series"] += len(family.first)
-    return sorted(rows.values(), key=lambda one: str(one["name"]))
+    return sorted(rows.values(), key=lambda plugin: str(plugin["name"]))
 
 
 def owner_of(family: str, plugins: Iterable[str]) -> str | None:
-    """Give the plugin whose family it is: of several that its name begins with, the longest."""
+    """Return the plugin of a family: of several names that match, the longest."""
     return max((name for name in plugins if family.startswith(f"hookd_{name}_")), key=len, default=None)
 
 
 def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Say where each thread is, or was at the last copy."""
+    """Return a row for each thread, as of when the page was copied."""
     nowhere = {"name": None}
     return [
         {
@@ -233,12 +241,12 @@ def _single(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> A
 
 
 def _own(seconds: list[tuple[dict[str, str], Any]]) -> Any:
-    """Give what hookd itself has taken, without its plugins."""
+    """Return the seconds of hookd itself, without its plugins."""
     return next((value for labels, value in seconds if labels.get("plugin") == OWN), None)
 
 
 def _sum(values: dict[str, list[tuple[dict[str, str], Any]]], name: str) -> float | None:
-    """Give the sum of what is known; None where there is something, and nothing of it is known."""
-    found = values.get(name, [])
-    known = [value for _, value in found if value is not None]
-    return float(sum(known)) if known or not found else None
+    """Return the sum of known values; None if there are only unknown ones."""
+    series = values.get(name, [])
+    known = [value for _, value in series if value is not None]
+    return float(sum(known)) if known or not series else None

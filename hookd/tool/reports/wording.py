@@ -1,4 +1,4 @@
-"""How numbers, times and foreign text are written for a person. Runs on both sides, stdlib only."""
+"""Format numbers, times and a target's text for a person."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def finite(data: Any) -> Any:
-    """Write NaN and infinities as strings, and keys as text: what JSON has."""
+    """Return data as JSON has it: NaN and infinities as strings, keys as text."""
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
     if isinstance(data, dict):
@@ -22,31 +22,31 @@ def finite(data: Any) -> Any:
 
 
 def seconds(value: float | None) -> str:
-    """Write a duration for people: 0.00021 is `210 µs`; None is `-`."""
+    """Format a duration: 0.00021 is `210 µs`; None is `-`."""
     if value is None or not math.isfinite(value):
         return "-"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= 0.9995 * unit:  # else it would be rounded to 1000 of the next unit
+        if abs(value) >= 0.9995 * unit:  # in the next unit it would be rounded to 1000
             return f"{value:.0f} s" if abs(value) >= 999.5 else f"{value / unit:.3g} {name}"
     return f"{value * 1e9:.0f} ns"
 
 
 def number(value: float | None) -> str:
-    """Write a number for people with three significant digits; None is `-`."""
+    """Format a number with three significant digits; None is `-`."""
     if value is None:
         return "-"
     return f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
-    """Write a ratio for people: 0.012 is `1.2 %`; None is `-`."""
+    """Format a ratio: 0.012 is `1.2 %`; None is `-`."""
     if value is None:
         return "-"
     return f"{value * 100:.1f} %" if 0 < value < 0.1 else f"{value * 100:.0f} %"
 
 
 def span(value: float) -> str:
-    """Write an age for people: 4000 s is `1h06m`."""
+    """Format an age: 4000 s is `1h06m`."""
     whole = int(value)
     if whole < 60:
         return f"{whole}s"
@@ -58,20 +58,20 @@ def span(value: float) -> str:
 
 
 def process_of(row: Mapping[str, Any]) -> str:
-    """Name the process of an incident, and its user where that is known."""
+    """Return the process of an incident, with its user if it is known."""
     return f"process {row['pid']}" + (f" of user {row['user']}" if row.get("user") else "")
 
 
 def moment(unix_s: float) -> str:
-    """Write a time for people, as local as they are."""
+    """Format a time in the local time zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
-    except (OverflowError, ValueError, OSError):  # the clock of a target may say anything
+    except (OverflowError, ValueError, OSError):  # the time is a target's, and may be any number
         return "-"
 
 
 def repeated(incident: Mapping[str, Any]) -> str:
-    """Write how often an incident was told, and when last, to stand behind its message; "" of one that was told once."""
+    """Return a suffix that says how often an incident was reported, and when last; "" if once."""
     times = incident.get("count", 1)
     if not isinstance(times, int) or times < 2:
         return ""
@@ -80,17 +80,18 @@ def repeated(incident: Mapping[str, Any]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Write how many there are of something: `1 module`, `2 modules`."""
+    """Format a count with its noun: `1 module`, `2 modules`."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Take out of text of a target's what would do something to a terminal; `lines`: its line breaks and tabs stay."""
-    return "".join(one if one.isprintable() or (lines and one in "\n\t") else repr(one)[1:-1] for one in text)
+    """Escape a target's text for a terminal; `lines` keeps line breaks and tabs."""
+    return "".join(char if char.isprintable() or (lines and char in "\n\t") else repr(char)[1:-1] for char in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a long line; the end of a command line says more than its middle, so both ends stay."""
+    """Shorten a line to `width` characters, with `…` in its middle."""
+    # The end of a command line says more than its middle.
     if len(text) <= width:
         return text
     head = width * 2 // 3
