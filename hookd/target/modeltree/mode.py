@@ -32,7 +32,7 @@ class Mode:
         """Restore `nn.Module.train`; return descriptions of what could not be undone."""
         if self._train is None or self._train.restore():
             return []
-        return ["nn.Module.train: somebody has patched on top of us"]
+        return ["nn.Module.train: another tool has patched it on top of hookd, so it was not restored"]
 
     def _wrap_train(self, original: Any) -> Callable[..., Any]:
         def train(self: nn.Module, mode: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's signature

@@ -41,13 +41,13 @@ def _check_named(plugin: Plugin, attribute: str) -> None:
     """Refuse an attribute that does not name existing hooks: such a plugin would be called at every step."""
     named = getattr(plugin, attribute)
     if not isinstance(named, (tuple, list)):
-        message = f"{plugin.name}: {attribute} is {named!r}, and must be a tuple of hook names"
+        message = f"{plugin.name}: {attribute} is {named!r}, but must be a tuple of hook names"
         raise PluginError(
             message + _class_line(type(plugin)), hint=f'Write {attribute} = ("forward",), with the comma.'
         )
     for hook in named:
         if hook not in hookspecs.HOOKS:
-            message = f"{plugin.name}: {attribute} names {hook!r}, and there is no such hook"
+            message = f"{plugin.name}: {attribute} names {hook!r}, but there is no such hook"
             raise PluginError(message + _class_line(type(plugin)), hint=nearest(str(hook), hookspecs.HOOKS))
 
 

@@ -93,7 +93,7 @@ class Profiler:
         """Stop watching; return descriptions of what could not be undone."""
         guards, self._guards = self._guards, []
         left = [f"torch.autograd.profiler.{guard.name}" for guard in guards if not guard.restore()]
-        residue = [f"{name}: somebody has patched on top of us" for name in left]
+        residue = [f"{name}: another tool has patched it on top of hookd, so it was not restored" for name in left]
         return [*residue, "torch's profiler is still on in a thread that took no step"] if self.is_on else residue
 
     def _watched(self, original: Any) -> Callable[..., Any]:

@@ -131,7 +131,7 @@ def _found(printed: str, subject: Subject, homes: dict[int, tuple[Path, int]]) -
         file, number, message = Path(match[1]).resolve(), int(match[2]), match[3]
         if file.name == "hookd_calls_of_the_plugin.py" and number in homes:
             home, at = homes[number]
-            reference = "hookspecs" if subject.half == "target" else "daemonspecs"
-            yield Problem(str(home), at, "types", message, f"annotate it as hookd.{reference} does")
+            package = "api" if subject.half == "target" else "serving"
+            yield Problem(str(home), at, "types", message, f"annotate it as hookd/{package}/hookspecs does")
         elif str(file) in mine:
             yield Problem(str(file), number, "types", message)
