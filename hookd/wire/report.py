@@ -1,0 +1,172 @@
+"""The report of a target, as the daemon serves it, `hookd report PID --json` prints it and `hookd.read()` returns it.
+
+Numbers that JSON does not have (NaN, infinities) are None.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+Phase = Literal["other", "data", "forward", "backward", "optimizer", "paused"]
+
+
+class Steps(TypedDict):
+    """How far the training is."""
+
+    counted: int
+    """Steps done since the attach."""
+    offset: int | None
+    """Steps done before the attach; None if that is unknown."""
+    current: int
+    """Steps done in the whole training if `is_absolute`, else the same as `counted`."""
+    is_absolute: bool
+    """Whether `current` counts from the beginning of the training."""
+    calls: int
+    """Calls of the model before the first step."""
+    text: str
+    """The same in words."""
+
+
+class ModuleRow(TypedDict):
+    """A module of a model, and its metrics."""
+
+    name: str
+    """Its name in the model, such as `layers.0.attn`; `(root)` for the model itself."""
+    type: str
+    """The name of its class; empty if the agent has not described it."""
+    root: int
+    """The number of the model that it belongs to, from 0."""
+    metrics: dict[str, dict[str, Any]]
+    """By plugin, then by the metric's name without `hookd_PLUGIN_`; see `Report.metrics` for the values."""
+
+
+class PluginRow(TypedDict):
+    """A plugin that is loaded into a target."""
+
+    name: str
+    state: str | None
+    """`active`, `probation`, `quarantined` or `disabled`."""
+    changes_training: bool | None
+    """Whether it is changing the training; None for a plugin that only observes."""
+    errors: float
+    """Exceptions that it has raised."""
+    interval_steps: float | None
+    """Its sampled hooks are called once in so many steps."""
+    overhead_seconds: float | None
+    """Seconds that its hooks have taken; None before anything was measured."""
+    call_seconds: float | None
+    """Mean duration of one call of its hooks, in seconds."""
+    series: int
+    """Number of its series."""
+    options: dict[str, str]
+    """The options that the user gave."""
+    settings: dict[str, str]
+    """All options, with their effective values."""
+    source: dict[str, str]
+    """Where its code comes from."""
+    error: dict[str, str]
+    """Its last error; empty if there was none."""
+
+
+class ThreadRow(TypedDict):
+    """A thread of a target, and where it was at the last copy of the page."""
+
+    tid: int
+    """Its thread id in the target's PID namespace."""
+    name: str
+    phase: str
+    """`other`, `data`, `forward`, `backward`, `optimizer` or `paused`."""
+    module: str | None
+    """The innermost module that it is inside of."""
+    step: int
+    """The step that it works on, counted from the attach."""
+    events: int
+    """Counts its events; a number that does not change belongs to a thread that does not move."""
+
+
+class Overhead(TypedDict):
+    """The cost of hookd in a target."""
+
+    ratio: float | None
+    """Share of the time of a step that hookd takes; None before anything was measured."""
+    seconds: float | None
+    """Seconds taken by hookd and its plugins."""
+    own_seconds: float | None
+    """Seconds taken by hookd without its plugins."""
+
+
+class _Told(TypedDict):
+    seq: int
+    """Its number within the target; below 0 for an incident that the daemon has detected."""
+    time: float
+    """Unix seconds of the first occurrence."""
+    kind: str
+    """Such as `nan`, `hang` or `plugin_error`."""
+    message: str
+    """One sentence for a person."""
+
+
+class Incident(_Told, total=False):
+    """An incident; plugins may add fields of their own."""
+
+    module: str | None
+    """The module concerned."""
+    step: int | None
+    """The step concerned, counted from the attach."""
+    plugin: str
+    """The plugin that reported it."""
+    count: int
+    """How often it occurred; equal incidents of a process are one."""
+    last: float
+    """Unix seconds of the last occurrence."""
+    id: int
+    """Its number in the daemon's store, for `hookd report '#ID'`."""
+
+
+class LogLine(TypedDict, total=False):
+    """A line of the agent's log."""
+
+    seq: int
+    time: float
+    """Unix seconds."""
+    level: str
+    message: str
+
+
+class CurvePoint(TypedDict):
+    """The duration of some consecutive steps."""
+
+    step: int
+    """The last of them, counted from the attach."""
+    time: float
+    """Unix seconds of its end."""
+    seconds: float
+    """Their median duration."""
+    longest: float
+    """The longest duration, in seconds."""
+
+
+class Report(TypedDict):
+    """Everything that the page of a target says, by module, plugin and incident."""
+
+    identity: dict[str, Any]
+    """What the agent says of its process: `run`, `rank`, `world_size`, `python`, `torch`, `agent_version` and more."""
+    state: str
+    """`running`, `detached` or `ended`, according to the agent."""
+    step: Steps
+    modules: list[ModuleRow]
+    """In the order in which the agent met them, parents before children."""
+    metrics: dict[str, dict[str, Any]]
+    """Metrics without a module: `metrics[plugin][name]` is a number, a histogram `{"count", "sum", "mean"}`, or, for a metric
+    with labels, a list of `{**labels, "value": …}`."""
+    observed: dict[str, float]
+    """Number of modules by coverage: `observed`, `compiled`, `scripted` and so on."""
+    plugins: list[PluginRow]
+    overhead: Overhead
+    incidents: list[Incident]
+    """Equal incidents are one."""
+    threads: list[ThreadRow]
+    logs: list[LogLine]
+    """The last lines of the agent's log."""
+    dropped_series: int
+    """Series that the page has no space for."""
