@@ -5,9 +5,10 @@ Numbers that JSON does not have (NaN, infinities) are None.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-Phase = Literal["other", "data", "forward", "backward", "optimizer", "paused"]
+if TYPE_CHECKING:
+    from hookd.wire.incident import Incident
 
 
 class Steps(TypedDict):
@@ -95,55 +96,15 @@ class Overhead(TypedDict):
     """Seconds taken by hookd without its plugins."""
 
 
-class _Told(TypedDict):
-    seq: int
-    """Its number within the target; below 0 for an incident that the daemon has detected."""
-    time: float
-    """Unix seconds of the first occurrence."""
-    kind: str
-    """Such as `nan`, `hang` or `plugin_error`."""
-    message: str
-    """One sentence for a person."""
-
-
-class Incident(_Told, total=False):
-    """An incident; plugins may add fields of their own."""
-
-    module: str | None
-    """The module concerned."""
-    step: int | None
-    """The step concerned, counted from the attach."""
-    plugin: str
-    """The plugin that reported it."""
-    count: int
-    """How often it occurred; equal incidents of a process are one."""
-    last: float
-    """Unix seconds of the last occurrence."""
-    id: int
-    """Its number in the daemon's store, for `hookd report '#ID'`."""
-
-
-class LogLine(TypedDict, total=False):
+class LogLine(TypedDict):
     """A line of the agent's log."""
 
     seq: int
+    """Counts the lines."""
     time: float
     """Unix seconds."""
     level: str
     message: str
-
-
-class CurvePoint(TypedDict):
-    """The duration of some consecutive steps."""
-
-    step: int
-    """The last of them, counted from the attach."""
-    time: float
-    """Unix seconds of its end."""
-    seconds: float
-    """Their median duration."""
-    longest: float
-    """The longest duration, in seconds."""
 
 
 class Report(TypedDict):
@@ -152,7 +113,7 @@ class Report(TypedDict):
     identity: dict[str, Any]
     """What the agent says of its process: `run`, `rank`, `world_size`, `python`, `torch`, `agent_version` and more."""
     state: str
-    """`running`, `detached` or `ended`, according to the agent."""
+    """According to the agent: `starting`, `running`, `detaching`, `detached` or `exited`."""
     step: Steps
     modules: list[ModuleRow]
     """In the order in which the agent met them, parents before children."""
