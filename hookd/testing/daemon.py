@@ -88,7 +88,7 @@ class FakeDaemon:
         self._ends.callback(self._fleet.close)
         texts = {key: str(value) for key, value in options.items()}
         self._halves = list(halves)
-        self._hosted = [Hosted(one, {} if number else texts, self._now) for number, one in enumerate(halves)]
+        self._hosted = [Hosted(half, {} if number else texts, self._now) for number, half in enumerate(halves)]
         self._host = Host(self._hosted, self._now)
         self._ends.callback(self._close_host)
         limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
@@ -102,14 +102,13 @@ class FakeDaemon:
         return self
 
     def _require_accepted(self) -> None:
-        refused = [one for one in self._hosted if one.state == "refused"]
+        refused = [hosted for hosted in self._hosted if hosted.state == "refused"]
         if refused:
             self.close()
             self._hosted, self._halves = [], []
             name, trouble = refused[0].name, refused[0].trouble
-            is_ours = trouble["where"].startswith(
-                str(Path(hookd.__file__).parent)
-            )  # then the text has the plugin's line
+            # If the error was raised in hookd, the text already has the plugin's line.
+            is_ours = trouble["where"].startswith(str(Path(hookd.__file__).parent))
             where = f" ({trouble['where']})" if trouble["where"] and not is_ours else ""
             text = trouble["text"].removeprefix(f"{name}: ")
             raise PluginError(f"{name}: {text}{where}", hint=trouble["traceback"])
@@ -138,8 +137,8 @@ class FakeDaemon:
         module = sys.modules[home] = types.ModuleType(home)
         self._ends.callback(sys.modules.pop, home, None)
         setattr(module, plugin.__name__, plugin)
-        known = [sys.modules.get(base.__module__) for base in plugin.__mro__]
-        paths = {getattr(one, "__file__", None) for one in known} - {None, sys.modules["hookd.serving"].__file__}
+        bases = [sys.modules.get(base.__module__) for base in plugin.__mro__]
+        paths = {getattr(base, "__file__", None) for base in bases} - {None, sys.modules["hookd.serving"].__file__}
         files = {Path(str(path)).name: Path(str(path)).read_bytes() for path in paths}
         return Half(plugin.name, Source(plugin.name, f"{home}:{plugin.__name__}", files))
 
@@ -148,11 +147,11 @@ class FakeDaemon:
 
     def _settle(self) -> None:
         """Wait until every plugin has finished its hooks or is quarantined; slow ones are quarantined, as in the daemon."""
-        while not all(one.is_idle or one.state in ("quarantined", "refused") for one in self._hosted) or any(
+        while not all(plugin.is_idle or plugin.state in ("quarantined", "refused") for plugin in self._hosted) or any(
             self._store.undelivered(caller.name, 1) for caller in self._callers
         ):
-            for one in self._hosted:
-                one.look()
+            for plugin in self._hosted:
+                plugin.look()
             time.sleep(0.002)
 
     def stop_clean(self) -> None:
@@ -174,8 +173,8 @@ class FakeDaemon:
 
     def _close_host(self) -> None:
         self._host.close()
-        for one in self._hosted:
-            one._thread.join(JOIN_S if one.is_idle else 0)
+        for plugin in self._hosted:
+            plugin._thread.join(JOIN_S if plugin.is_idle else 0)
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +210,7 @@ class FakeDaemon:
         self._fleet.lose(self._targets[rank.pid])
 
     def look(self, times: int = 1) -> None:
-        """Do the daemon's periodic work `times` times, each time waiting until the plugins' hooks have returned."""
+        """Run the daemon's periodic work `times` times, each time waiting until the plugins' hooks have returned."""
         from hookd.tool.daemon.plugins.host import PANEL_EVERY_S
 
         for _ in range(times):
@@ -327,14 +326,14 @@ class FakeDaemon:
         return self._named(name).state
 
     def _named(self, name: str) -> Hosted:
-        return next(one for one in self._hosted if one.name == name)
+        return next(plugin for plugin in self._hosted if plugin.name == name)
 
     @property
     def errors(self) -> dict[tuple[str, str], int]:
         """Number of calls that raised, took too long or returned an invalid value, by plugin and hook."""
-        return {(one.name, hook): count for one in self._hosted for hook, count in one.errors.items() if count}
+        return {(plugin.name, hook): count for plugin in self._hosted for hook, count in plugin.errors.items() if count}
 
     @property
     def troubles(self) -> list[dict[str, str]]:
         """The errors: plugin, hook and text, with the plugin's line (`where`) and the traceback."""
-        return [{"plugin": one.name, **trouble} for one in self._hosted for trouble in one.troubles]
+        return [{"plugin": plugin.name, **trouble} for plugin in self._hosted for trouble in plugin.troubles]

@@ -30,8 +30,8 @@ HOME = "hookd_testing_plugins"
 class FakeTarget:
     """hookd in this process, with plugins given as classes or as names of installed plugins.
 
-    The governor does not stretch sampling intervals (`budget=100`), so results do not depend on time. Only one target can run
-    at a time.
+    Tests are about results of plugins, so the governor does not stretch sampling intervals (`budget=100`). Only one target can
+    run at a time.
 
     Args:
         record: whether to record `events`; each plugin class is then replaced by a subclass.

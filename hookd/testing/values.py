@@ -57,12 +57,12 @@ def _compare(found: list[Sample], key: str, expected: object) -> str:
     match = _SERIES.match(key)
     assert match, f'{key!r} is not a series: write it as hookd_widths_calls_total{{module="0"}}'
     name, labels = match[1], dict(_LABEL.findall(match[2] or ""))
-    fitting = [one for one in found if one[0] == name and labels.items() <= one[1].items()]
+    fitting = [sample for sample in found if sample[0] == name and labels.items() <= sample[1].items()]
     if expected is None:
         return f"{key}: there should be none, there is {written(fitting)}" if fitting else ""
     if not fitting:
-        same = [one for one in found if one[0] == name]
-        near = difflib.get_close_matches(name, {one[0] for one in found}, 3)
+        same = [sample for sample in found if sample[0] == name]
+        near = difflib.get_close_matches(name, {sample[0] for sample in found}, 3)
         there = f"there are {written(same)}" if same else f"the nearest names are {', '.join(near) or 'none'}"
         return f"{key}: there is no such series; {there}"
     if len(fitting) > 1:

@@ -1,4 +1,4 @@
-"""File descriptors that hookd owns in the target, and short reads and writes of files.
+"""File descriptors that hookd owns in the target, and reads and writes of files that it opens briefly.
 
 Daemonizers and launchers close descriptors that they have not opened themselves (`os.closerange(3, 256)`), and the next file to be
 opened gets the number. So a number alone is never trusted: the file behind it is checked before hookd uses or closes it, and

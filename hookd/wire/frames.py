@@ -19,8 +19,8 @@ def held() -> Iterator[dict[int, FrameType]]:
     """Yield the innermost frames of all threads by ident; `f_back` may be followed only inside this context.
 
     CPython 3.11 creates a frame object when it is first asked for, which may start a garbage collection. A weak reference's
-    callback can then let the thread run and its function return, and CPython writes the frame object into whatever the stack
-    contains there by now. `f_back` returned dicts and booleans, and could have crashed the process (Python/frame.c
+    callback can then let the other thread run and its function return, and CPython writes the frame object into whatever the
+    stack contains there by now. `f_back` returned dicts and booleans, and could have crashed the process (Python/frame.c
     `_PyFrame_MakeAndSetFrameObject`, 3.11.7). So collection is off inside the context, as it is in `sys._current_frames`
     itself. Up to 3.10 frames are objects from the start; since 3.12 garbage is collected only between instructions.
     """

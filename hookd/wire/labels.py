@@ -117,10 +117,9 @@ def claim(  # noqa: PLR0913  a claim has no fewer parts
         uid: owner of the process.
     """
     others = list(others)
-    siblings = [one.run for one in others if (one.uid, one.launcher, one.wanted) == (uid, job, wanted)]
-    more = (
-        f"{wanted}~{pid}.{number}" for number in range(2, 3 + len(others))
-    )  # a person may have chosen the names before these
+    siblings = [other.run for other in others if (other.uid, other.launcher, other.wanted) == (uid, job, wanted)]
+    # A person may have chosen the names before these.
+    more = (f"{wanted}~{pid}.{number}" for number in range(2, 3 + len(others)))
 
     def is_free(name: str) -> bool:
         sharing = [other for other in others if other.run == name]
@@ -133,8 +132,8 @@ def claim(  # noqa: PLR0913  a claim has no fewer parts
 
 def clean(text: str) -> str:
     """Return a name as one short line, with `_` for each character that a terminal or a log would interpret."""
-    kept = (one if any(low <= one <= high for low, high in _PRINTABLE) else "_" for one in text.strip()[:MAX_RUN])
-    return "".join(kept)
+    shown = (char if any(low <= char <= high for low, high in _PRINTABLE) else "_" for char in text.strip()[:MAX_RUN])
+    return "".join(shown)
 
 
 def _slurm(environ: Mapping[str, str]) -> str:

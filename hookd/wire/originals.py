@@ -149,9 +149,8 @@ class _Polled(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("happened", ctypes.c_short))
 
 
-_getrlimit = ctypes.CDLL(None)[
-    "getrlimit"
-]  # ctypes, because `resource` may not be loaded yet, and its file may be gone
+# Not from `resource`: it may not be loaded yet, and its file may be gone.
+_getrlimit = ctypes.CDLL(None)["getrlimit"]
 
 
 def limit(which: int) -> int | None:

@@ -62,10 +62,10 @@ def _line(frame: traceback.FrameSummary | None) -> str:
 def _authors(frames: Iterable[tuple[FrameType, int]], plugin: object) -> traceback.FrameSummary | None:
     """Return the plugin's innermost frame; `frames` begin with the outermost."""
     own = (plugin if isinstance(plugin, str) else type(plugin).__module__).partition(".")[0]
-    theirs = [one for one in frames if not _is_left_out(one[0].f_code.co_filename)]
-    mine = [one for one in theirs if str(one[0].f_globals.get("__name__")).partition(".")[0] == own]
-    found = (mine or theirs)[-1:]
-    for summary in traceback.StackSummary.extract(iter(found)):
+    foreign = [entry for entry in frames if not _is_left_out(entry[0].f_code.co_filename)]
+    plugins = [entry for entry in foreign if str(entry[0].f_globals.get("__name__")).partition(".")[0] == own]
+    innermost = (plugins or foreign)[-1:]
+    for summary in traceback.StackSummary.extract(iter(innermost)):
         return traceback.FrameSummary(
             _ROOM.sub("", summary.filename.removeprefix(_ROOT)), summary.lineno or 0, summary.name, line=summary.line
         )

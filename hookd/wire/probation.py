@@ -12,7 +12,7 @@ class Probation:
 
     Attributes:
         until: monotonic seconds at which the quarantine ends; None if there is none, or no end.
-        times: number of quarantines since the plugin last passed a probation.
+        times: number of quarantines in a row, without a probation that was passed.
     """
 
     def __init__(self, first_s: float, most_s: float) -> None:

@@ -15,8 +15,8 @@ NEWEST_TORCH = (2, 15)
 
 def minor(version: str) -> tuple[int, int]:
     """Return major and minor of a version such as `2.15.0+cu132`; (0, 0) if it does not begin with them."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def version_text(version: tuple[int, int]) -> str:
@@ -28,8 +28,8 @@ def unproven(python: str, torch: str) -> str:
     """Return a line about versions that are newer than any tested one; "" if none is."""
     pairs = (("CPython", minor(python), NEWEST_PYTHON), ("torch", minor(torch), NEWEST_TORCH))
     newer = [
-        f"{name} {version_text(found)} (the newest tried is {version_text(newest)})"
-        for name, found, newest in pairs
-        if found > newest
+        f"{name} {version_text(actual)} (the newest tried is {version_text(newest)})"
+        for name, actual, newest in pairs
+        if actual > newest
     ]
     return f"not yet proven on {' and '.join(newer)}; all checks hold" if newer else ""

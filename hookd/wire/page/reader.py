@@ -138,8 +138,8 @@ class PageReader:
         ring = region.length // RECORD.size
         last = _whole(max(numbers[:: RECORD.size // 8], default=0.0))
         slots = sorted({(number - 1) % ring for number in range(max(1, last - count + 1), last + 1)})
-        found = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
-        return sorted(found, key=lambda record: record.seq)
+        records = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
+        return sorted(records, key=lambda record: record.seq)
 
     def _record(self, slot: int, ring: int, after: int) -> Record | None:
         """Return the record in a slot if it is complete, belongs there, and is newer than number `after`."""
