@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hookd.wire.page import PageReader
+    from hookd.wire.target import TargetReport
 
 _log = logging.getLogger("hookd")
 DEFAULT = ("nan", "timing", "activations")
@@ -62,7 +63,7 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
     return bootstrap.stop(timeout_s)
 
 
-def read() -> dict[str, Any]:
+def read() -> TargetReport:
     """Give what hookd has seen of this process so far, as `hookd report PID --json` prints it.
 
     Among it: `step`, `overhead`, `modules` with the metrics of each, `plugins`, `incidents`. Any thread may call it; it
@@ -88,7 +89,7 @@ def _page() -> Iterator[PageReader]:
         reader.close()
 
 
-def _report(reader: PageReader) -> dict[str, Any]:
+def _report(reader: PageReader) -> TargetReport:
     from hookd.tool.reports.report import build_report
 
     return {"pid": posix.getpid(), **build_report(reader.read())}
@@ -112,7 +113,7 @@ class Observation:
         rank: int | None = None,
         budget: float = 0.01,
     ) -> None:
-        self.report: dict[str, Any] | None = None
+        self.report: TargetReport | None = None
         self._plugins = plugins if plugins is DEFAULT else tuple(plugins)
         self._run, self._rank, self._budget = run, rank, budget
         self._came: float | None = None

@@ -106,6 +106,17 @@ class CurvePoint(TypedDict):
     """The longest duration, in seconds."""
 
 
+class Elsewhere(TypedDict):
+    """The incidents of another rank of the same run."""
+
+    rank: str
+    pid: int
+    incidents: int
+    """Their number."""
+    message: str | None
+    """Of the last one."""
+
+
 class TargetReport(Report, total=False):
     """The report of a target, with what its server knows of it.
 
@@ -119,6 +130,8 @@ class TargetReport(Report, total=False):
     """The user to whom the process belongs, if there is no `target`."""
     curve: list[CurvePoint]
     """The durations of its last steps, if they were asked for."""
+    elsewhere: list[Elsewhere]
+    """The other ranks that have incidents."""
 
 
 class BackingOff(TypedDict):

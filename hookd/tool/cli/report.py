@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hookd.tool.cli.subject import Subject
+    from hookd.wire.report import ModuleRow, PluginRow
+    from hookd.wire.target import TargetReport
 
 STATISTICS = ("mean", "std", "min", "max")
 TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE")
@@ -90,7 +92,7 @@ def _show(chosen: Subject, limit: int | None) -> None:
             click.echo(output.wrap(line, " " * 4))
 
 
-def _show_target(report: dict[str, Any], limit: int | None) -> None:
+def _show_target(report: TargetReport, limit: int | None) -> None:
     if "identity" not in report:
         raise PageError(f"the page of process {report['pid']} cannot be trusted", reason="corrupt")
     for line in heading(report):
@@ -105,7 +107,7 @@ def _show_target(report: dict[str, Any], limit: int | None) -> None:
     output.show(plugins(report))
 
 
-def heading(report: dict[str, Any]) -> Iterator[str]:
+def heading(report: TargetReport) -> Iterator[str]:
     """Yield lines on the target's identity, its progress, and the phases of its steps."""
     identity, target = report["identity"], report.get("target", {})
     run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
@@ -137,7 +139,7 @@ def heading(report: dict[str, Any]) -> Iterator[str]:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
 
 
-def of_user(report: dict[str, Any]) -> str:
+def of_user(report: TargetReport) -> str:
     """Return the name of a report's process and of its user."""
     owner = targets.owner(report)
     return f"process {report['pid']}" + (f" of user {owner}" if owner else "")
@@ -157,7 +159,7 @@ def clock(unix_s: object) -> str:
     return moment(unix_s).rpartition(" ")[2] if isinstance(unix_s, (int, float)) else "-"
 
 
-def modules(report: dict[str, Any], limit: int | None) -> Iterator[Table | str]:
+def modules(report: TargetReport, limit: int | None) -> Iterator[Table | str]:
     """Yield tables of the modules: time of one call, share of the model's time, statistics of the outputs.
 
     A wide terminal gets one table, a narrow one two tables and the findings as lines.
@@ -200,7 +202,7 @@ def _with_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tupl
     return [columns[n] for n in kept], [[row[n] for n in kept] for row in rows]
 
 
-def _labelled(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _labelled(rows: Sequence[ModuleRow]) -> list[tuple[str, ModuleRow]]:
     """Return each row with its label: the name, indented below the nearest ancestor that is shown.
 
     The name is shortened to its last part only if the direct parent is shown.
@@ -217,7 +219,7 @@ def _labelled(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]
     return labelled
 
 
-def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+def _chosen(rows: list[ModuleRow], limit: int | None) -> list[ModuleRow]:
     if limit is None or len(rows) <= limit:
         return rows
     costliest = sorted(rows, key=module_seconds, reverse=True)[:limit]
@@ -225,7 +227,7 @@ def _chosen(rows: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any
     return [row for row in rows if row["name"] in names]
 
 
-def _times(label: str, row: dict[str, Any], whole: float) -> tuple[str, ...]:
+def _times(label: str, row: ModuleRow, whole: float) -> tuple[str, ...]:
     timing = row["metrics"].get("timing", {})
     calls = timing.get("forward_calls") or 0
     return (
@@ -238,19 +240,19 @@ def _times(label: str, row: dict[str, Any], whole: float) -> tuple[str, ...]:
     )
 
 
-def _statistics(row: dict[str, Any]) -> tuple[str, ...]:
+def _statistics(row: ModuleRow) -> tuple[str, ...]:
     statistics = row["metrics"].get("activations", {})
     zeros = statistics.get("zero_ratio")
     return (*(output.number(statistics.get(name)) for name in STATISTICS), output.percent(zeros))
 
 
-def _state(plugin: dict[str, Any]) -> str:
+def _state(plugin: PluginRow) -> str:
     if plugin["state"] != "active" or plugin.get("changes_training") is None:
         return plugin["state"] or "-"
     return "changes training" if plugin["changes_training"] else "dry run"
 
 
-def incidents(report: dict[str, Any]) -> Iterator[str]:
+def incidents(report: TargetReport) -> Iterator[str]:
     """Yield a line for each incident, as it was reported, and for the incidents of other ranks."""
     elsewhere = report.get("elsewhere", [])
     yield "incidents:" if report["incidents"] else f"incidents: none{' of this rank' if elsewhere else ''}"
@@ -264,7 +266,7 @@ def incidents(report: dict[str, Any]) -> Iterator[str]:
         yield f"  of rank {row['rank']} (process {row['pid']}): {row['message']}{more}"
 
 
-def plugins(report: dict[str, Any]) -> Table:
+def plugins(report: TargetReport) -> Table:
     """Return a table of the plugins: state, sampling, errors and cost; and of the cost of hookd itself."""
     table = output.table("PLUGIN", "STATE", "SAMPLING", ">ERRORS", ">TIME SPENT")
     rows = []

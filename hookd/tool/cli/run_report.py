@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from hookd.wire.incident import IncidentRow
+    from hookd.wire.target import TargetReport
+
 SLOW = 1.1
 """A rank is slow if its step takes this many times the median."""
 
 
-def ranks(reports: Sequence[dict[str, Any]]) -> Table:
+def ranks(reports: Sequence[TargetReport]) -> Table:
     """Return a table of a run's ranks: the progress of each, and its step time compared with the median."""
     head = (">RANK", ">PID", "STATE", ">STEPS", ">A STEP", ">MEDIANS", ">FWD", ">DATA", ">COST", ">INC")
     table = output.table(*head)
@@ -29,12 +32,12 @@ def ranks(reports: Sequence[dict[str, Any]]) -> Table:
     return output.fill(table, [_cells(report, median) for report in reports])
 
 
-def owners(reports: Sequence[dict[str, Any]]) -> str:
+def owners(reports: Sequence[TargetReport]) -> str:
     """Return the name of the user to whom the ranks of a run belong; normally there is one."""
     return ", ".join(sorted({targets.owner(report) for report in reports} - {""}))
 
 
-def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
+def _cells(report: TargetReport, median: float | None) -> tuple[str, ...]:
     seconds = step_seconds(report)
     return (
         str(report.get("target", {}).get("rank", report["identity"].get("rank"))),
@@ -50,13 +53,13 @@ def _cells(report: dict[str, Any], median: float | None) -> tuple[str, ...]:
     )
 
 
-def median_step(reports: Sequence[dict[str, Any]]) -> float | None:
+def median_step(reports: Sequence[TargetReport]) -> float | None:
     """Return the median of the ranks' mean step times, in seconds."""
     times = [seconds for report in reports if (seconds := step_seconds(report))]
     return statistics.median(times) if times else None
 
 
-def of_step(report: dict[str, Any], phase: str) -> float | None:
+def of_step(report: TargetReport, phase: str) -> float | None:
     """Return the seconds per step that a phase takes.
 
     Ranks that wait for each other have equal step times, but differ in these.
@@ -72,7 +75,7 @@ def ratio(seconds: float | None, median: float | None) -> str:
     return f"{seconds / median:.2f}x" + (" slow" if seconds > SLOW * median else "")
 
 
-def incidents(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def incidents(rows: Sequence[IncidentRow]) -> Iterator[str]:
     """Yield a line for each incident."""
     if not rows:
         yield "incidents: none"
@@ -81,7 +84,7 @@ def incidents(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from map(line, rows)
 
 
-def incident(row: dict[str, Any]) -> Iterator[str]:
+def incident(row: IncidentRow) -> Iterator[str]:
     """Yield lines with everything stored about one incident."""
     from hookd.tool.daemon.incidents.incident_log import plain
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hookd.tool.cli.root_daemon import RootDaemon
+    from hookd.wire.report import Steps
+    from hookd.wire.target import TargetReport
 
 
 ASKED = "eval"
@@ -125,11 +127,11 @@ def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['pid']}: {when}{row['incident']}{repeated}{more}"
 
 
-def _is_from_attach(step: dict[str, Any]) -> bool:
+def _is_from_attach(step: Steps) -> bool:
     return not step["is_absolute"] and not is_called_only(step)
 
 
-def _row(pid: int, report: dict[str, Any] | HookdError) -> dict[str, Any]:
+def _row(pid: int, report: TargetReport | HookdError) -> dict[str, Any]:
     if not isinstance(report, HookdError) and "identity" not in report:
         reason = report.get("target", {}).get("reason") or "corrupt"
         report = PageError(

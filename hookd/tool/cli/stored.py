@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.wire.incident import IncidentRow
 
 
-def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Any) -> list[dict[str, Any]]:
+def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Any) -> list[IncidentRow]:
     """Return the incidents that match a query.
 
     Args:

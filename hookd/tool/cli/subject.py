@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.wire.incident import Incident, IncidentRow
+    from hookd.wire.target import Elsewhere, TargetReport
 
 ROWS = 200
 """Incidents of a run that are shown: the last ones."""
@@ -36,8 +38,8 @@ class Subject:
 
     kind: str
     name: str
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[TargetReport] = field(default_factory=list)
+    rows: list[IncidentRow] = field(default_factory=list)
 
     @property
     def whose(self) -> str:
@@ -102,14 +104,14 @@ def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
 
 def _target(pid: int, client: DaemonClient | None) -> Subject:
     report = targets.report(pid, client, has_curve=True)
-    rows: list[dict[str, Any]] = []
+    rows: list[IncidentRow] = []
     with contextlib.suppress(HookdError):  # the report of a live target is useful without them
         rows = _of([report], stored.rows(client, pid=pid, order="id")[::-1])
         report["elsewhere"] = list(_elsewhere(report, client))
     return Subject("target", str(pid), [_with(report, rows)], rows)
 
 
-def _elsewhere(report: dict[str, Any], client: DaemonClient | None) -> Iterator[dict[str, Any]]:
+def _elsewhere(report: TargetReport, client: DaemonClient | None) -> Iterator[Elsewhere]:
     """Yield the incidents of the other ranks of a target's run, one row for each rank.
 
     A hang, for example, is an incident of the rank that stopped, not of those that wait for it.
@@ -127,8 +129,8 @@ def _elsewhere(report: dict[str, Any], client: DaemonClient | None) -> Iterator[
 
 
 def _ranks(
-    label: str, client: DaemonClient | None, of: dict[str, Any] | None = None, user: int | None = None
-) -> list[dict[str, Any]]:
+    label: str, client: DaemonClient | None, of: TargetReport | None = None, user: int | None = None
+) -> list[TargetReport]:
     """Return the reports of the ranks of one user's run, by rank.
 
     The user is `user`, else the one of the report `of`, else the one with the oldest process.
@@ -142,7 +144,7 @@ def _ranks(
     return sorted(_of_one_user(ranks, of), key=_rank)
 
 
-def _of_one_user(reports: Sequence[dict[str, Any]], of: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _of_one_user(reports: Sequence[TargetReport], of: TargetReport | None) -> list[TargetReport]:
     """Return the reports of one user.
 
     Without a daemon that keeps run names unique, several users can have runs of the same name.
@@ -189,7 +191,7 @@ def _run(label: str, client: DaemonClient | None, user: int | None) -> Subject:
     return Subject("run", label, [_with(report, _of([report], rows)) for report in reports], rows)
 
 
-def _rows_of_one_user(label: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows_of_one_user(label: str, rows: list[IncidentRow]) -> list[IncidentRow]:
     """Return the incidents of the only user who has had a run of this name; all rows if no owner is known.
 
     Raises:
@@ -214,37 +216,37 @@ def _incident(number: str, client: DaemonClient | None) -> Subject:
         raise NoSuchTarget(
             f"there is no incident #{number}", reason="no-such-incident", hint="`hookd incidents` lists them."
         )
-    reports: list[dict[str, Any]] = []
+    reports: list[TargetReport] = []
     with contextlib.suppress(HookdError):  # the target is gone, or we may not read it
         report = targets.report(int(rows[0]["pid"]), client, has_curve=True)
         reports = [_with(report, rows)] if _of([report], rows) else []
     return Subject("incident", number, reports, rows)
 
 
-def _is_of(report: dict[str, Any], label: str) -> bool:
+def _is_of(report: TargetReport, label: str) -> bool:
     return "identity" in report and _label(report) == label
 
 
-def _label(report: dict[str, Any]) -> str:
+def _label(report: TargetReport) -> str:
     return str(report.get("target", {}).get("run", report["identity"].get("run")))
 
 
-def _rank_of(report: dict[str, Any]) -> str:
+def _rank_of(report: TargetReport) -> str:
     return str(report.get("target", {}).get("rank", report["identity"].get("rank")))
 
 
-def _rank(report: dict[str, Any]) -> tuple[int, str]:
+def _rank(report: TargetReport) -> tuple[int, str]:
     rank = _rank_of(report)
     return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
 
-def _of(reports: Iterable[dict[str, Any]], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of(reports: Iterable[TargetReport], rows: Iterable[IncidentRow]) -> list[IncidentRow]:
     """Return the rows of exactly these processes, by pid and start time, since pids are reused."""
     processes = {(report["pid"], _start(report)) for report in reports}
     return [row for row in rows if (row["pid"], row["start"]) in processes]
 
 
-def _user_of(reports: Sequence[dict[str, Any]]) -> int | None:
+def _user_of(reports: Sequence[TargetReport]) -> int | None:
     """Return the uid of the owner of these targets; None without targets, or if unknown."""
     from hookd.tool.linux.accounts import uid_of
 
@@ -257,7 +259,7 @@ def _known(uid: int) -> int | None:
     return uid if uid >= 0 else None
 
 
-def _start(report: dict[str, Any]) -> int | None:
+def _start(report: TargetReport) -> int | None:
     from hookd.tool.linux import proc
 
     if "target" in report:
@@ -267,12 +269,10 @@ def _start(report: dict[str, Any]) -> int | None:
     return None
 
 
-def _with(report: dict[str, Any], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _with(report: TargetReport, rows: Iterable[IncidentRow]) -> TargetReport:
     """Return a report with the incidents that the daemon has detected added, and with the numbers of all."""
-    incidents: list[dict[str, Any]] = [dict(incident) for incident in report.get("incidents", ())]
-    by_name: dict[object, dict[str, Any]] = {
-        (incident.get("seq"), incident.get("time")): incident for incident in incidents
-    }
+    incidents = [incident.copy() for incident in report.get("incidents", ())]
+    by_name: dict[object, Incident] = {(incident.get("seq"), incident.get("time")): incident for incident in incidents}
     by_name |= {same(incident): incident for incident in incidents}
     for row in rows:
         known = by_name.get(row.get("same")) or by_name.get((row["seq"], row["detail"].get("time")))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.wire.target import ServerStatus, TargetReport
 
 POLL_S = 0.2
 ANSWER_S = 10.0
@@ -75,7 +76,7 @@ def _named_by(host: str | None) -> str:
     return next((name for name in ("HOOKD_HOST", "HOOKD_CONTROL") if os.environ.get(name)), "")
 
 
-def foregrounds() -> list[dict[str, Any]]:
+def foregrounds() -> list[ServerStatus]:
     """Return the status of every foreground attach of this user that answers: pid, URL and targets.
 
     Those in other PID namespaces, such as a container with the same files, are left out: their pids mean other processes here.
@@ -91,7 +92,7 @@ def foregrounds() -> list[dict[str, Any]]:
     return statuses
 
 
-def servers(client: DaemonClient | None) -> list[dict[str, Any]]:
+def servers(client: DaemonClient | None) -> list[ServerStatus]:
     """Return the status of the daemon, if there is one, and of every foreground attach of this user."""
     others = foregrounds()
     if client is not None:
@@ -129,10 +130,10 @@ def attached() -> list[int]:
 def report(
     pid: int,
     client: DaemonClient | None,
-    others: Sequence[dict[str, Any]] | None = None,
+    others: Sequence[ServerStatus] | None = None,
     *,
     has_curve: bool = False,
-) -> dict[str, Any]:
+) -> TargetReport:
     """Return the report of one target.
 
     It comes from the daemon or foreground attach that serves the target, which knows it even after its end; otherwise from
@@ -161,11 +162,11 @@ def report(
     return _report_of_page(pid, has_curve=has_curve)
 
 
-def _pids(server: dict[str, Any]) -> set[int]:
+def _pids(server: ServerStatus) -> set[int]:
     return {int(target["pid"]) for target in server["targets"]}
 
 
-def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
+def _report_of_page(pid: int, *, has_curve: bool) -> TargetReport:
     from hookd.tool.attach.discover import open_page
     from hookd.tool.daemon.fleet import curve
     from hookd.tool.linux.accounts import uid_of
@@ -177,12 +178,12 @@ def _report_of_page(pid: int, *, has_curve: bool) -> dict[str, Any]:
         return {"pid": pid, **build_report(reader.read()), "user": user_name(uid_of(pid)), **drawn}
 
 
-def owner(report: dict[str, Any]) -> str:
+def owner(report: TargetReport) -> str:
     """Return the user who owns the process of a report, "" if unknown."""
     return str(report.get("target", report).get("user", ""))
 
 
-def is_of(pid: int, report: dict[str, Any] | HookdError, user: int | None) -> bool:
+def is_of(pid: int, report: TargetReport | HookdError, user: int | None) -> bool:
     """Whether a target belongs to a user; always true for None.
 
     Without a report, the owner of the process is used.
@@ -197,8 +198,8 @@ def is_of(pid: int, report: dict[str, Any] | HookdError, user: int | None) -> bo
 
 
 def reports(
-    client: DaemonClient | None, others: Sequence[dict[str, Any]], *, has_curve: bool = False
-) -> Iterator[tuple[int, dict[str, Any] | HookdError]]:
+    client: DaemonClient | None, others: Sequence[ServerStatus], *, has_curve: bool = False
+) -> Iterator[tuple[int, TargetReport | HookdError]]:
     """Yield the pid of every target with its report, or with the error if there is none.
 
     This includes targets that have ended and are still served.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.attach import discover, environment
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.config.rules import Rule
+    from hookd.wire.target import BackingOff
 
 SETTLE_S = 1.0
 """A process younger than this may be a data loader worker that was just forked and is not recognizable yet."""
@@ -170,7 +171,7 @@ class Wanted:
             if not proc.is_same(pid, start):
                 self._unknown.pop(pid, None)
 
-    def backing_off(self) -> list[dict[str, Any]]:
+    def backing_off(self) -> list[BackingOff]:
         """Return a row for each process whose attach failed and will be retried."""
         now = self._clock()
         with self._lock:

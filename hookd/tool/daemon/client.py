@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
 from hookd.errors import (
@@ -24,6 +24,9 @@ from hookd.tool.config import default_control_path, host_path
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from hookd.wire.incident import IncidentRow
+    from hookd.wire.target import ServerStatus, TargetReport, TargetRow
 
 _BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
     kind.exit_code: kind for kind in (UsageError, DaemonNotRunning, NoSuchTarget, PermissionDenied, TargetUnsupported)
@@ -121,11 +124,11 @@ class DaemonClient:
         """Return `version`, `pid` and `protocol` of the daemon."""
         return self.request("GET", "/v1/version", timeout_s=timeout_s)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ServerStatus:
         """Return the daemon's state and a summary of its targets."""
-        return self.request("GET", "/v1/status")
+        return cast("ServerStatus", self.request("GET", "/v1/status"))
 
-    def targets(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
+    def targets(self, timeout_s: float | None = None) -> list[TargetRow]:
         """Return all targets, including ended ones that linger."""
         return list(self.request("GET", "/v1/targets", timeout_s=timeout_s)["targets"])
 
@@ -157,11 +160,13 @@ class DaemonClient:
         body = {"expression": expression, "timeout_s": timeout_s}
         return self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
 
-    def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
+    def report(self, pid: int, *, has_curve: bool = False) -> TargetReport:
         """Return the report of a target, with `has_curve` including the times of its last steps."""
-        return self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else ""))
+        return cast(
+            "TargetReport", self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else ""))
+        )
 
-    def incidents(self, **wanted: Any) -> list[dict[str, Any]]:
+    def incidents(self, **wanted: Any) -> list[IncidentRow]:
         """Return incidents; see `rows.query` for the filters."""
         asked = urlencode({name: value for name, value in wanted.items() if value is not None})
         return list(self.request("GET", f"/v1/incidents?{asked}")["incidents"])

@@ -12,9 +12,10 @@ from hookd.version import __version__
 if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.metrics.selection import Limits
+    from hookd.wire.target import TargetReport, TargetRow
 
 
-def target_row(target: Target) -> dict[str, Any]:
+def target_row(target: Target) -> TargetRow:
     """Return the summary row of a target, from the last copy of its page (about a second old at most)."""
     identity, snapshot = target.identity, target.last()
     return {
@@ -47,7 +48,7 @@ def target_row(target: Target) -> dict[str, Any]:
     }
 
 
-def target_report(target: Target, limits: Limits) -> dict[str, Any]:
+def target_report(target: Target, limits: Limits) -> TargetReport:
     """Return the report of a target's page, see `report.build_report`, plus the daemon's row for it as `target`.
 
     The row also has `series_dropped`: the number of series that the limits exclude from /metrics.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Receiver
     from hookd.tool.daemon.turns import Want
+    from hookd.wire.target import ServerStatus, TargetReport, TargetRow
 
 EMBEDDED_LEASE_S = 60.0
 """Lease of a foreground attach: how long its agents stay after it was killed."""
@@ -304,11 +305,11 @@ class Service:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._looked.wait(), timeout_s)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[TargetRow]:
         """Return the summary rows of all targets."""
         return [describe.target_row(target) for target in self.fleet.targets()]
 
-    def report(self, pid: int, *, has_curve: bool = False) -> dict[str, Any]:
+    def report(self, pid: int, *, has_curve: bool = False) -> TargetReport:
         """Return the report of a target, with `has_curve` including the times of its last steps. Blocks on its page.
 
         Raises:
@@ -318,7 +319,7 @@ class Service:
         report = describe.target_report(target, self._limits)
         return {**report, "curve": target.curve()} if has_curve else report
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ServerStatus:
         """Return the state of the daemon and the rows of its targets."""
         return {
             "version": __version__,

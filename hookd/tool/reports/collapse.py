@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hookd.wire.incident import Incident
+
 DISTINCT = frozenset({"eval", "training_changed"})
 """Kinds that record what a person did to a training. Such incidents are never equal, even if only their numbers differ."""
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:[eE][+-]?\d+)?")
@@ -29,12 +31,12 @@ def same(incident: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
-def collapse(incidents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def collapse(incidents: Iterable[Mapping[str, Any]]) -> list[Incident]:
     """Return the first of each group of equal incidents of one process.
 
     It has the `count` of the group, and the time of the `last` one.
     """
-    firsts: dict[str, dict[str, Any]] = {}
+    firsts: dict[str, Incident] = {}
     for incident in incidents:
         first = firsts.setdefault(same(incident), {**incident, "count": 0})
         first["count"] += 1

@@ -9,12 +9,16 @@ from hookd.wire.module_names import is_root
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hookd.wire.incident import Incident
+    from hookd.wire.report import ModuleRow, PluginRow, Steps
+    from hookd.wire.target import TargetReport
+
 MAX_LINE = 100
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
 
 
-def state(report: dict[str, Any]) -> str:
+def state(report: TargetReport) -> str:
     """Return the state of a target.
 
     That is the daemon's view of it if this says more than the page, else the page's.
@@ -28,39 +32,39 @@ def state(report: dict[str, Any]) -> str:
     return str(served_state if served_state not in (None, "attached") else "paused" if is_paused else report["state"])
 
 
-def paused(report: dict[str, Any]) -> str | None:
+def paused(report: TargetReport) -> str | None:
     """Return a plugin's message on why a target is paused and how to resume it, or None."""
     if state(report) != "paused":
         return None
-    incident: dict[str, Any] = next((row for row in reversed(report["incidents"]) if row.get("kind") == "paused"), {})
+    incident: Incident = next((row for row in reversed(report["incidents"]) if row.get("kind") == "paused"), {})
     return str(incident.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
 
 
-def step_seconds(report: dict[str, Any]) -> float | None:
+def step_seconds(report: TargetReport) -> float | None:
     """Return the mean time of a step in seconds; None before the second step."""
     histogram = report["metrics"].get("step", {}).get("seconds")
     return histogram["mean"] if isinstance(histogram, dict) else None
 
 
-def phases(report: dict[str, Any]) -> list[tuple[str, float]]:
+def phases(report: TargetReport) -> list[tuple[str, float]]:
     """Return the share of each phase in step time, 0 to 1."""
     rows = report["metrics"].get("timing", {}).get("phase_seconds", [])
     total = sum(row["value"] or 0 for row in rows)
     return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
 
 
-def module_seconds(row: dict[str, Any]) -> float:
+def module_seconds(row: ModuleRow) -> float:
     """Return the time of a module's calls in seconds, forward and backward."""
     timing = row["metrics"].get("timing", {})
     return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
 
 
-def whole_seconds(rows: Sequence[dict[str, Any]]) -> float:
+def whole_seconds(rows: Sequence[ModuleRow]) -> float:
     """Return the time of all root modules in seconds, the base of a module's share."""
     return sum(module_seconds(row) for row in rows if is_root(row["name"]))
 
 
-def finding(row: dict[str, Any]) -> str:
+def finding(row: ModuleRow) -> str:
     """Return what is wrong with a module in a few words, or ""."""
     metrics = row["metrics"].get("nan", {})
     origins = [series for series in metrics.get("origin", []) if series["value"]]
@@ -71,7 +75,7 @@ def finding(row: dict[str, Any]) -> str:
     return ", ".join(f"{_kind(series)} ({series['where']}) {series['value']:.0f}x" for series in nonfinite)
 
 
-def looks_at(plugin: dict[str, Any]) -> str:
+def looks_at(plugin: PluginRow) -> str:
     """Return in words how often a plugin samples a step, or "-"."""
     every = plugin["interval_steps"]
     return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
@@ -94,7 +98,7 @@ def short(value: object) -> str:
     return "" if isinstance(value, (list, dict)) else str(value)
 
 
-def is_called_only(step: dict[str, Any]) -> bool:
+def is_called_only(step: Steps) -> bool:
     """Whether a model was called but no step has been trained.
 
     Args:
@@ -103,7 +107,7 @@ def is_called_only(step: dict[str, Any]) -> bool:
     return bool(step.get("calls")) and not step.get("counted")
 
 
-def counted(step: dict[str, Any]) -> tuple[str, int]:
+def counted(step: Steps) -> tuple[str, int]:
     """Return in a few words what is counted, and the count."""
     if is_called_only(step):
         return "calls of the model, no step", step["calls"]

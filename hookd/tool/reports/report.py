@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hookd.wire.page import Family, Snapshot
+    from hookd.wire.report import ModuleRow, PluginRow, Report, Steps, ThreadRow
 
 OWN = "hookd"
 """The label `plugin` of `hookd_overhead_seconds` for hookd itself."""
@@ -20,7 +21,7 @@ MAX_LOGS = 50
 """How many lines of the agent's log a report has, the last ones."""
 
 
-def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> dict[str, Any]:
+def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> Report:
     """Merge the families of a page by module, plugin and incident.
 
     A metric `hookd_<plugin>_<thing>` of a module is at `modules[n]["metrics"][plugin][thing]`: a number, a
@@ -59,7 +60,7 @@ def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:
     series[:] = [(labels, value or None) for labels, value in series]
 
 
-def describe_steps(snapshot: Snapshot) -> dict[str, Any]:
+def describe_steps(snapshot: Snapshot) -> Steps:
     """Describe how many steps have been done, since the attach and in the whole run.
 
     Returns:
@@ -102,9 +103,9 @@ def _count(snapshot: Snapshot, counter: str) -> int:
     return int(value) if 0 <= value < 2**53 else 0
 
 
-def _modules(snapshot: Snapshot) -> list[dict[str, Any]]:
+def _modules(snapshot: Snapshot) -> list[ModuleRow]:
     """Return a row for each module in the agent's order: parents before their children."""
-    rows: dict[str, dict[str, Any]] = {
+    rows: dict[str, ModuleRow] = {
         entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
         for _, entry in sorted(snapshot.modules.items())
     }
@@ -180,14 +181,14 @@ def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options
     return {key: value for key, value in node.items() if isinstance(value, str)} if isinstance(node, dict) else {}
 
 
-def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snapshot) -> list[dict[str, Any]]:
+def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snapshot) -> list[PluginRow]:
     """Return a row for each plugin; `changes_training` is None for an observer."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, PluginRow] = {}
     identity = snapshot.identity
 
-    def row(labels: dict[str, str]) -> dict[str, Any]:
+    def row(labels: dict[str, str]) -> PluginRow:
         name = labels.get("plugin", "")
-        empty = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
+        empty: PluginRow = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
                  "overhead_seconds": None, "options": plugin_options(identity, name),
                  "settings": plugin_options(identity, name, "settings"), "call_seconds": None, "series": 0,
                  "source": plugin_options(identity, name, "source"), "error": plugin_options(identity, name, "error")}  # fmt: skip
@@ -219,7 +220,7 @@ def owner_of(family: str, plugins: Iterable[str]) -> str | None:
     return max((name for name in plugins if family.startswith(f"hookd_{name}_")), key=len, default=None)
 
 
-def _threads(snapshot: Snapshot) -> list[dict[str, Any]]:
+def _threads(snapshot: Snapshot) -> list[ThreadRow]:
     """Return a row for each thread, as of when the page was copied."""
     nowhere = {"name": None}
     return [

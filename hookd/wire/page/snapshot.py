@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from array import array
 
+    from hookd.wire.incident import Incident
+    from hookd.wire.report import LogLine
+
 Values = tuple[str, ...]
 
 
@@ -94,7 +97,7 @@ class Snapshot:
     families: list[Family]
     modules: dict[int, ModuleEntry]
     heartbeats: list[Heartbeat]
-    incidents: list[dict[str, Any]]
-    logs: list[dict[str, Any]]
+    incidents: list[Incident]
+    logs: list[LogLine]
     records: list[Record]
     dropped: int

@@ -15,6 +15,7 @@ from hookd.tool.reports.report import describe_steps
 
 if TYPE_CHECKING:
     from hookd.wire.page import Family, PageReader, Snapshot
+    from hookd.wire.report import Steps
 
 WINDOW_S = 5.0
 """Seconds over which step rates are averaged; steps are too few for one interval."""
@@ -161,7 +162,7 @@ class Target:
         return "paused" if is_paused and self.snapshot.state == "running" else self.snapshot.state
 
     @property
-    def step(self) -> dict[str, Any]:
+    def step(self) -> Steps:
         """Its steps, as returned by `hookd.tool.reports.report.describe_steps`."""
         if self.snapshot is not None:
             return describe_steps(self.snapshot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.wire.page import STEP_RECORD
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hookd.wire.page import Record
+    from hookd.wire.target import CurvePoint
 
 POINTS = 400
 """Points of a curve at most."""
 
 
-def of(records: Iterable[Record], points: int = POINTS) -> list[dict[str, Any]]:
+def of(records: Iterable[Record], points: int = POINTS) -> list[CurvePoint]:
     """Gather the steps of a recorder, in order.
 
     Returns:
@@ -29,7 +30,7 @@ def of(records: Iterable[Record], points: int = POINTS) -> list[dict[str, Any]]:
     return [_point(steps[at : at + each]) for at in range(0, len(steps), each)]
 
 
-def _point(steps: list[Record]) -> dict[str, Any]:
+def _point(steps: list[Record]) -> CurvePoint:
     seconds = [one.value for one in steps]
     last = steps[-1]
     return {"step": last.step, "time": last.when, "seconds": statistics.median(seconds), "longest": max(seconds)}

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach import Control
     from hookd.tool.daemon.fleet.deaths import Death
+    from hookd.wire.incident import Incident
     from hookd.wire.page import Heartbeat, Record, Snapshot
+    from hookd.wire.target import CurvePoint, Hang, Ongoing
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +112,8 @@ class Target:
         self.repairs = 0
         self.incidents_dropped = 0
         self.told: dict[str, int] = {}
-        self.ongoing: Mapping[str, Mapping[str, Any]] = {}
-        self.hang: Mapping[str, Any] | None = None
+        self.ongoing: dict[str, Ongoing] = {}
+        self.hang: Hang | None = None
         self.herald = Herald(clock)
         self.lease: Control | None = None
         self.container = container.of_process(pid)
@@ -120,8 +122,8 @@ class Target:
         self._pulse = Pulse(clock())
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
-        self._distinct: tuple[list[dict[str, Any]], int] = ([], 0)
-        self._curve: list[dict[str, Any]] = []
+        self._distinct: tuple[list[Incident], int] = ([], 0)
+        self._curve: list[CurvePoint] = []
         self._usage = Usage()
         self._leftover, self._removals = (
             "",
@@ -150,7 +152,7 @@ class Target:
             self._refresh()
             return self._snapshot
 
-    def curve(self) -> list[dict[str, Any]]:
+    def curve(self) -> list[CurvePoint]:
         """Give the times of its last steps, see `curve.of`; of a target that has ended, as they stood at its end."""
         with self._lock:
             self._draw()

@@ -16,6 +16,10 @@ from hookd.tool.reports.wording import moment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from hookd.wire.incident import Incident
+    from hookd.wire.report import ModuleRow
+    from hookd.wire.target import TargetReport
+
 MAX_MODULES = 200
 OPEN = 3
 """Number of incidents, the first ones, whose details are open; later ones are usually consequences."""
@@ -53,7 +57,7 @@ def tiles(pairs: Iterable[tuple[str, object]]) -> str:
 # ---- incidents
 
 
-def incidents(told: Sequence[dict[str, Any]]) -> Iterator[str]:
+def incidents(told: Sequence[Incident]) -> Iterator[str]:
     """Yield a card for each incident, with all recorded details."""
     if not told:
         yield '<p class="good">None.</p>'
@@ -61,7 +65,7 @@ def incidents(told: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield incident(one, is_first=n < OPEN)
 
 
-def incident(one: dict[str, Any], *, is_first: bool) -> str:
+def incident(one: Incident, *, is_first: bool) -> str:
     """Return the card of one incident, from a target's page or from `detail` in the store."""
     number = f"#{one['id']} " if one.get("id") is not None else ""
     when = moment(one["time"]) if isinstance(one.get("time"), (int, float)) else ""
@@ -76,7 +80,7 @@ def incident(one: dict[str, Any], *, is_first: bool) -> str:
     )
 
 
-def _details(one: dict[str, Any]) -> Iterator[str]:
+def _details(one: Incident) -> Iterator[str]:
     """Show short values as facts, lists of like objects as tables, everything else as JSON."""
     rest = {key: value for key, value in one.items() if key not in (*SHOWN, "id") and value not in (None, [], {})}
     brief = {key: told for key, value in rest.items() if (told := short(value))}
@@ -110,7 +114,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def marks(report: dict[str, Any]) -> list[plots.Mark]:
+def marks(report: TargetReport) -> list[plots.Mark]:
     """Return the marks of incidents on the curve, whose steps are counted from the attach."""
     offset = report["step"]["offset"] or 0
     found = []
@@ -125,7 +129,7 @@ def marks(report: dict[str, Any]) -> list[plots.Mark]:
 # ---- a target's numbers
 
 
-def curve(report: dict[str, Any]) -> Iterator[str]:
+def curve(report: TargetReport) -> Iterator[str]:
     """Yield the chart of the last step times, and its notes."""
     points = report.get("curve") or []
     yield plots.step_times([plots.Curve("median", 0, points)], marks(report))
@@ -140,7 +144,7 @@ def curve(report: dict[str, Any]) -> Iterator[str]:
         yield f'<p class="soft">{text("; ".join(told))}.</p>'
 
 
-def phase_shares(report: dict[str, Any], step_s: float | None) -> Iterator[str]:
+def phase_shares(report: TargetReport, step_s: float | None) -> Iterator[str]:
     """Yield a bar of the phases of a step, and its legend."""
     found = sorted(phases(report), key=lambda one: PHASES.index(one[0]) if one[0] in PHASES else len(PHASES))
     if not found:
@@ -159,7 +163,7 @@ def phase_shares(report: dict[str, Any], step_s: float | None) -> Iterator[str]:
     yield f'<ul class="legend">{"".join(legend)}</ul>'
 
 
-def modules(report: dict[str, Any], limit: int = MAX_MODULES) -> Iterator[str]:
+def modules(report: TargetReport, limit: int = MAX_MODULES) -> Iterator[str]:
     """Yield a table of the costliest modules and those with a finding, in the order of the model."""
     rows = report["modules"]
     costliest = {id(row) for row in sorted(rows, key=module_seconds, reverse=True)[:limit]}
@@ -174,7 +178,7 @@ def modules(report: dict[str, Any], limit: int = MAX_MODULES) -> Iterator[str]:
     yield table([head[n] for n in used], [[row[n] for n in used] for row in cells])
 
 
-def _module(row: dict[str, Any], whole: float) -> list[str]:
+def _module(row: ModuleRow, whole: float) -> list[str]:
     timing, seen = row["metrics"].get("timing", {}), row["metrics"].get("activations", {})
     calls, back = timing.get("forward_calls") or 0, timing.get("backward_calls") or 0
     share = module_seconds(row) / whole if whole and calls else None
@@ -193,7 +197,7 @@ def _module(row: dict[str, Any], whole: float) -> list[str]:
     ]
 
 
-def plugins(report: dict[str, Any]) -> str:
+def plugins(report: TargetReport) -> str:
     """Return a table of the plugins: sampling, cost and settings."""
     rows = [
         [
@@ -209,7 +213,7 @@ def plugins(report: dict[str, Any]) -> str:
     return table((":plugin", "state", "looks at", ">errors", ">time spent", "settings"), rows)
 
 
-def threads(report: dict[str, Any]) -> str:
+def threads(report: TargetReport) -> str:
     """Return a table of the threads' positions, now or at the end."""
     rows = [
         [text(one["name"]), text(one["tid"]), text(one["phase"]), text(one["module"] or "-"), text(one["step"])]
@@ -218,7 +222,7 @@ def threads(report: dict[str, Any]) -> str:
     return table(("thread", ">id", "phase", ":module", ">step"), rows)
 
 
-def logs(report: dict[str, Any]) -> str:
+def logs(report: TargetReport) -> str:
     """Return the last lines of the agent's log."""
     lines = []
     for one in report["logs"]:

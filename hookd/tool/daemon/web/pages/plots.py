@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.web.pages.text import text
 from hookd.tool.reports import wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from hookd.wire.target import CurvePoint
 
 WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 34
@@ -34,7 +36,7 @@ class Curve:
 
     label: str
     colour: int
-    points: Sequence[dict[str, Any]]
+    points: Sequence[CurvePoint]
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
 
 
-def cut_off(points: Sequence[dict[str, Any]]) -> tuple[int, float]:
+def cut_off(points: Sequence[CurvePoint]) -> tuple[int, float]:
     """Return how many points a plot of one curve cuts off, and the longest step in seconds."""
     if len(points) < 2:
         return 0, 0.0
@@ -83,7 +85,7 @@ def cut_off(points: Sequence[dict[str, Any]]) -> tuple[int, float]:
     return sum(1 for one in longest if one > top), max(longest)
 
 
-def _scale(points: Sequence[dict[str, Any]], *, has_longest: bool) -> _Scale:
+def _scale(points: Sequence[CurvePoint], *, has_longest: bool) -> _Scale:
     steps = [point["step"] for point in points]
     seconds = sorted(point["longest" if has_longest else "seconds"] for point in points)
     usual = max(seconds[int(0.95 * (len(seconds) - 1))], statistics.median(point["seconds"] for point in points))
@@ -125,7 +127,7 @@ def _line(scale: _Scale, curve: Curve) -> str:
     )
 
 
-def _longest(scale: _Scale, points: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _longest(scale: _Scale, points: Sequence[CurvePoint]) -> Iterator[str]:
     """Draw a thin line from each point to its longest step, with a mark if that is cut off."""
     for one in points:
         if one["longest"] > 1.05 * one["seconds"]:

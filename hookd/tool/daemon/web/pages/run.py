@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
+    from hookd.wire.report import PluginRow
+    from hookd.wire.target import TargetReport
 
 MOST_CURVES = plots.COLOURS
 """Maximum number of ranks whose curves are drawn."""
@@ -200,7 +202,7 @@ def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
     return [(one.time, one.losses[backward]) for one in rank.samples]
 
 
-def _state(rank: Rank, report: dict[str, Any]) -> Iterator[object]:
+def _state(rank: Rank, report: TargetReport) -> Iterator[object]:
     row = rank.row
     for why in filter(None, (row["how"] and f"It {row['how']}.", paused({**report, "target": row}))):
         yield tag("p", why, class_="bad")
@@ -233,7 +235,7 @@ def _state(rank: Rank, report: dict[str, Any]) -> Iterator[object]:
     )
 
 
-def _plugins(report: dict[str, Any]) -> Markup:
+def _plugins(report: TargetReport) -> Markup:
     """Return the table of plugins: state, errors and cost."""
     if not report["plugins"]:
         return tag("p", "None is loaded.", class_="soft")
@@ -244,7 +246,7 @@ def _plugins(report: dict[str, Any]) -> Markup:
     return join(made, tag("p", told, class_="soft"))
 
 
-def _plugin(one: dict[str, Any]) -> list[object]:
+def _plugin(one: PluginRow) -> list[object]:
     state, changes = one["state"] or "-", one["changes_training"]
     settings = ", ".join(f"{key}={value}" for key, value in (one["settings"] or one["options"]).items())
     errors = one["errors"] or 0
