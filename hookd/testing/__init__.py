@@ -1,4 +1,4 @@
-"""What tests of plugins need: a target and a daemon in this process, and the checks that every plugin should pass.
+"""Test support for plugin authors: a target and a daemon in the test's process, and checks that every plugin should pass.
 
     from hookd.testing import assert_bit_identical
 
@@ -10,8 +10,8 @@
     def test_it_changes_nothing():
         assert_bit_identical(Widths)
 
-pytest finds the fixtures by itself where hookd is installed (`hookd.testing.fixtures`). Importing this package loads neither
-torch nor the daemon; using it does. docs/testing.md is the guide.
+If hookd is installed, pytest finds the fixtures (`hookd.testing.fixtures`) automatically. Importing this package loads
+neither torch nor the daemon; using it does. For a guide see docs/testing.md.
 """
 
 from __future__ import annotations

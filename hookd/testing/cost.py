@@ -1,4 +1,4 @@
-"""What a plugin costs a training: in one process, with it and without it in turn."""
+"""Measure the cost of a plugin, by alternating blocks of steps with and without it in one process."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ def assert_overhead_below(
 ) -> None:
     """Check that a step with these plugins takes less than `ratio` times as much CPU time as without them.
 
-    Blocks of steps come as A B B A in one process; of the ratios of neighbours the median is taken. The test fails
-    only where the lower end of its 95 % bounds is above `ratio`, so a busy machine alone does not fail it.
+    Blocks of steps run in the order A B B A in one process, and the median of the ratios of neighbors is taken. The test
+    fails only if the lower 95 % bound of the median is above `ratio`, so a busy machine alone does not fail it.
 
     Args:
-        ratio: 1.2: 20 % more at most.
+        ratio: the limit, for example 1.2 for at most 20 % more.
         plugins: classes, or names of installed plugins.
-        make: makes the training; by default 200 small layers, where hooks weigh most.
-        pairs: of blocks, 12 or more.
-        steps: of each block.
+        make: creates the training; by default 200 small layers, where the overhead of hooks is greatest.
+        pairs: number of pairs of blocks, 12 or more.
+        steps: number of steps of each block.
         options: of the first plugin.
 
     Raises:
-        AssertionError: with the median, its bounds and what plain blocks differ from each other.
+        AssertionError: the limit is exceeded; the message has the median, its bounds, and the ratio of plain blocks.
     """
-    found = overhead(plugins, make=make, pairs=pairs, steps=steps, options=options)
-    one, control = found.ratio, found.control
-    told = f"{one.value:.3f} times (95 %: {one.low:.3f} to {one.high:.3f}); plain to plain {control.value:.3f}"
-    assert one.low <= ratio, f"a step takes {told}, and may take {ratio}"
+    measured = overhead(plugins, make=make, pairs=pairs, steps=steps, options=options)
+    median, control = measured.ratio, measured.control
+    figures = (
+        f"{median.value:.3f} times (95 %: {median.low:.3f} to {median.high:.3f}); plain to plain {control.value:.3f}"
+    )
+    assert median.low <= ratio, f"a step takes {figures}, and may take {ratio}"
 
 
 def overhead(
@@ -56,7 +58,10 @@ def overhead(
     steps: int = 2,
     options: Mapping[str, object] | None = None,
 ) -> Pairs:
-    """Measure blocks of steps in turn, in ns of CPU time of this thread; torch is kept to one thread meanwhile."""
+    """Measure alternating blocks of steps with and without the plugins, in ns of this thread's CPU time.
+
+    Meanwhile, torch uses one thread.
+    """
     from hookd.testing.pairs import alternate
 
     training = make()
@@ -70,9 +75,9 @@ def overhead(
     with _one_thread(), FakeTarget(record=False) as target:
         target.start(*plugins, **(options or {}))
         with target.away() as observing:
-            found = alternate(block, observing, pairs, training.step)
+            measured = alternate(block, observing, pairs, training.step)
         assert not target.errors, f"a hook raised: {target.logs}"
-        return found
+        return measured
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""The daemon's end of plugins in the test's own process: its real host of daemon halves, its real targets and store.
+"""A daemon in the test's own process, with the real plugin host, view of targets and incident store.
 
-Importing this module loads nothing of the daemon; using it does, and never torch.
+Importing this module does not load the daemon; using it does. Neither loads torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 RUN = "train.py"
 JOIN_S = 5.0
-"""How long the thread of a plugin may take to end."""
+"""Seconds that the thread of a plugin may take to end."""
 
 
 class FakeDaemon:
-    """Daemon halves of plugins as a daemon hosts them, each in its thread; nothing is served, nobody else's is seen.
+    """A daemon that hosts daemon plugins, each in its own thread, without serving a port or finding other targets.
 
-    What the daemon does about once a second is done by `look()`, and by nothing else; each look is 5 s after the one
-    before by the daemon's clock, so that all that is asked for now and then is asked for in each.
+    The daemon's periodic work, about once a second in `hookd serve`, is done only by `look()`. By the daemon's clock each
+    look is 5 s after the last, so that every look includes the hooks that are called less often, such as panels.
     """
 
     def __init__(self) -> None:
@@ -55,22 +55,22 @@ class FakeDaemon:
         self._ahead_s = 0.0
         self._told = 0
 
-    # -- life
+    # -- lifecycle
 
     def start(self, *plugins: type[DaemonPlugin] | str | Path, **options: object) -> Self:
-        """Start with these plugins; the options are those of the first.
+        """Start with these plugins.
 
         Args:
-            plugins: classes, names of installed ones, or files, which are loaded as from a plugin directory.
-            options: what stands in `[daemon_plugins.NAME]`.
+            plugins: classes, names of installed plugins, or files, which are loaded as from a plugin directory.
+            options: of the first plugin, as in `[daemon_plugins.NAME]`.
 
         Raises:
-            PluginError: one is refused; the message has the author's file and line, the hint the traceback.
+            PluginError: a plugin is refused. The message has your file and line, the hint has the traceback.
         """
         return self.begin([self._half(plugin) for plugin in plugins], options)
 
     def begin(self, halves: Sequence[Half], options: Mapping[str, object]) -> Self:
-        """Start as `start` does, with halves that were found already."""
+        """Start with daemon plugins that were found already, see `start`."""
         from hookd.tool.config import ServeConfig
         from hookd.tool.daemon.fleet.fleet import Fleet
         from hookd.tool.daemon.incidents.store import IncidentStore
@@ -88,7 +88,7 @@ class FakeDaemon:
         self._ends.callback(self._fleet.close)
         texts = {key: str(value) for key, value in options.items()}
         self._halves = list(halves)
-        self._hosted = [Hosted(one, {} if number else texts, self._now) for number, one in enumerate(halves)]
+        self._hosted = [Hosted(half, {} if number else texts, self._now) for number, half in enumerate(halves)]
         self._host = Host(self._hosted, self._now)
         self._ends.callback(self._close_host)
         limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
@@ -102,14 +102,13 @@ class FakeDaemon:
         return self
 
     def _require_accepted(self) -> None:
-        refused = [one for one in self._hosted if one.state == "refused"]
+        refused = [hosted for hosted in self._hosted if hosted.state == "refused"]
         if refused:
             self.close()
             self._hosted, self._halves = [], []
             name, trouble = refused[0].name, refused[0].trouble
-            is_ours = trouble["where"].startswith(
-                str(Path(hookd.__file__).parent)
-            )  # the text has the author's line then
+            # If the error was raised in hookd, the text already has the plugin's line.
+            is_ours = trouble["where"].startswith(str(Path(hookd.__file__).parent))
             where = f" ({trouble['where']})" if trouble["where"] and not is_ours else ""
             text = trouble["text"].removeprefix(f"{name}: ")
             raise PluginError(f"{name}: {text}{where}", hint=trouble["traceback"])
@@ -127,10 +126,10 @@ class FakeDaemon:
                 if half.path is not None and module not in sys.modules:
                     self._ends.callback(sys.modules.pop, module, None)
                 return half
-        raise problems[0] if problems else PluginError(f"there is no daemon half of a plugin {str(plugin)!r}")
+        raise problems[0] if problems else PluginError(f"there is no daemon plugin {str(plugin)!r}")
 
     def _of_class(self, plugin: type[DaemonPlugin]) -> Half:
-        """Put a class that the test has imported where the daemon's own import finds it."""
+        """Make a class of the test importable by the daemon."""
         from hookd.tool.attach.sources import Source
         from hookd.tool.daemon.plugins.discovery import Half
 
@@ -138,8 +137,8 @@ class FakeDaemon:
         module = sys.modules[home] = types.ModuleType(home)
         self._ends.callback(sys.modules.pop, home, None)
         setattr(module, plugin.__name__, plugin)
-        known = [sys.modules.get(base.__module__) for base in plugin.__mro__]
-        paths = {getattr(one, "__file__", None) for one in known} - {None, sys.modules["hookd.serving"].__file__}
+        bases = [sys.modules.get(base.__module__) for base in plugin.__mro__]
+        paths = {getattr(base, "__file__", None) for base in bases} - {None, sys.modules["hookd.serving"].__file__}
         files = {Path(str(path)).name: Path(str(path)).read_bytes() for path in paths}
         return Half(plugin.name, Source(plugin.name, f"{home}:{plugin.__name__}", files))
 
@@ -147,35 +146,35 @@ class FakeDaemon:
         return time.monotonic() + self._ahead_s
 
     def _settle(self) -> None:
-        """Wait until every plugin has done what it was asked for, or is put aside: late ones are, as in the daemon."""
-        while not all(one.is_idle or one.state in ("quarantined", "refused") for one in self._hosted) or any(
+        """Wait until every plugin has finished its hooks or is quarantined; slow ones are quarantined, as in the daemon."""
+        while not all(plugin.is_idle or plugin.state in ("quarantined", "refused") for plugin in self._hosted) or any(
             self._store.undelivered(caller.name, 1) for caller in self._callers
         ):
-            for one in self._hosted:
-                one.look()
+            for plugin in self._hosted:
+                plugin.look()
             time.sleep(0.002)
 
     def stop_clean(self) -> None:
-        """Close if it is open, and check that no hook has raised.
+        """Close, if it is open, and check that no hook has raised.
 
         Raises:
-            AssertionError: with the tracebacks, which have the author's lines.
+            AssertionError: a hook has raised; the message has the tracebacks.
         """
         self.close()
-        told = [
-            f"{one['plugin']}: {one['hook']}: {one['text']}\n{one['where']}\n{one['traceback']}"
-            for one in self.troubles
+        texts = [
+            f"{error['plugin']}: {error['hook']}: {error['text']}\n{error['where']}\n{error['traceback']}"
+            for error in self.troubles
         ]
-        assert not self.errors, f"hooks raised: {self.errors}\n" + "\n".join(dict.fromkeys(told))
+        assert not self.errors, f"hooks raised: {self.errors}\n" + "\n".join(dict.fromkeys(texts))
 
     def close(self) -> None:
-        """Let the plugins close, end the ranks, and let go of all."""
+        """Close the plugins, end the ranks, and release all resources."""
         self._ends.close()
 
     def _close_host(self) -> None:
         self._host.close()
-        for one in self._hosted:
-            one._thread.join(JOIN_S if one.is_idle else 0)
+        for plugin in self._hosted:
+            plugin._thread.join(JOIN_S if plugin.is_idle else 0)
 
     def __enter__(self) -> Self:
         return self
@@ -183,20 +182,20 @@ class FakeDaemon:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what the daemon does
+    # -- the daemon's work
 
     def ranks(self, count: int = 1, run: str = RUN) -> list[FakeRank]:
-        """Attach to so many more ranks of a run; the plugins learn of them at the next look."""
-        first = sum(one.run == run for one in self._ranks)
-        made = [FakeRank(run, first + number, self._lose) for number in range(count)]
-        for one in made:
-            self._ends.callback(one.close)
-            self._ranks.append(one)
-            self._add(one.pid, one.page.fd)
-        return made
+        """Attach to `count` more ranks of a run, and return them; the plugins see them from the next look on."""
+        first = sum(rank.run == run for rank in self._ranks)
+        ranks = [FakeRank(run, first + number, self._lose) for number in range(count)]
+        for rank in ranks:
+            self._ends.callback(rank.close)
+            self._ranks.append(rank)
+            self._add(rank.pid, rank.page.fd)
+        return ranks
 
     def attach(self, target: FakeTarget) -> None:
-        """Attach to a training in this process: what its target halves publish is read from its real page."""
+        """Attach to a training in this process, and read what its plugins publish from its real page."""
         self._add(os.getpid(), target._agent._page.fd)
 
     def _add(self, pid: int, fd: int) -> None:
@@ -211,7 +210,7 @@ class FakeDaemon:
         self._fleet.lose(self._targets[rank.pid])
 
     def look(self, times: int = 1) -> None:
-        """Do what the daemon does about once a second, and wait until the plugins have done their part of it."""
+        """Run the daemon's periodic work `times` times, each time waiting until the plugins' hooks have returned."""
         from hookd.tool.daemon.plugins.host import PANEL_EVERY_S
 
         for _ in range(times):
@@ -221,109 +220,120 @@ class FakeDaemon:
             self._settle()
 
     def incident(self, kind: str, message: str, *, run: str = RUN, rank: str = "0", **fields: object) -> None:
-        """Store an incident, of which the plugins are told as by a daemon; `FakeRank.incident` takes the way of a page."""
+        """Store an incident directly, and pass it to the plugins as a daemon does.
+
+        `FakeRank.incident` writes one to the page of a rank instead.
+        """
         self._told += 1
-        told = {"seq": self._told, "time": time.time(), "kind": kind, "message": message, **fields}
-        self._store.add((os.getpid(), 0, 0), run, rank, [told], owner=os.getuid())
+        incident = {"seq": self._told, "time": time.time(), "kind": kind, "message": message, **fields}
+        self._store.add((os.getpid(), 0, 0), run, rank, [incident], owner=os.getuid())
         self._settle()
 
     def invoke(self, command: str, *words: str) -> Result:
-        """Run a command that a plugin adds to `hookd`, in this process; what it raises is raised here.
+        """Run a command that a plugin adds to `hookd`, in this process; its exceptions propagate.
 
         Args:
             command: its name.
             words: its arguments.
 
         Returns:
-            What click's own `CliRunner` gives: `exit_code`, `output`, ….
+            The result of click's `CliRunner`, with `exit_code`, `output` and more.
 
         Raises:
             KeyError: there is no such command.
-            PluginError: a plugin gives what is no command, or takes a name of hookd's own.
+            PluginError: a plugin registers an object that is not a command, or uses the name of a command of hookd.
         """
         from click.testing import CliRunner
 
         return CliRunner().invoke(self.commands()[command], words, prog_name=f"hookd {command}", catch_exceptions=False)
 
     def commands(self) -> dict[str, Any]:
-        """Give the click commands that the plugins add to `hookd`, by name.
+        """Return the click commands that the plugins add to `hookd`, by name.
 
         Raises:
-            PluginError: as `invoke`.
+            PluginError: see `invoke`.
         """
         from hookd.tool.cli import COMMANDS, extensions
 
-        found: dict[str, Any] = {}
+        commands: dict[str, Any] = {}
         for half in self._halves:
             if half.has("register_commands"):
-                extensions.add(found, half, COMMANDS)
-        return found
+                extensions.add(commands, half, COMMANDS)
+        return commands
 
-    # -- what is seen
+    # -- results
 
     def samples(self) -> list[Sample]:
-        """Give name, labels and value of each series that `/metrics` would show now: of targets, plugins and daemon."""
-        return [(one.name, one.labels, one.value) for family in self._collector.collect() for one in family.samples]
+        """Return name, labels and value of each series on `/metrics`: those of targets, plugins and the daemon."""
+        return [
+            (sample.name, sample.labels, sample.value)
+            for family in self._collector.collect()
+            for sample in family.samples
+        ]
 
     def assert_metrics(self, expected: Mapping[str, object]) -> None:
-        """Check values: `{'hookd_spread_steps{run="train.py"}': 2}`; see `hookd.testing.assert_metrics`."""
+        """Check values, as in `{'hookd_spread_steps{run="train.py"}': 2}`; see `hookd.testing.assert_metrics`."""
         values.assert_metrics(self.samples(), expected)
 
     def value(self, name: str, **labels: str) -> float:
-        """Give the value of the only series of a name that has these labels, and perhaps others.
+        """Return the value of the only series with this name and these labels; it may have other labels too.
 
         Raises:
-            KeyError: there is none, or there are several.
+            KeyError: there is no such series, or more than one.
         """
-        found = [value for one, its, value in self.samples() if one == name and labels.items() <= its.items()]
-        if len(found) != 1:
-            raise KeyError(f"{len(found)} series are {name} with {labels}")
-        return found[0]
+        matching = [
+            value
+            for other, its_labels, value in self.samples()
+            if other == name and labels.items() <= its_labels.items()
+        ]
+        if len(matching) != 1:
+            raise KeyError(f"{len(matching)} series match {name} with {labels}, not 1")
+        return matching[0]
 
     @property
     def panels(self) -> list[dict[str, Any]]:
-        """What `/api/v1/panels` would give: the plugin, title, columns and rows of each."""
+        """The panels, as `/api/v1/panels` returns them, each with plugin, title, columns and rows."""
         return self._host.panels()
 
     @property
     def panel(self) -> dict[str, Any]:
-        """The only one there is."""
-        (one,) = self.panels
-        return one
+        """The panel, if there is exactly one."""
+        (panel,) = self.panels
+        return panel
 
     @property
     def incidents(self) -> list[dict[str, Any]]:
-        """What the store has, the oldest first, as `hookd incidents --json` prints it."""
+        """All stored incidents, the oldest first, in the format of `hookd incidents --json`."""
         return self._fleet.incidents()[::-1]
 
     def plugin(self, name: str) -> DaemonPlugin:
-        """Give the plugin object that runs under a name."""
+        """Return the running object of a plugin."""
         hooks = self._named(name).hooks
-        found: DaemonPlugin = next(iter(hooks.values()))[0].__self__  # type: ignore[attr-defined]
-        return found
+        plugin: DaemonPlugin = next(iter(hooks.values()))[0].__self__  # type: ignore[attr-defined]
+        return plugin
 
     def hooks(self, name: str) -> list[str]:
-        """Name the hooks that a plugin has."""
+        """Return the names of a plugin's hooks."""
         return list(self._named(name).hooks)
 
     def told(self, name: str) -> list[Told]:
-        """Give the families of a plugin's metrics as it told them last, those of each run by themselves."""
-        _, told = self._host._collected.get(name, (0.0, []))
-        return [family for _, family in told]
+        """Return the metric families that a plugin returned last, separately for each run."""
+        _, families = self._host._collected.get(name, (0.0, []))
+        return [family for _, family in families]
 
     def state(self, name: str) -> str:
-        """Give the state of a plugin: active, quarantined, …."""
+        """Return the state of a plugin, such as "active" or "quarantined"."""
         return self._named(name).state
 
     def _named(self, name: str) -> Hosted:
-        return next(one for one in self._hosted if one.name == name)
+        return next(plugin for plugin in self._hosted if plugin.name == name)
 
     @property
     def errors(self) -> dict[tuple[str, str], int]:
-        """How often hooks have raised, taken too long, or given what they may not, by plugin and hook."""
-        return {(one.name, hook): count for one in self._hosted for hook, count in one.errors.items() if count}
+        """Number of calls that raised, took too long or returned an invalid value, by plugin and hook."""
+        return {(plugin.name, hook): count for plugin in self._hosted for hook, count in plugin.errors.items() if count}
 
     @property
     def troubles(self) -> list[dict[str, str]]:
-        """The errors: plugin, hook and text, with the author's line (`where`) and the traceback."""
-        return [{"plugin": one.name, **trouble} for one in self._hosted for trouble in one.troubles]
+        """The errors: plugin, hook and text, with the plugin's line (`where`) and the traceback."""
+        return [{"plugin": plugin.name, **trouble} for plugin in self._hosted for trouble in plugin.troubles]

@@ -1,4 +1,4 @@
-"""Whether a training goes the same way, bit for bit, with a plugin and without it."""
+"""Check that a training gives bit-identical results with and without a plugin."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def assert_bit_identical(
 
     Args:
         plugins: classes, or names of installed plugins.
-        make: makes the training anew; it is called three times, with the same seed.
-        steps: how many steps each is trained.
+        make: creates the training; it is called three times, with the same seed.
+        steps: number of steps of each training.
         options: of the first plugin.
 
     Raises:
-        AssertionError: what differs first, and at which step. Also if the training differs from itself.
+        AssertionError: the trainings differ, or even those without plugins do; the message has the first difference
+            and its step.
     """
     difference = first_difference(plugins, make=make, steps=steps, options=options)
     assert not difference, difference
@@ -46,7 +47,7 @@ def first_difference(
     steps: int = 5,
     options: dict[str, object] | None = None,
 ) -> str:
-    """Say what differs first with these plugins; "" if nothing does."""
+    """Return the first difference that these plugins make; "" if there is none."""
     plain, again = _trained(make, steps), _trained(make, steps)
     own = _compared(plain, again)
     if own:
@@ -61,7 +62,7 @@ def first_difference(
 
 
 def _drawn_by_starting(target: FakeTarget, plugins: tuple[type[Plugin] | str, ...], options: dict[str, object]) -> str:
-    """Start, let `tick` come once, and say which random numbers the training would now find changed; "" if none."""
+    """Start the plugins, call `tick` once, and return which random state has changed since; "" if none has."""
     with _kept_random():
         before = _random()
         target.start(*plugins, **options)
@@ -70,8 +71,8 @@ def _drawn_by_starting(target: FakeTarget, plugins: tuple[type[Plugin] | str, ..
     return next((name for name in before if before[name] != after[name]), "")
 
 
-def _compared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
-    for step, (before, after) in enumerate(zip(one, other, strict=True), 1):
+def _compared(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> str:
+    for step, (before, after) in enumerate(zip(first, second, strict=True), 1):
         for name in {**before, **after}:
             is_new = name == _NUMPY and name not in before  # a plugin may import numpy
             if before.get(name) != after.get(name) and not is_new:
@@ -85,17 +86,17 @@ def _trained(make: Callable[[], Training], steps: int) -> list[dict[str, Any]]:
     with _kept_random():
         torch.manual_seed(0)
         random.seed(0)
-        with contextlib.suppress(ImportError):  # where it is there, something in torch may import it in the first step
+        with contextlib.suppress(ImportError):  # if it is installed, torch may import it in the first step
             import numpy.random
 
-            numpy.random.seed(0)  # noqa: NPY002  the state that everybody shares
+            numpy.random.seed(0)  # noqa: NPY002  the global state
         training = make()
         return [{"the loss": training.step().hex(), **dict(_state(training))} for _ in range(steps)]
 
 
 @contextlib.contextmanager
 def _kept_random() -> Iterator[None]:
-    """Put the states of the random numbers back afterwards: those are of the test."""
+    """Restore the random states afterwards, for the sake of the test."""
     import torch
 
     numpy = sys.modules.get("numpy.random")
@@ -110,17 +111,17 @@ def _kept_random() -> Iterator[None]:
 
 
 def _random() -> dict[str, object]:
-    """Give the states of torch's, Python's and, where it is loaded, numpy's random numbers."""
+    """Return the random states of torch, Python and, if it is loaded, numpy."""
     import torch
 
-    found: dict[str, object] = {
+    states: dict[str, object] = {
         "the state of torch's random numbers": _bytes(torch.get_rng_state()),
         "the state of Python's random numbers": random.getstate(),
     }
     if "numpy.random" in sys.modules:
         _, words, *rest = sys.modules["numpy.random"].get_state()
-        found[_NUMPY] = (words.tobytes(), *rest)
-    return found
+        states[_NUMPY] = (words.tobytes(), *rest)
+    return states
 
 
 def _state(training: Training) -> Iterator[tuple[str, object]]:
@@ -138,7 +139,7 @@ def _state(training: Training) -> Iterator[tuple[str, object]]:
 def _bytes(tensor: torch.Tensor) -> bytes:
     from hookd.target.tensors.host_memory import is_readable
 
-    if not is_readable(tensor):  # empty, freed, or of a class that has its numbers elsewhere
+    if not is_readable(tensor):  # empty, freed, or of a class that stores its elements elsewhere
         return repr((tensor.shape, tensor.dtype)).encode()
     flat = tensor.detach().cpu().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())

@@ -1,4 +1,4 @@
-"""What the hooks of a plugin were called with, written down by a subclass of it."""
+"""Record the calls of a plugin's hooks, by means of a subclass."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Event(NamedTuple):
     """One call of a hook.
 
     Attributes:
-        hook: its name.
-        module: the name of the module that it was called for, "" where there is none.
-        arguments: what it asked for, by name; of tensors a copy.
+        hook: name of the hook.
+        module: name of the module for which it was called, "" if there is none.
+        arguments: the arguments by name; tensors are copied.
     """
 
     hook: str
@@ -29,20 +29,20 @@ class Event(NamedTuple):
 
 
 def hooks_of(plugin: type[Plugin]) -> dict[str, Callable[..., Any]]:
-    """Give the functions of a plugin class that are marked as hooks, by their names."""
-    found = {name: getattr(plugin, name, None) for name in dir(plugin)}
-    return {name: one for name, one in found.items() if callable(one) and hasattr(one, "hookd_impl")}
+    """Return the functions of a plugin class that are marked as hooks, by name."""
+    attributes = {name: getattr(plugin, name, None) for name in dir(plugin)}
+    return {name: value for name, value in attributes.items() if callable(value) and hasattr(value, "hookd_impl")}
 
 
 def wrapped(plugin: type[Plugin], around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> type[Plugin]:
-    """Make a subclass of which each hook is what `around` makes of its name and function; it keeps its signature."""
-    made = {name: (one, around(name, one)) for name, one in hooks_of(plugin).items()}
-    hooks = {name: functools.wraps(one)(call) for name, (one, call) in made.items() if call is not one}
+    """Create a subclass in which `around(name, function)` replaces each hook; signatures stay the same."""
+    pairs = {name: (hook, around(name, hook)) for name, hook in hooks_of(plugin).items()}
+    hooks = {name: functools.wraps(hook)(call) for name, (hook, call) in pairs.items() if call is not hook}
     return type(plugin.__name__, (plugin,), {"__module__": plugin.__module__, "__doc__": plugin.__doc__, **hooks})
 
 
 def recorded(plugin: type[Plugin], events: list[Event]) -> type[Plugin]:
-    """Make a subclass that appends each call of a known hook to `events` before it is done."""
+    """Create a subclass that appends each call of a known hook to `events` before it calls the hook."""
 
     def around(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(function).parameters)[1:]
@@ -60,14 +60,14 @@ def recorded(plugin: type[Plugin], events: list[Event]) -> type[Plugin]:
 
 
 def _kept(value: Any) -> Any:
-    """Copy the tensors of a value: what hooks are given may be changed later, and must not be kept."""
+    """Copy the tensors in a value: arguments of hooks may change later, and must not be retained."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, (tuple, list)):
-        kept = [_kept(one) for one in value]
+        kept = [_kept(item) for item in value]
         return type(value)(*kept) if hasattr(value, "_fields") else type(value)(kept)
     if isinstance(value, dict):
-        return {key: _kept(one) for key, one in value.items()}
+        return {key: _kept(item) for key, item in value.items()}
     return value

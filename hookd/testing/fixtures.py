@@ -1,4 +1,4 @@
-"""The fixtures, which pytest finds by the entry point `pytest11`. Loading them loads no torch."""
+"""Pytest fixtures, found by the entry point `pytest11`. Importing this module does not load torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fake_target() -> Iterator[FakeTarget]:
-    """Give a target in this process, not started yet; after the test no hook may have raised anything."""
+    """Yield a target in this process, not started yet; fail the test if a hook has raised."""
     from hookd.testing.target import FakeTarget
 
     with FakeTarget() as target:
@@ -26,7 +26,7 @@ def fake_target() -> Iterator[FakeTarget]:
 
 @pytest.fixture
 def fake_daemon() -> Iterator[FakeDaemon]:
-    """Give a daemon in this process, not started yet; after the test no hook of its plugins may have raised anything."""
+    """Yield a daemon in this process, not started yet; fail the test if a hook of its plugins has raised."""
     from hookd.testing.daemon import FakeDaemon
 
     with FakeDaemon() as daemon:
@@ -36,7 +36,7 @@ def fake_daemon() -> Iterator[FakeDaemon]:
 
 @pytest.fixture
 def subprocess_target() -> Iterator[Callable[..., SubprocessTarget]]:
-    """Give what starts targets in processes of their own, with hookd attached by its real way; they end with the test."""
+    """Yield a function that starts a training in its own process and attaches hookd to it; both end with the test."""
     import contextlib
 
     from hookd.testing.process import SubprocessTarget

@@ -1,9 +1,9 @@
-"""Load plugins, train with each, and tell what it did and what it cost: what `hookd plugin check` and `bench` run.
+"""Train with each of some plugins and report its behavior and cost, for `hookd plugin check` and `hookd plugin bench`.
 
     python -m hookd.testing.measure '{"what": "check", "options": {}, "plugins": [{"entry": "hookd_widths:Widths",
         "directory": "/src", "out": "FILE"}]}'
 
-Runs in a process of its own, in an environment that has torch. It writes one JSON object into each `out`.
+Runs in its own process, in an environment with torch. It writes a JSON object to each `out`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ MODELS: dict[str, Callable[[], Training]] = {
 
 
 class Probe:
-    """Notes what a plugin does: time and memory of each hook, what it declares, raises and returns.
+    """Records time and memory of a plugin's hooks, the metrics that it declares, and the exceptions that it raises.
 
     Args:
-        directory: of the plugin's sources: lines in it are the author's.
+        directory: of the plugin's sources.
     """
 
     def __init__(self, directory: str) -> None:
@@ -59,7 +59,7 @@ class Probe:
         self._nothing = _cost_of_the_clock()
 
     def around(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the hook that is called in place of the author's."""
+        """Return a function that measures a hook and is called in its place."""
 
         def call(plugin: Plugin, *values: Any) -> Any:
             if hook == "configure":
@@ -90,11 +90,11 @@ class Probe:
 
     def _note(self, hook: str, error: Exception) -> None:
         place = _place(error, self._directory)
-        what = worded(error)
-        self.raised.setdefault((place["file"], place["line"]), {"hook": hook, "error": what, **place})
+        text = worded(error)
+        self.raised.setdefault((place["file"], place["line"]), {"hook": hook, "error": text, **place})
 
     def _watch(self, context: Any) -> None:
-        """Have the context tell what is declared, and on which line."""
+        """Record each metric that is declared through the context, with the line that declares it."""
         declare = context._declare  # noqa: SLF001
 
         def noted(metric: Any) -> Any:
@@ -102,23 +102,23 @@ class Probe:
             while frame is not None and not frame.f_code.co_filename.startswith(self._directory):
                 frame = frame.f_back
             file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-            told = {"kind": metric.kind, "name": metric.name, "labels": list(metric.label_names)}
-            self.metrics.append({**told, "file": file, "line": line})
+            declared = {"kind": metric.kind, "name": metric.name, "labels": list(metric.label_names)}
+            self.metrics.append({**declared, "file": file, "line": line})
             return declare(metric)
 
         context._declare = noted  # noqa: SLF001
 
     def hooks(self) -> dict[str, Any]:
-        """Give calls and ns per call of each hook, with the middle half."""
+        """Return the number of calls of each hook, and median and quartiles of the time per call in ns."""
         return {
             hook: {"calls": len(took), **_spread(took)} for hook, took in self.took.items() if hook in hookspecs.HOT
         }
 
 
 def _place(error: BaseException, directory: str) -> dict[str, Any]:
-    """Find the author's innermost line; "" and 0 where there is none."""
-    mine = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(directory)]
-    return {"file": mine[-1].filename, "line": mine[-1].lineno or 0} if mine else {"file": "", "line": 0}
+    """Return the innermost line of the plugin's sources; "" and 0 if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(directory)]
+    return {"file": frames[-1].filename, "line": frames[-1].lineno or 0} if frames else {"file": "", "line": 0}
 
 
 def _cost_of_the_clock() -> int:
@@ -135,19 +135,19 @@ def _spread(took: list[int]) -> dict[str, float]:
 
 
 def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:
-    """Train some steps with a plugin, call every cold hook, and compare a training with it and without it, bit for bit.
+    """Train some steps with a plugin, call all lifecycle hooks, and compare trainings with and without it, bit for bit.
 
-    Hooks that a chain of small layers has no call for get a transformer block as well.
+    If a chain of small layers does not call all hooks, a transformer block is trained as well.
     """
     probe = Probe(directory)
     wanted = OF_MODULES & hooks_of(plugin).keys()
     for make in (small, lambda: transformer_block(32, 16)):
-        told = _trained_with(plugin, make, probe, options)
-        uncalled = sorted(wanted - probe.took.keys() - {one["hook"] for one in probe.raised.values()})
-        if not uncalled or told["errors"] or told["broken"] or told["difference"]:
+        report = _trained_with(plugin, make, probe, options)
+        uncalled = sorted(wanted - probe.took.keys() - {error["hook"] for error in probe.raised.values()})
+        if not uncalled or report["errors"] or report["broken"] or report["difference"]:
             break
     return {
-        **told,
+        **report,
         "hooks": probe.hooks(),
         "metrics": probe.metrics,
         "raised": list(probe.raised.values()),
@@ -163,13 +163,13 @@ def _trained_with(
         broken = _worked(target, plugin.name)
         state, mutates = target.state(plugin.name), target.plugin(plugin.name).mutates
         errors, logs = target.errors, target.logs
-    told = {"state": state, "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken}
+    report = {"state": state, "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken}
     is_sound = not errors and not mutates and not broken
-    return {**told, "difference": first_difference((plugin,), make=make, options=options) if is_sound else ""}
+    return {**report, "difference": first_difference((plugin,), make=make, options=options) if is_sound else ""}
 
 
 def _worked(target: FakeTarget, name: str) -> str:
-    """Train, evaluate, put a new object in its place and train on; give what the training has raised, "" if nothing."""
+    """Train, evaluate, replace the plugin object and train again; return the exception of the training, "" if none."""
     try:
         target.run_steps(STEPS)
         target.training.model.eval()
@@ -178,13 +178,13 @@ def _worked(target: FakeTarget, name: str) -> str:
         target.run_steps(STEPS)
     except PluginError:
         raise
-    except Exception as error:  # noqa: BLE001  (torch's, of what the plugin did to its tensors)
+    except Exception as error:  # noqa: BLE001  (raised by torch after the plugin has changed a tensor)
         return worded(error)
     return ""
 
 
 def bench(plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:
-    """Measure each hook by itself, and a step with the plugin beside one without it, on two models."""
+    """Measure each hook by itself, and steps with and without the plugin, on two models."""
     return {"models": {name: _on(make, plugin, directory, options) for name, make in MODELS.items()}}
 
 
@@ -200,46 +200,46 @@ def _on(make: Callable[[], Any], plugin: type[Plugin], directory: str, options: 
         finally:
             tracemalloc.stop()
     hooks = probe.hooks()
-    for hook, told in hooks.items():
+    for hook, figures in hooks.items():
         sizes = probe.memory.get(hook, [(0, 0)])
-        told["peak_bytes"] = statistics.median(peak for peak, _ in sizes)
-        told["kept_bytes"] = statistics.median(kept for _, kept in sizes)
+        figures["peak_bytes"] = statistics.median(peak for peak, _ in sizes)
+        figures["kept_bytes"] = statistics.median(kept for _, kept in sizes)
     pairs = overhead((plugin,), make=make, pairs=BENCH_PAIRS, options=options)
-    return {"hooks": hooks, "ratio": _told(pairs.ratio), "control": _told(pairs.control)}
+    return {"hooks": hooks, "ratio": _as_json(pairs.ratio), "control": _as_json(pairs.control)}
 
 
-def _told(one: Estimate) -> dict[str, float]:
-    return {"median": one.value, "low": one.low, "high": one.high}
+def _as_json(estimate: Estimate) -> dict[str, float]:
+    return {"median": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def main() -> None:
-    """Do what the only argument says, with one plugin after the other."""
-    import torch  # paid once: each plugin is tried in a fork of this process
+    """Run the request in the only argument, one plugin after the other."""
+    import torch  # imported once: each plugin is tried in a fork of this process
 
-    torch.set_num_threads(1)  # more of them wait for each other where the machine is busy
-    small()  # its optimizer imports the half of torch that `import torch` leaves out
+    torch.set_num_threads(1)  # on a busy machine, several threads would wait for each other
+    small()  # its optimizer imports large parts of torch that `import torch` does not
     request = json.loads(sys.argv[1])
-    for one in request["plugins"]:
+    for plugin in request["plugins"]:
         child = os.fork()
         if not child:
-            _try_alone(request, one)
+            _try_alone(request, plugin)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if not Path(one["out"]).exists():
-            told = {
+        if not Path(plugin["out"]).exists():
+            refusal = {
                 "refused": f"the process ended with {status} while it was tried",
                 "hint": "no hook may end the training",
             }
-            Path(one["out"]).write_text(json.dumps(told))
+            Path(plugin["out"]).write_text(json.dumps(refusal))
 
 
-def _try_alone(request: dict[str, Any], one: dict[str, str]) -> NoReturn:
-    """Try a plugin and end this process, whatever happens: what comes after belongs to the one that was forked."""
+def _try_alone(request: dict[str, Any], plugin: dict[str, str]) -> NoReturn:
+    """Try a plugin and end this forked process, whatever happens: only the parent may go on after it."""
     status = 1
     try:
-        told = _tried(request, one)
-        Path(one["out"]).write_text(json.dumps(told))
+        report = _tried(request, plugin)
+        Path(plugin["out"]).write_text(json.dumps(report))
         status = 0
-    except BaseException:  # noqa: BLE001  SystemExit, too
+    except BaseException:  # noqa: BLE001  SystemExit too
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -247,21 +247,21 @@ def _try_alone(request: dict[str, Any], one: dict[str, str]) -> NoReturn:
         os._exit(status)
 
 
-def _tried(request: dict[str, Any], one: dict[str, str]) -> dict[str, Any]:
-    sys.path.insert(0, one["directory"])
-    module, _, name = one["entry"].partition(":")
-    what = {"check": check, "bench": bench}[request["what"]]
+def _tried(request: dict[str, Any], plugin: dict[str, str]) -> dict[str, Any]:
+    sys.path.insert(0, plugin["directory"])
+    module, _, name = plugin["entry"].partition(":")
+    trial = {"check": check, "bench": bench}[request["what"]]
     try:
-        plugin = getattr(importlib.import_module(module), name)
-        return what(plugin, one["directory"], request["options"])
+        plugin_class = getattr(importlib.import_module(module), name)
+        return trial(plugin_class, plugin["directory"], request["options"])
     except PluginError as error:
         return {"refused": error.message, "hint": error.hint}
-    except Exception as error:  # noqa: BLE001  (of the author's import, say: it is for the author to read)
+    except Exception as error:  # noqa: BLE001  (raised by the plugin's import, for example; reported to its author)
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        place = _place(error, one["directory"])
+        place = _place(error, plugin["directory"])
         hint = "" if place["line"] else traceback.format_exc()
         if isinstance(error, ModuleNotFoundError):
-            hint = "it is not in this Python: --python names another, such as that of the training"
+            hint = "it is not installed in this Python; pass another one, such as that of the training, with --python"
         return {"refused": text, "hint": hint, **place}
 
 

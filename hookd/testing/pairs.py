@@ -1,10 +1,10 @@
-"""Two things in turn, inside one process and one thread: what the second costs beside the first.
+"""Compare the cost of two variants that alternate in one process and one thread.
 
-The blocks come as A B B A A B B A ..., so each pair has a plain block and one with the thing beside it that belong to
-no other pair, every other pair in the other order, so that what drifts slowly cancels. The control is of plain blocks
-that follow one another. The bounds of a median come from the order of the ratios alone, whatever their distribution is:
-the k-th smallest of n lies above the median if fewer than k lie below it, and how many do is binomial. What happens in
-few blocks only no median shows: of that the mean is taken, and its bounds from 2,000 draws of pairs (bootstrap).
+The blocks run in the order A B B A A B B A ... Each pair consists of a plain block and an adjacent observed one, and no block
+is in two pairs. Every other pair has the opposite order, so slow drifts cancel. The control compares consecutive plain blocks.
+The bounds of a median depend only on the order of the ratios, not on their distribution: the k-th smallest of n lies above the
+median if fewer than k lie below it, and the number below it is binomial. A median does not show costs that occur in few blocks
+only. For those there is the mean, with bounds from a bootstrap of 2,000 draws of pairs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CONFIDENCE = 0.95
 DRAWS = 2000
 PAIRS = 100
 QUICK_PAIRS = 12
-"""Hardly more than what a bound of 95 % of the control can be told from."""
+"""Minimum number of pairs, little more than a 95 % bound of the control needs."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The median of some figures, or their mean, between its lower and its upper bound (one-sided, 95 % each).
+    """A median or a mean, with its lower and upper bound (one-sided, 95 % each).
 
     Attributes:
-        quarters: where the middle half of the figures lies.
+        quarters: first and third quartile of the figures.
     """
 
     value: float
@@ -45,7 +45,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Make the median of these figures, at least five."""
+        """Return the median of at least five figures."""
         ordered = sorted(values)
         at = _bound(len(ordered))
         first, _, third = statistics.quantiles(ordered, n=4, method="inclusive")
@@ -53,12 +53,12 @@ class Estimate:
 
     @classmethod
     def certain(cls, value: float) -> Estimate:
-        """Give what has no spread."""
+        """Return an exact value, whose bounds equal it."""
         return cls(value, value, value, (value, value))
 
 
 def _bound(n: int) -> int:
-    """Give the place of the smallest of n ordered figures that is above their median with 95 % confidence."""
+    """Return the index of the smallest of n ordered figures that is above the median with 95 % confidence."""
     below = 0
     for at in range(n):
         below += comb(n, at)
@@ -69,49 +69,51 @@ def _bound(n: int) -> int:
 
 @dataclass
 class Pairs:
-    """The blocks of one comparison, by what was there and in the order of their pairs, in ns of CPU time."""
+    """The blocks of one comparison, plain and observed, in the order of their pairs, in ns of CPU time."""
 
     plain: list[float] = field(default_factory=list)
     observed: list[float] = field(default_factory=list)
 
     def __iadd__(self, more: Pairs) -> Self:
-        """Take over the blocks of another run of the same comparison."""
+        """Add the blocks of another run of the same comparison."""
         self.plain += more.plain
         self.observed += more.observed
         return self
 
     @property
     def ratio(self) -> Estimate:
-        """The ratios of each block with it to the plain one of its pair."""
-        return Estimate.of([one / plain for plain, one in zip(self.plain, self.observed, strict=True)])
+        """The ratio of an observed block to the plain one of its pair."""
+        return Estimate.of([observed / plain for plain, observed in zip(self.plain, self.observed, strict=True)])
 
     @property
     def added(self) -> Estimate:
-        """What each block with it took more than the plain one of its pair."""
-        return Estimate.of([one - plain for plain, one in zip(self.plain, self.observed, strict=True)])
+        """The difference between an observed block and the plain one of its pair, in ns."""
+        return Estimate.of([observed - plain for plain, observed in zip(self.plain, self.observed, strict=True)])
 
     @property
     def control(self) -> Estimate:
-        """The ratios of plain blocks to the plain blocks before them, where none was between."""
-        return Estimate.of([later / one for one, later in zip(self.plain[1::2], self.plain[2::2], strict=False)])
+        """The ratio of a plain block to the plain block directly before it."""
+        return Estimate.of(
+            [later / earlier for earlier, later in zip(self.plain[1::2], self.plain[2::2], strict=False)]
+        )
 
     @property
     def mean(self) -> Estimate:
-        """All blocks with it to all plain ones, with bounds from a bootstrap of the pairs."""
+        """The ratio of all observed blocks to all plain ones, with bounds from a bootstrap of the pairs."""
         both = list(zip(self.plain, self.observed, strict=True))
         draw = random.Random(0)  # noqa: S311
         drawn = sorted(_quotient(draw.choices(both, k=len(both))) for _ in range(DRAWS))
         at = round(CONFIDENCE * DRAWS)
-        first, _, third = statistics.quantiles((one / plain for plain, one in both), n=4, method="inclusive")
+        first, _, third = statistics.quantiles((observed / plain for plain, observed in both), n=4, method="inclusive")
         return Estimate(_quotient(both), drawn[DRAWS - at], drawn[at], (first, third))
 
 
 def _quotient(pairs: list[tuple[float, float]]) -> float:
-    return sum(one for _, one in pairs) / sum(plain for plain, _ in pairs)
+    return sum(observed for _, observed in pairs) / sum(plain for plain, _ in pairs)
 
 
 def enough(text: str) -> int:
-    """Read a number of pairs from a command line."""
+    """Parse a number of pairs from a command line, and refuse fewer than QUICK_PAIRS."""
     if int(text) < QUICK_PAIRS:
         raise argparse.ArgumentTypeError(f"{text} are too few for a bound of {CONFIDENCE:.0%}: {QUICK_PAIRS} or more")
     return int(text)
@@ -123,26 +125,26 @@ def alternate(
     pairs: int,
     settle: Callable[[], object] = lambda: None,
 ) -> Pairs:
-    """Measure pairs of blocks, plain and inside of `switched()`; `settle` comes after each switch.
+    """Measure pairs of blocks, plain ones and those inside `switched()`; call `settle` after each switch.
 
-    The collector of garbage stays on, because what a tool leaves to it is part of its price; but it is spared what was
-    there before (`gc.freeze`), or one large collection would fall on this block or that.
+    The garbage collector stays on, because collecting what a tool leaves is part of its cost. Objects that existed before are
+    exempt (`gc.freeze`); otherwise one large collection would fall into an arbitrary block.
     """
-    found = Pairs()
+    measured = Pairs()
     with switched():
         settle()
     settle()
     gc.collect()
     gc.freeze()
     try:
-        found.plain.append(block())
+        measured.plain.append(block())
         for _ in range(pairs // 2):
             with switched():
                 settle()
-                found.observed += [block(), block()]
+                measured.observed += [block(), block()]
             settle()
-            found.plain += [block(), block()]
+            measured.plain += [block(), block()]
     finally:
         gc.unfreeze()
-    found.plain.pop()  # begins a pair that nothing follows
-    return found
+    measured.plain.pop()  # the first of a pair without a second
+    return measured

@@ -1,4 +1,4 @@
-"""What a machine of tests lacks, in the part of what it has: a device, outputs of any size, other ranks."""
+"""Simulate what a test machine may lack: a device, large outputs, other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pretending(*, device: bool, large: bool, ranks: tuple[int, int] | None) -> contextlib.ExitStack:
-    """Put it in place; it is taken back when the stack that this gives is closed. See `FakeTarget.pretend`."""
+    """Start the simulation of `FakeTarget.pretend`; closing the returned stack ends it."""
     from hookd.target.boot import identity, lifecycle
     from hookd.target.events import batching
     from hookd.target.tensors import statistics
@@ -24,7 +24,7 @@ def pretending(*, device: bool, large: bool, ranks: tuple[int, int] | None) -> c
         if large:
             stack.enter_context(_replaced(batching, "KEPT", 0))
         if ranks is not None:
-            for module in (identity, lifecycle):  # which imports it by name
+            for module in (identity, lifecycle):  # lifecycle imports it by name
                 stack.enter_context(_replaced(module, "ranks", lambda: ranks))
         return stack.pop_all()
 

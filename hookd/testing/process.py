@@ -1,4 +1,4 @@
-"""A training process of its own, to which hookd attaches by its real way: what a user of the plugin will see."""
+"""A training in its own process, to which hookd attaches as it does for a user."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PATIENCE_S = 60.0
 
 
 class SubprocessTarget:
-    """A training script, and `hookd attach` beside it with these plugins; both end with the `with` block.
+    """A training script and a `hookd attach` to it with these plugins; both end with the `with` block.
 
     Args:
-        plugins: as for `-p`: names, or `name:key=value,...`.
-        plugin_dir: where plugins are looked for first, as `--plugin-dir`.
-        command: what trains; by default five small layers, with the Python that runs the test.
+        plugins: names, or `name:key=value,...`, as for `-p`.
+        plugin_dir: directory that is searched for plugins first, as `--plugin-dir`.
+        command: the training, which prints the line `ready`; by default five small layers, run with the Python of the test.
 
     Raises:
-        AssertionError: hookd did not attach; the message has what it said.
+        AssertionError: hookd did not attach; the message has its output.
     """
 
     def __init__(
@@ -70,20 +70,22 @@ class SubprocessTarget:
         return self._ends.enter_context(_Process(words))
 
     def samples(self) -> list[Sample]:
-        """Scrape `/metrics`, and give name, labels and value of each series."""
+        """Scrape `/metrics` and return name, labels and value of each series."""
         from prometheus_client.parser import text_string_to_metric_families
 
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:  # noqa: S310  (our own address)
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:  # noqa: S310  (the address of our own daemon)
             text = answer.read().decode()
         return [
-            (one.name, one.labels, one.value) for kind in text_string_to_metric_families(text) for one in kind.samples
+            (sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
         ]
 
     def assert_metrics(self, expected: Mapping[str, object], timeout_s: float = PATIENCE_S) -> None:
-        """Check values as `FakeTarget.assert_metrics`; they may take some polls to become so.
+        """Wait until the values are as expected, see `FakeTarget.assert_metrics`.
 
         Raises:
-            AssertionError: they have not within `timeout_s`.
+            AssertionError: they still differ after `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         while True:
@@ -95,10 +97,10 @@ class SubprocessTarget:
             time.sleep(0.05)
 
     def detach(self) -> None:
-        """Press Ctrl-C, so that hookd detaches.
+        """Interrupt `hookd attach` (SIGINT), so that it detaches.
 
         Raises:
-            AssertionError: it did not end well, or the training has ended with it.
+            AssertionError: it failed, or the training has ended too.
         """
         self.attached.popen.send_signal(signal.SIGINT)
         status = self.attached.popen.wait(PATIENCE_S)
@@ -107,7 +109,7 @@ class SubprocessTarget:
 
 
 class _Process:
-    """A child whose lines are kept as they come; it is killed at the end."""
+    """A child process whose output lines are collected; it is killed at the end."""
 
     def __init__(self, words: list[str]) -> None:
         self._lines: list[str] = []

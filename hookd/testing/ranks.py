@@ -1,4 +1,4 @@
-"""A rank that is nothing but a page and a process that waits: what a daemon half is tested on. No torch is needed."""
+"""Simulated ranks for tests of daemon plugins: each is a page and an idle process. They do not need torch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WAITING = ("/bin/sh", "-c", "read code; exit $code")
-"""A process that ends with the number that it reads."""
+"""A process that exits with the status that it reads from stdin."""
 
 
 class FakeRank:
-    """One rank of a run: a page as an agent writes it, and a process of its own, which can end in every real way.
+    """A simulated rank of a run: a page as an agent writes it, and its own process, which can exit or be killed.
 
-    Made by `FakeDaemon.ranks`. What is written here is seen by the daemon at its next look.
+    Create ranks with `FakeDaemon.ranks`. The daemon sees changes at its next look.
 
     Args:
-        run: the job.
-        rank: its number there.
-        ended: called when its process has ended.
+        run: name of the run.
+        rank: its number in the run.
+        ended: called after its process has ended.
 
     Attributes:
-        run: the job.
-        rank: as the label has it.
+        run: the label `run`.
+        rank: the label `rank`.
         pid: of its process.
-        page: the writer of its page, for what has no method here.
+        page: the writer of its page, for what this class has no method for.
     """
 
     def __init__(self, run: str, rank: int, ended: Callable[[FakeRank], None]) -> None:
@@ -42,11 +42,11 @@ class FakeRank:
         self.page.set_state("running")
 
     def run_steps(self, count: int = 1) -> None:
-        """Count so many optimizer steps."""
+        """Count `count` optimizer steps."""
         self.count("hookd_steps", count)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Add to a counter, whose name has no `_total` here."""
+        """Add to a counter; `name` is without `_total`."""
         cell = self._cell(name, "counter", labels)
         self.page.cells[cell] += amount
 
@@ -60,33 +60,33 @@ class FakeRank:
         return self.page.series(family, tuple(labels.values()))
 
     def incident(self, kind: str, message: str, **fields: object) -> None:
-        """Tell of something, as a plugin in the target does with `context.incident`."""
+        """Record an incident, as a plugin in the target does with `context.incident`."""
         self.page.incident({"kind": kind, "message": message, **fields})
 
     def detach(self) -> None:
-        """Have its agent leave; the process goes on."""
+        """Detach its agent; the process keeps running."""
         self.page.set_state("detached")
 
     def end(self, code: int = 0) -> None:
-        """Have it come to Python's own exit, with this code."""
+        """End the process as Python's normal exit does, with this exit code."""
         self.page.set_state("exited")
         self._end(f"{code}\n")
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it by a signal."""
+        """Kill the process with a signal."""
         self._process.send_signal(number)
         self._end("")
 
-    def _end(self, told: str) -> None:
+    def _end(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(told)
+        self._process.stdin.write(line)
         self._process.stdin.close()
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its status is still to be asked for
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: the daemon still reads its status
         self._ended(self)
         self._process.wait()
 
     def close(self) -> None:
-        """End the process, and let go of the page."""
+        """End the process and release the page."""
         assert self._process.stdin is not None
         if not self._process.stdin.closed:
             self._process.kill()

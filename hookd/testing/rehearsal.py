@@ -1,8 +1,8 @@
-"""Host one daemon half once, with ranks that come, step, tell and end: what `hookd plugin check` runs.
+"""Host a daemon plugin with simulated ranks that join, step, record incidents and end, for `hookd plugin check`.
 
     python -m hookd.testing.rehearsal '{"name": "spread", "entry": "hookd_spread.daemon:Spread", "directory": "/src", …}'
 
-Runs in a process of its own, in the daemon's environment: with no torch. It writes one JSON object into `out`.
+Runs in its own process, in the daemon's environment, without torch. It writes a JSON object to `out`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 _WHERE = re.compile(r"(.+?):(\d+), in ")
-"""Of what takes too long there is no traceback, but where it stands."""
+"""For a hook that takes too long there is no traceback, only the line that it is at."""
 
 
 def rehearse(half: Half, options: Mapping[str, object], directory: str) -> dict[str, Any]:
-    """Host a daemon half; everything that a daemon asks for is asked for, twice at least.
+    """Host a daemon plugin and make all requests that a daemon makes, the periodic ones at least twice.
 
     Args:
-        half: to be imported.
+        half: the daemon plugin, not imported yet.
         options: for its `configure`.
-        directory: of the plugin's sources: lines in it are the author's.
+        directory: of the plugin's sources.
 
     Returns:
-        `hooks` that it has, `raised` with the author's lines, `metrics` that it told, `commands` that it adds.
+        Its `hooks`, the errors `raised` with the plugin's lines, and the `metrics` that it returned.
 
     Raises:
-        PluginError: it is refused.
+        PluginError: the plugin is refused.
     """
     with FakeDaemon() as daemon:
         daemon.begin([half], options)
@@ -54,41 +54,45 @@ def rehearse(half: Half, options: Mapping[str, object], directory: str) -> dict[
         second.detach()
         daemon.look()
         hooks = sorted(daemon.hooks(half.name))
-        metrics = [_declared(half.name, told) for told in daemon.told(half.name)]
+        metrics = [_declared(half.name, family) for family in daemon.told(half.name)]
         raised = list(_commands(daemon))
         daemon.close()
-        raised += [_placed(one, directory) for one in daemon.troubles]
-    return {"hooks": hooks, "metrics": metrics, "raised": [dict(one) for one in dict.fromkeys(map(_frozen, raised))]}
+        raised += [_placed(trouble, directory) for trouble in daemon.troubles]
+    return {
+        "hooks": hooks,
+        "metrics": metrics,
+        "raised": [dict(items) for items in dict.fromkeys(map(_frozen, raised))],
+    }
 
 
 def _commands(daemon: FakeDaemon) -> Iterator[dict[str, Any]]:
-    """Ask for the commands, and for the help page of each: none of them is run."""
+    """Register the plugin's commands and print the help of each, without running any; yield an error if that fails."""
     try:
         for name in daemon.commands():
             daemon.invoke(name, "--help")
-    except Exception as error:  # noqa: BLE001  (the author's)
+    except Exception as error:  # noqa: BLE001  (of the plugin)
         text = error.message if isinstance(error, HookdError) else f"{type(error).__name__}: {error}"
         yield {"hook": "register_commands", "text": text, "file": "", "line": 0}
 
 
-def _declared(plugin: str, told: Told) -> dict[str, Any]:
-    name = told.name.removeprefix(f"hookd_{plugin}_")
-    return {"kind": told.kind, "name": name, "help": told.help, "labels": list(told.labels)}
+def _declared(plugin: str, family: Told) -> dict[str, Any]:
+    name = family.name.removeprefix(f"hookd_{plugin}_")
+    return {"kind": family.kind, "name": name, "help": family.help, "labels": list(family.labels)}
 
 
 def _placed(trouble: Mapping[str, str], directory: str) -> dict[str, Any]:
-    found = _FRAME.findall(trouble["traceback"]) or _WHERE.findall(trouble["where"])
-    frames = [one for one in found if one[0].startswith(directory)]
+    places = _FRAME.findall(trouble["traceback"]) or _WHERE.findall(trouble["where"])
+    frames = [place for place in places if place[0].startswith(directory)]
     file, line = (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)
     return {"hook": trouble["hook"], "text": trouble["text"], "file": file, "line": line}
 
 
-def _frozen(one: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(one.items())
+def _frozen(error: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(error.items())
 
 
 def main() -> None:
-    """Do what the only argument says."""
+    """Run the request in the only argument."""
     from hookd.tool.attach.sources import Source
     from hookd.tool.daemon.plugins.discovery import Half, without_torch
 
@@ -98,10 +102,10 @@ def main() -> None:
     half = Half(request["name"], Source(request["name"], request["entry"], files))
     try:
         with without_torch():
-            told = rehearse(half, request["options"], request["directory"])
+            report = rehearse(half, request["options"], request["directory"])
     except HookdError as error:
-        told = {"refused": error.message, "hint": error.hint}
-    Path(request["out"]).write_text(json.dumps(told))
+        report = {"refused": error.message, "hint": error.hint}
+    Path(request["out"]).write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

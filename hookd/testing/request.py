@@ -1,4 +1,4 @@
-"""Asks the agent in this process for a change, over its control socket, as `hookd plugin config` does."""
+"""Request a change from the agent in this process, over its control socket, as `hookd plugin config` does."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ if TYPE_CHECKING:
     Ask = Callable[..., dict[str, Any]]
 
 PATIENCE_S = 60.0
-"""How long a change waits for the step of a training that runs in another thread."""
+"""Seconds that a change waits for a step of a training in another thread."""
 _POLL_S = 0.005
 
 
 def configure(
     path: str, name: str, options: Mapping[str, str], step: Callable[[], object] | None, patience_s: float = PATIENCE_S
 ) -> dict[str, str]:
-    """Do what `FakeTarget.configure` says, of the agent that listens at the socket file `path`."""
+    """Change options of a plugin of the agent that listens at the socket file `path`, see `FakeTarget.configure`."""
     with _asking(path) as ask:
-        told = ask("configure", name=name, options=dict(options))
-        if told["state"] == "prepared":
+        answer = ask("configure", name=name, options=dict(options))
+        if answer["state"] == "prepared":
             ask("arm")
             if step is not None:
                 step()
             _await_done(ask, name, 0.0 if step is not None else patience_s)
-        options_now: dict[str, str] = told["options"]
+        options_now: dict[str, str] = answer["options"]
         return options_now
 
 
 @contextlib.contextmanager
 def _asking(path: str) -> Iterator[Ask]:
-    """Give what sends a request and gives its answer; to close the connection takes back what is only prepared."""
+    """Yield a function that sends a request and returns the answer.
+
+    Closing the connection discards a change that is only prepared.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(PATIENCE_S)
         connection.connect(path)
@@ -55,15 +58,15 @@ def _asking(path: str) -> Iterator[Ask]:
 
 
 def _await_done(ask: Ask, name: str, patience_s: float) -> None:
-    """Wait until the training has come to the step at which the change takes place.
+    """Wait until the training has reached the step at which the change takes place.
 
     Raises:
-        AssertionError: it has not.
+        AssertionError: it has not within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
     while (ask("status").get("change") or {}).get("state") != "done":
         assert time.monotonic() < deadline, (
-            f"{name} changes the training, so it is changed where an optimizer's step begins, and none has come: give "
-            "configure() a function that takes one, or let another thread train"
+            f"{name} changes the training, so its options change when an optimizer step begins, and none has begun: pass "
+            "configure() a function that trains a step, or train in another thread"
         )
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""A target in the test's own process: the real agent, real torch, a page that is read as the daemon reads it."""
+"""A target in the test's own process, with the real agent, real torch, and a page that is read as the daemon reads it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageReader, Snapshot
 
 HOME = "hookd_testing_plugins"
-"""The module under which the agent finds the plugin classes of a test."""
+"""Name of the module from which the agent imports the plugin classes of a test."""
 
 
 class FakeTarget:
-    """hookd in this process, with plugins that are classes or names of installed ones.
+    """hookd in this process, with plugins given as classes or as names of installed plugins.
 
-    Nothing is slowed down or stretched (`budget=100`): tests are about what a plugin finds. Only one can run at a time.
+    Tests are about results of plugins, so the governor does not stretch sampling intervals (`budget=100`). Only one target can
+    run at a time.
 
     Args:
-        record: whether `events` are written down; a plugin is then replaced by a subclass of it.
-        make: makes the training that `run_steps` trains, when it is first asked for.
+        record: whether to record `events`; each plugin class is then replaced by a subclass.
+        make: creates the training for `run_steps`, when it is first needed.
 
     Attributes:
-        events: what the hooks were called with, in the order of the calls.
+        events: the recorded calls of hooks, in order.
     """
 
     def __init__(self, *, record: bool = True, make: Callable[[], training.Training] = training.small) -> None:
@@ -49,7 +50,7 @@ class FakeTarget:
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._runs = False
 
-    # -- life
+    # -- lifecycle
 
     def pretend(
         self,
@@ -59,17 +60,17 @@ class FakeTarget:
         ranks: tuple[int, int] | None = None,
         clock: Callable[[], int] | None = None,
     ) -> Self:
-        """Show what this machine lacks, from the next `start` to `close`.
+        """Simulate what this machine lacks, from the next `start` to `close`.
 
         Args:
-            device: tensors are not in the host's memory: what `Context.summary` and the like tell of them comes a step
-                later, or is a tensor itself. What a plugin asks torch for (`tensor.is_cpu`) stays true.
-            large: outputs are too large to be kept alive: `Context.returned` has no more of them than the training keeps.
-            ranks: the rank that this process is, and of how many. Nobody is there to play the others.
-            clock: returns nanoseconds; steps and what plugins take are measured by it.
+            device: treat tensors as if they were not in host memory: results of `Context.summary` and similar methods come a
+                step later, or are tensors. Attributes of torch (`tensor.is_cpu`) still have the true values.
+            large: treat outputs as too large to be kept alive: `Context.returned` has only those that the training keeps.
+            ranks: the rank of this process, and the number of ranks. The other ranks do not exist.
+            clock: returns nanoseconds; measures steps and the time that plugins take.
 
         Raises:
-            AssertionError: it runs already, and has seen what there is.
+            AssertionError: the target is already running.
         """
         assert not self._runs, "call pretend() before start()"
         self._pretence.enter_context(pretending(device=device, large=large, ranks=ranks))
@@ -77,15 +78,19 @@ class FakeTarget:
         return self
 
     def start(self, *plugins: type[Plugin] | str, **options: object) -> Self:
-        """Start with these plugins; the options are those of the first.
+        """Start with these plugins.
+
+        Args:
+            plugins: classes, or names of installed plugins.
+            options: of the first plugin.
 
         Raises:
-            PluginError: one breaks a rule or refuses its options; the message has the author's file and line.
+            PluginError: a plugin breaks a rule or refuses its options; the message has your file and line.
         """
         return self.begin(plugins, options)
 
     def begin(self, plugins: tuple[type[Plugin] | str, ...], options: Mapping[str, object], **config: object) -> Self:
-        """Start as `start` does; `config` goes to the agent as it is: budget, method, run, rank..."""
+        """Start as `start` does, and pass `config` to the agent unchanged: budget, method, run, rank and so on."""
         import torch.nn
 
         from hookd.target.boot import bootstrap
@@ -123,39 +128,39 @@ class FakeTarget:
         self._reader = PageReader(os.dup(self._agent._page.fd))  # noqa: SLF001
 
     def stop(self) -> None:
-        """Detach; what the page holds can still be read.
+        """Detach; the page can still be read.
 
         Raises:
-            AssertionError: torch is not as it was before, or something of a plugin's goes on.
+            AssertionError: torch is not as it was before, or something of a plugin is still running.
         """
         import torch.nn
 
         from hookd.target.boot import bootstrap
 
         self._runs = False
-        if bootstrap._agent is None:  # noqa: SLF001  (the test has ended it)
+        if bootstrap._agent is None:  # noqa: SLF001  (the test has stopped it)
             return
         result = bootstrap.stop()
         assert torch.nn.Module.__call__ is self._call, f"nn.Module.__call__ is not as it was before: {result}"
         assert result["restored"] == "identity" and not result["residue"], f"not as it was before: {result}"  # noqa: PT018
 
     def stop_clean(self) -> None:
-        """Stop if it runs, and check that no hook has raised, `unconfigure` included.
+        """Stop, if it is running, and check that no hook has raised, including `unconfigure`.
 
         Raises:
-            AssertionError: with the tracebacks, which have the author's lines.
+            AssertionError: a hook has raised; the message has the tracebacks.
         """
         if self._reader is None:
             return
         errors = self.errors
         if self._runs:
             self.stop()
-        logs = self.logs  # what `unconfigure` raises is counted nowhere
+        logs = self.logs  # errors of `unconfigure` are not counted
         has_failed = errors or any(": unconfigure raised " in line for line in logs)
         assert not has_failed, f"hooks raised: {errors}\n" + "\n".join(logs)
 
     def close(self) -> None:
-        """Stop if it runs, and let go of the page."""
+        """Stop, if it is running, and release the page."""
         try:
             if self._runs:
                 self.stop()
@@ -186,45 +191,51 @@ class FakeTarget:
 
     @property
     def training(self) -> training.Training:
-        """What `run_steps` trains."""
+        """The training of `run_steps`."""
         if self._training is None:
             self._training = self._make()
         return self._training
 
     def run_steps(self, count: int = 1) -> list[float]:
-        """Train so many steps, and give their losses."""
+        """Train `count` steps and return their losses."""
         losses = [self.training.step() for _ in range(count)]
         self._parts.steps.finish()
         return losses
 
     def tick(self, now_s: float | None = None) -> None:
-        """Let the hooks `tick` come, as about once a second; after a minute of such time models that are gone are forgotten."""
+        """Call the hooks `tick`, as the agent does about once a second.
+
+        Args:
+            now_s: unix seconds, by default the present. A minute later by this time, models that no longer exist are forgotten.
+        """
         self._parts.ticks.tick(now_s if now_s is not None else time.time())
 
     def configure(self, name: str, step: Callable[[], object] | None = None, /, **options: object) -> dict[str, str]:
-        """Change options of a plugin, as `hookd plugin config` does: the others stay, and a new object takes its place.
+        """Change options of a plugin, as `hookd plugin config` does.
+
+        Other options keep their values. A new plugin object replaces the old one.
 
         Args:
             name: of the plugin.
-            step: takes one step of a training, in this thread. One that changes the training is changed where that begins;
-                without it this waits for a training that runs in another thread.
-            options: an empty text takes one back.
+            step: trains one step in this thread. A plugin that changes the training is replaced when this step begins; without
+                `step`, this method waits for a training in another thread.
+            options: new values; an empty text resets an option to its default.
 
         Returns:
-            The options that were given and not taken back, as texts.
+            The options that are set, as texts.
 
         Raises:
-            PluginError: it refuses them; the old object goes on.
-            AssertionError: the step has not come.
+            PluginError: the plugin refuses the options; the old object continues.
+            AssertionError: no step has begun.
         """
         texts = {key: str(value) for key, value in options.items()}
         return request.configure(self._agent._control.path, name, texts, step)  # noqa: SLF001
 
     def renew(self, name: str) -> None:
-        """Put a new object with the same options in a plugin's place, at once, as `hookd plugin reload` does.
+        """Replace a plugin at once by a new object with the same options, as `hookd plugin reload` does.
 
         Raises:
-            PluginError: it refuses them; the old one goes on.
+            PluginError: the new object refuses the options; the old one continues.
         """
         parts = self._parts
         old = parts.registry.named(name)
@@ -233,17 +244,20 @@ class FakeTarget:
         parts.loading.discard(old, new)
 
     def sample_every(self, name: str, steps: int) -> None:
-        """Stretch the interval of a plugin's sampled hooks, as the governor does where the budget is exceeded."""
+        """Stretch the interval of a plugin's sampled hooks, as the governor does when the budget is exceeded."""
         self._parts.governor.stretch_to(self._parts.registry.named(name), steps)
 
     @contextlib.contextmanager
     def away(self) -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-        """Put everything that hookd has replaced back for a while; the function that it gives observes meanwhile."""
+        """Restore everything that hookd has replaced, for the time of this context.
+
+        Yields a function that returns a context manager in which hookd observes again.
+        """
         parts = self._parts
 
         @contextlib.contextmanager
         def observing() -> Iterator[None]:
-            # What lay between is no step of the training: to the governor all that it spends would look half as dear.
+            # The time without hookd is not part of a step: to the governor, all costs would look half as large.
             parts.governor.forget_time()
             parts.models.counting.meter(is_metered=False)
             parts.arming.arm()
@@ -259,36 +273,36 @@ class FakeTarget:
         finally:
             parts.arming.arm()
 
-    # -- what is seen
+    # -- results
 
     def plugin(self, name: str) -> Plugin:
-        """Give the plugin object that is loaded under a name."""
-        found: Plugin = self._parts.registry.named(name).plugin
-        return found
+        """Return the object of a loaded plugin."""
+        plugin: Plugin = self._parts.registry.named(name).plugin
+        return plugin
 
     def context(self, name: str) -> Context:
-        """Give the context of the plugin that is loaded under a name."""
-        found: Context = self._parts.registry.named(name).context
-        return found
+        """Return the context of a loaded plugin."""
+        context: Context = self._parts.registry.named(name).context
+        return context
 
     def state(self, name: str) -> str:
-        """Give the state of a plugin: active, quarantined, disabled or waiting."""
+        """Return the state of a plugin: "active", "quarantined", "disabled" or "waiting"."""
         return str(self._parts.registry.named(name).state)
 
     def listens(self, name: str, hook: str) -> bool:
-        """Whether a hook of a plugin is called in the step in progress; sampled ones are in some.
+        """Whether a hook of a plugin is called in the current step; a sampled hook is called only in some steps.
 
         Raises:
             LookupError: the plugin has no such hook.
         """
         parts = self._parts
-        found = [one.is_on for one in parts.registry.named(name).listeners if one.hook == hook]
-        if not found:
+        are_on = [listener.is_on for listener in parts.registry.named(name).listeners if listener.hook == hook]
+        if not are_on:
             raise LookupError(f"{name} has no hook {hook!r}")
-        return any(found)
+        return any(are_on)
 
     def calls(self, hook: str) -> list[Event]:
-        """Give the events of one hook."""
+        """Return the recorded calls of one hook."""
         return [event for event in self.events if event.hook == hook]
 
     def read(self) -> Snapshot:
@@ -297,17 +311,17 @@ class FakeTarget:
         return self._reader.read()
 
     def assert_metrics(self, expected: Mapping[str, object]) -> None:
-        """Check values: `{'hookd_widths_calls_total{module="0"}': 3}`; see `hookd.testing.assert_metrics`."""
+        """Check values, as in `{'hookd_widths_calls_total{module="0"}': 3}`; see `hookd.testing.assert_metrics`."""
         values.assert_metrics(values.samples(self.read()), expected)
 
     def metric(self, name: str) -> dict[tuple[str, ...], float]:
-        """Give the first cell of all series of a metric by their label values.
+        """Return the first cell of each series of a metric, by label values.
 
         Args:
             name: with or without `hookd_`, without `_total`.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such metric.
         """
         full = name if name.startswith("hookd_") else f"hookd_{name}"
         for family in self.read().families:
@@ -316,23 +330,23 @@ class FakeTarget:
         raise KeyError(name)
 
     def value(self, name: str, *labels: str) -> float:
-        """Give the value of one series by its label values."""
+        """Return the value of the series with these label values."""
         return self.metric(name)[labels]
 
     @property
     def incidents(self) -> list[dict[str, Any]]:
-        """What was worth telling a person."""
+        """The incidents on the page, the oldest first."""
         return self.read().incidents
 
     @property
     def incident(self) -> dict[str, Any]:
-        """The only one there is."""
-        (one,) = self.incidents
-        return one
+        """The incident, if there is exactly one."""
+        (incident,) = self.incidents
+        return incident
 
     @property
     def errors(self) -> dict[tuple[str, ...], float]:
-        """How often hooks have raised, or returned something without the right to, by plugin."""
+        """Number of calls that raised, or returned a value that the plugin may not return, by plugin."""
         return {labels: value for labels, value in self.metric("plugin_errors").items() if value}
 
     @property
@@ -342,13 +356,13 @@ class FakeTarget:
 
 
 def installed(name: str) -> type[Plugin]:
-    """Import the class of a plugin that is installed here.
+    """Import the class of an installed plugin.
 
     Raises:
-        LookupError: there is none of this name.
+        LookupError: no plugin of this name is installed.
     """
     for entry in importlib.metadata.entry_points(group="hookd.plugins"):
         if entry.name == name:
-            found: type[Plugin] = entry.load()
-            return found
+            plugin: type[Plugin] = entry.load()
+            return plugin
     raise LookupError(f"no plugin {name!r} is installed here")

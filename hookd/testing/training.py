@@ -1,4 +1,4 @@
-"""Small trainings that are the same each time: what the tests of a plugin are run on."""
+"""Small reproducible trainings for tests of plugins."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Training:
 
     Args:
         model: any module.
-        batch: gives the positional inputs of a step by its number, from 0.
-        loss: makes a number of what the model returns; by default the mean of its squares.
+        batch: returns the positional inputs of a step by its number, from 0.
+        loss: computes a scalar from the model's output; by default the mean of its squares.
         optimizer: by default SGD with a learning rate of 0.01.
     """
 
@@ -37,7 +37,7 @@ class Training:
         self.steps = 0
 
     def step(self) -> float:
-        """Train one step and give its loss."""
+        """Train one step and return its loss."""
         loss = self.loss(self.model(*self.batch(self.steps)))
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ def _mean_square(output: Tensor) -> Tensor:
 
 
 def small() -> Training:
-    """Make one of five layers, `0` to `4`: Linear, ReLU, LayerNorm, Dropout and Linear, on batches of 4 x 8."""
+    """Create a training of five layers, `0` to `4`: Linear, ReLU, LayerNorm, Dropout and Linear, on batches of 4 x 8."""
     import torch
     from torch import nn
 
@@ -62,7 +62,10 @@ def small() -> Training:
 
 
 def many_modules(count: int = 200) -> Training:
-    """Make one of so many layers of 64 x 64: little work in each, so hooks weigh most here."""
+    """Create a training of `count` layers, Linear (64 x 64) and ReLU in turn.
+
+    Each layer does little work, so the overhead of hooks is greatest here.
+    """
     import torch
     from torch import nn
 
@@ -73,7 +76,7 @@ def many_modules(count: int = 200) -> Training:
 
 
 def transformer_block(width: int = 256, length: int = 64) -> Training:
-    """Make one of torch's encoder layers: of this width, 8 heads, batches of 8 sequences of this length."""
+    """Create a training of one torch encoder layer of this width with 8 heads, on batches of 8 sequences of this length."""
     import torch
     from torch import nn
 

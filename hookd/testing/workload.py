@@ -1,7 +1,7 @@
-"""A training script that knows nothing of hookd: what a `SubprocessTarget` runs. Not to be imported.
+"""The default training script of `SubprocessTarget`, without any use of hookd. Do not import it.
 
-It trains the five layers of `hookd.testing.small` until its stdin ends, and prints `ready` once and then each step's
-number. Runs in a process of its own, as a file.
+It trains the five layers of `hookd.testing.small` until end of file on stdin, and prints `ready` after the first step and
+then the number of each step. It runs as a file in its own process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ while True:
     optimizer.step()
     step += 1
     print("ready" if step == 1 else step, flush=True)
-    if select.select([sys.stdin], [], [], 0.02)[0]:  # 50 steps a second at most, and the end of stdin ends it
+    if select.select([sys.stdin], [], [], 0.02)[0]:  # at most 50 steps/s; end of file on stdin ends the training
         break
 print(f"done {step}", flush=True)

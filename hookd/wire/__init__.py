@@ -1,1 +1,1 @@
-"""What the target and the tools share: the page, labels, names. Needs the standard library alone."""
+"""Code that the target and the tools share: the page, labels, names. It needs only the standard library."""

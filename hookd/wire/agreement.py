@@ -1,15 +1,15 @@
-"""A few bytes of shared memory on which all ranks of a job agree about one change. Used on both sides.
+"""Shared memory in which all ranks of a job agree on one change. Used on both sides.
 
-The tool that wants a change makes the memory file and hands it to every rank with the boundary at which the change is
-to take place. Then it commits. A rank that arrives at that boundary before the commit aborts. Whatever comes first
-decides, for all of them and for ever: the decision is a seal of the file, which the kernel sets in one step, together
-with the seal that forbids further ones. No lock, no clock, nothing that anybody has to be alive for afterwards.
+The tool creates the memory file and passes it to every rank, with the step boundary at which the change is to take place.
+Then the tool commits. A rank that reaches the boundary before the commit aborts. The first of the two decides for all
+ranks, and permanently: the decision is a seal of the file, and the kernel sets it in one operation together with the seal
+that forbids further seals. This needs no lock and no clock, and no process has to stay alive afterwards.
 
-The contents are 8 bytes for each rank: the boundary from which on the change no longer holds, 0 while it does. A rank
-in which the plugin fails, or that detaches, writes there, and the others read it at each of their boundaries.
+The file contains 8 bytes for each rank: the boundary from which the change no longer holds, or 0 while it holds. A rank
+writes there when its plugin fails or when it detaches; the other ranks read it at each of their boundaries.
 
-A boundary is named by a *mark*: how many collectives the job's default process group has begun. All ranks begin the
-same ones in the same order, so it means the same step in each of them, whatever they call that step.
+A *mark* identifies a boundary: it is the number of collectives that the job's default process group has begun. All ranks
+begin the same collectives in the same order, so a mark means the same step in each rank, whatever number that step has.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ENOUGH_MARKS = 2
 
 
 class Agreement:
-    """One agreement, by its memory file, which it closes in the end."""
+    """One agreement; owns its memory file."""
 
     def __init__(self, file: Descriptor) -> None:
         self._file = file
 
     @property
     def fd(self) -> int:
-        """Its number; -1 once it is closed.
+        """The descriptor of the memory file; -1 once it is closed.
 
         Raises:
             OSError: the program has closed it.
@@ -50,13 +50,13 @@ class Agreement:
 
     @classmethod
     def create(cls, ranks: int) -> Agreement:
-        """Make an undecided agreement among so many ranks."""
+        """Create an undecided agreement for this number of ranks."""
         fd = posix.memfd_create(_NAME, posix.MFD_CLOEXEC | posix.MFD_ALLOW_SEALING)
         posix.ftruncate(fd, 8 * ranks)
         return cls(Descriptor(fd))
 
     def decide(self, *, commit: bool) -> bool:
-        """Commit or abort, unless that is decided already; gives whether it is committed.
+        """Commit or abort, unless it is decided already, and return whether it is committed.
 
         Raises:
             OSError: the file cannot be sealed.
@@ -70,15 +70,15 @@ class Agreement:
         return bool(seals & _SEAL_SEAL and seals & _SEAL_GROW)
 
     def end(self, rank: int, mark: int) -> None:
-        """Say that the change does not hold from `mark` on, which must not be 0."""
+        """Record that the change no longer holds from `mark` on, which must not be 0."""
         posix.pwrite(self.fd, struct.pack("=Q", mark), 8 * rank)
 
     def ended(self) -> tuple[int, int] | None:
-        """Give the earliest mark from which on the change does not hold, and the rank that says so; None: it holds."""
+        """Return the earliest mark from which the change no longer holds, and the rank that recorded it; None while it holds."""
         data = posix.pread(self.fd, 8 * _MAX_RANKS, 0)
         marks = struct.unpack(f"={len(data) // 8}Q", data[: len(data) // 8 * 8])
-        found = [(mark, rank) for rank, mark in enumerate(marks) if mark]
-        return min(found) if found else None
+        ends = [(mark, rank) for rank, mark in enumerate(marks) if mark]
+        return min(ends) if ends else None
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -86,10 +86,10 @@ class Agreement:
 
 
 def disagreement(marks: Sequence[Sequence[int]]) -> str:
-    """Say why the last boundaries of the ranks do not name the same steps, or "" if they do.
+    """Return why the ranks' last boundaries do not identify the same steps, or "" if they do.
 
     Args:
-        marks: for each rank those of its last boundaries, ascending.
+        marks: for each rank, the marks of its last boundaries, ascending.
     """
     if any(len(set(own)) < _ENOUGH_MARKS for own in marks):
         return "a rank has not taken two steps with a collective between them"
@@ -103,12 +103,12 @@ def disagreement(marks: Sequence[Sequence[int]]) -> str:
 
 
 def boundary_ahead(ranks: Iterable[tuple[Sequence[int], float]], margin_s: float) -> int:
-    """Choose a mark in the future of all ranks: three steps, or more if these take less than `margin_s`.
+    """Choose a mark that is ahead of all ranks by three steps, or by more if these take less than `margin_s`.
 
     Args:
-        ranks: for each the marks of its last boundaries, two of them different at least, and the seconds between the
-            first and the last of them.
-        margin_s: how far ahead at least.
+        ranks: for each rank, the marks of its last boundaries, at least two of them different, and the seconds between
+            the first and the last of them.
+        margin_s: the least distance, in seconds.
     """
     ahead = 0
     for own, span_s in ranks:

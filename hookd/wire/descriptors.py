@@ -1,10 +1,11 @@
-"""The descriptors that hookd holds in somebody else's process, and files of a moment. Runs in the target.
+"""File descriptors that hookd owns in the target, and reads and writes of files that it opens briefly.
 
-Daemonizers and launchers close what they have not opened themselves (`os.closerange(3, 256)`), and the next file that is opened
-gets the number. So a number alone is never trusted: what stands behind it is looked at before ours is used or closed; and ours get
-numbers that few programs reach. No other module of the target's side closes a descriptor (tests/unit/test_imports.py).
+Daemonizers and launchers close descriptors that they have not opened themselves (`os.closerange(3, 256)`), and the next file to be
+opened gets the number. So a number alone is never trusted: the file behind it is checked before hookd uses or closes it, and
+hookd's descriptors get numbers that few programs reach. No other module in the target closes descriptors
+(tests/unit/test_imports.py).
 
-Between the look and the close another thread could still do both, close ours and open its own: a microsecond.
+A race remains: in the microsecond between check and close, another thread could close our descriptor and open its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _F_DUPFD_CLOEXEC = 1030  # linux/fcntl.h
 _O_PATH = 0o10000000
 _MOST = 1024
-"""Above it select(2) fails, and the kernel's table of the process grows."""
+"""Above this number select(2) fails, and the kernel has to grow the descriptor table of the process."""
 _STREAMS = 3
 _fcntl = ctypes.CDLL(None, use_errno=True)["fcntl"]  # pyfakefs replaces its module as a whole
 
@@ -32,10 +33,10 @@ What = tuple[int, int, int]
 
 
 class Descriptor:
-    """One open file of ours.
+    """A file descriptor that hookd owns.
 
     Args:
-        number: of an open descriptor, which is taken over.
+        number: an open descriptor; this object becomes its owner.
 
     Attributes:
         number: -1 once it is closed.
@@ -48,11 +49,11 @@ class Descriptor:
         self._what = _what(number)
 
     def is_ours(self) -> bool:
-        """Whether it is open, and what it was when we got it."""
+        """Whether it is open and still refers to the file that we were given."""
         return self._what is not None and self._what == _what(self.number)
 
     def close(self) -> None:
-        """Close it, unless it is somebody else's by now; may be called twice."""
+        """Close it, unless the number belongs to another file by now; may be called twice."""
         if self.is_ours():
             posix.close(self.number)
         self.number = -1
@@ -65,10 +66,10 @@ class Descriptor:
 
 
 class Spare:
-    """A descriptor that is given back for a moment, so that one can be opened where the program has used up all others.
+    """A reserved descriptor, released briefly so that a file can be opened when the program has used up all others.
 
     Args:
-        number: of an open descriptor, of which it is a copy.
+        number: an open descriptor; the reserved one is a duplicate of it.
     """
 
     def __init__(self, number: int) -> None:
@@ -77,38 +78,38 @@ class Spare:
         self.take()
 
     def take(self) -> None:
-        """Have it again, if there is one."""
+        """Reserve a descriptor again, if one is free."""
         if self._held is None:
             with contextlib.suppress(OSError):
                 self._held = Descriptor(moved_up(fcntl(self._number, _F_DUPFD_CLOEXEC, _STREAMS)))
 
     def give(self) -> None:
-        """Let go of it; may be called twice."""
+        """Release the descriptor; may be called twice."""
         if self._held is not None:
             self._held.close()
             self._held = None
 
 
 class Socket(_socket.socket):
-    """A socket of ours.
+    """A non-blocking socket that hookd owns.
 
     Args:
-        number: of an open descriptor, which is taken over.
+        number: an open descriptor; this object becomes its owner.
     """
 
     _what: What | None = None
 
     def __init__(self, number: int) -> None:
         super().__init__(fileno=number)
-        self.setblocking(False)  # not what the program has chosen with `socket.setdefaulttimeout`
+        self.setblocking(False)  # the program may have called `socket.setdefaulttimeout`
         self._what = _what(number)
 
     def is_ours(self) -> bool:
-        """Whether it is open, and what it was when we got it."""
+        """Whether it is open and still refers to the socket that we were given."""
         return self._what is not None and self._what == _what(self.fileno())
 
     def close(self) -> None:
-        """Close it, unless its number is somebody else's by now; may be called twice."""
+        """Close it, unless the number belongs to another file by now; may be called twice."""
         if not self.is_ours():
             self.detach()
         super().close()
@@ -117,7 +118,10 @@ class Socket(_socket.socket):
 
 
 def moved_up(number: int) -> int:
-    """Move a descriptor to a number that few programs reach; where none is free it stays, but not among the standard streams."""
+    """Move a descriptor to a number that few programs reach, or at least above the standard streams, and return the number.
+
+    If no such number is free, it stays.
+    """
     most = min(limit(MOST_FILES) or _MOST, _MOST)
     for lowest in (most * 3 // 4, _STREAMS):
         if number < lowest:
@@ -129,7 +133,7 @@ def moved_up(number: int) -> int:
 
 
 def fcntl(number: int, command: int, argument: int) -> int:
-    """Ask the kernel about a descriptor, or have it changed, as its manual (2) says.
+    """Query or change a descriptor by a command of the system call.
 
     Raises:
         OSError: as fcntl(2).
@@ -141,10 +145,10 @@ def fcntl(number: int, command: int, argument: int) -> int:
 
 
 def real_path(path: str) -> str:
-    """Return the path of a file or folder without symbolic links; without /proc, as it is.
+    """Return the path of a file or folder with symbolic links resolved, or `path` itself if /proc is not mounted.
 
     Raises:
-        OSError: there is none.
+        OSError: it does not exist.
     """
     with Descriptor(posix.open(path, _O_PATH | posix.O_CLOEXEC)) as file:
         try:
@@ -154,7 +158,7 @@ def real_path(path: str) -> str:
 
 
 def read(path: str) -> bytes:
-    """Return what a file holds.
+    """Return the contents of a file.
 
     Raises:
         OSError: it cannot be read.
@@ -167,7 +171,7 @@ def read(path: str) -> bytes:
 
 
 def write(path: str, data: bytes) -> None:
-    """Make a file that holds this, in the place of what is there.
+    """Write a file, replacing its contents if it exists.
 
     Raises:
         OSError: it cannot be written.
@@ -177,7 +181,7 @@ def write(path: str, data: bytes) -> None:
 
 
 def fill(number: int, data: bytes) -> None:
-    """Write all of this into an open file.
+    """Write all of `data` to an open file.
 
     Raises:
         OSError: it cannot be written.
@@ -188,7 +192,7 @@ def fill(number: int, data: bytes) -> None:
 
 
 def _what(number: int) -> What | None:
-    """Tell one open file from another: device, inode, kind; None where there is none."""
+    """Return what identifies an open file: device, inode and file type; None if it is not open."""
     try:
         status = posix.fstat(number)
     except OSError:

@@ -1,4 +1,4 @@
-"""The stacks of other threads, which go on meanwhile. Stdlib only; used on both sides."""
+"""Stacks of other threads, read while those threads run. Stdlib only; used on both sides."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MAKES_FRAMES = sys.version_info[:2] == (3, 11)
 
 @contextlib.contextmanager
 def held() -> Iterator[dict[int, FrameType]]:
-    """Yield the innermost frames of all threads by ident; only inside of this may `f_back` be followed.
+    """Yield the innermost frames of all threads by ident; `f_back` may be followed only inside this context.
 
-    CPython 3.11 makes the object of a frame when it is asked for, and may collect garbage then. A weak reference's callback
-    lets the thread go on, its function returns, and the object is written into what the stack has there by now: `f_back`
-    gave dicts and booleans, and could have ended the process (Python/frame.c `_PyFrame_MakeAndSetFrameObject`, 3.11.7). So
-    nothing is collected meanwhile, as in `sys._current_frames` itself. Until 3.10 frames are objects from their beginning, and
-    from 3.12 on garbage is collected between instructions alone.
+    CPython 3.11 creates a frame object when it is first asked for, which may start a garbage collection. A weak reference's
+    callback can then let the other thread run and its function return, and CPython writes the frame object into whatever the
+    stack contains there by now. `f_back` returned dicts and booleans, and could have crashed the process (Python/frame.c
+    `_PyFrame_MakeAndSetFrameObject`, 3.11.7). So collection is off inside the context, as it is in `sys._current_frames`
+    itself. Up to 3.10 frames are objects from the start; since 3.12 garbage is collected only between instructions.
     """
     stops = _MAKES_FRAMES and gc.isenabled()
     if stops:
@@ -31,6 +31,6 @@ def held() -> Iterator[dict[int, FrameType]]:
     try:
         yield frames
     finally:
-        frames.clear()  # the calling thread's own frame leads to whoever holds the dict: a cycle
+        frames.clear()  # the calling thread's own frame refers to the dict: a cycle
         if stops:
             gc.enable()

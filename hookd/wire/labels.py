@@ -1,6 +1,6 @@
-"""Which run a process belongs to and which rank it is. Stdlib only; used on both sides.
+"""Labels `run` and `rank` of a process. Stdlib only; used on both sides.
 
-The agent and the daemon ask the same functions, so that both say the same of one process.
+The agent and the daemon use the same functions, so they label a process alike.
 """
 
 from __future__ import annotations
@@ -12,38 +12,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _LAUNCHERS = (
-    # (rank, world size, local rank), the first whose rank is set decides: torchrun, Slurm, Open MPI, MPICH.
+    # (rank, world size, local rank) of torchrun, Slurm, Open MPI and MPICH; the first launcher whose rank is set counts.
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
 _SLURM_PSEUDO_STEPS = 0xFFFFFFF0
-"""Steps from here on are no numbers but words: batch, extern, interactive (slurm.h, SLURM_BATCH_SCRIPT)."""
+"""Step ids from here up stand for names: batch, extern, interactive (slurm.h, SLURM_BATCH_SCRIPT)."""
 _PRINTABLE = (
     (" ", "~"), ("\u00a0", "\u061b"), ("\u061d", "\u200d"), ("\u2010", "\u2027"), ("\u202f", "\u2065"), ("\u206a", "\ud7ff"),
     ("\ue000", "\U0010ffff"),
 )  # fmt: skip
-"""Without line separators and without marks that turn the direction of writing, which would show a text in another order.
-Ranges, not a regular expression: to compile that takes a target 6 ms."""
+"""Excludes line separators and bidirectional controls, which would display a text in another order.
+Ranges, because compiling a regular expression would take 6 ms in the target."""
 MAX_RUN = 128
-"""Characters of a run's name."""
+"""Maximum length of a run's name, in characters."""
 
 
 def run_label(environ: Mapping[str, str], script: str) -> str:
-    """Name the run: HOOKD_RUN, the Slurm job and step, torchrun's `--rdzv-id`, or else the script.
+    """Return the name of the run: HOOKD_RUN, the Slurm job and step, torchrun's `--rdzv-id`, or else the script.
 
-    torchrun's id counts only when a person chose it: its default is `none`, and `--standalone` invents a uuid.
+    torchrun's id counts only if a person chose it: its default is `none`, and `--standalone` generates a uuid.
 
     Args:
         environ: the target's environment.
-        script: `sys.argv[0]` of the target, or what `script_name` makes of its command line.
+        script: `sys.argv[0]` of the target, or the result of `script_name` for its command line.
     """
     return clean(environ.get("HOOKD_RUN", "")) or _slurm(environ) or _elastic(environ) or script_name(script)
 
 
 def script_name(script: str) -> str:
-    """Give the last part of a script's path; a package's `__main__.py` is named by the package, none is `python`."""
+    """Return the last part of a script's path.
+
+    For `__main__.py` that is the name of its package; without a script it is `python`.
+    """
     *folders, name = filter(None, script.split("/")) if script.strip("/") else [""]
     if name == "__main__.py":
         name = folders[-1] if folders else ""
@@ -51,35 +54,35 @@ def script_name(script: str) -> str:
 
 
 def rank_label(environ: Mapping[str, str]) -> str:
-    """Give the rank in the whole job, "0" where no launcher says anything."""
+    """Return the rank in the whole job, "0" if no launcher has set one."""
     return str(_number(environ, 0, default=0))
 
 
 def local_rank(environ: Mapping[str, str]) -> int:
-    """Give the rank on this node, 0 where no launcher says anything."""
+    """Return the rank on this node, 0 if no launcher has set one."""
     return _number(environ, 2, default=0)
 
 
 def world_size(environ: Mapping[str, str]) -> int:
-    """Give the number of ranks, 1 where no launcher says anything."""
+    """Return the number of ranks, 1 if no launcher has set it."""
     return max(1, _number(environ, 1, default=1))
 
 
 def launcher(world_size: int, pid: int, ppid: int) -> int:
-    """Give the pid that all ranks of one job on this node share: their parent's, or of a lone process its own."""
+    """Return the pid that identifies a job on this node: the parent's for one of several ranks, a lone process's own."""
     return ppid if world_size > 1 else pid
 
 
 class Claim:
-    """A target and the run it is served under.
+    """A target's title to the labels `run` and `rank`.
 
     Attributes:
         pid: of the target.
         launcher: see `launcher`.
-        meeting: where the ranks of its job meet, "" if that is not known.
+        meeting: where the ranks of its job rendezvous, "" if that is not known.
         rank: see `rank_label`.
-        wanted: the run as the target's page names it.
-        run: the run it is served under, which differs from `wanted` after a clash.
+        wanted: the run that the target's page names.
+        run: the run under which it is served; it differs from `wanted` after a clash.
         uid: owner of the process.
     """
 
@@ -98,24 +101,25 @@ class Claim:
 def claim(  # noqa: PLR0913  a claim has no fewer parts
     pid: int, job: int, rank: str, wanted: str, *, chosen: bool, others: Iterable[Claim], uid: int = -1
 ) -> Claim:
-    """Settle the run of one more target so that no two targets share run and rank, and no two users a run.
+    """Return the claim of a new target, so that no two targets share run and rank, and no two users share a run.
 
-    Those that are served already keep their names: callers bring targets in the order of their start, so it is the
-    younger job that gets `~<pid of its launcher>`, all of its ranks alike.
+    Targets that are served already keep their names. Callers add targets in the order of their start, so the younger job
+    gets the suffix `~<pid of its launcher>`, the same for all of its ranks.
 
     Args:
         pid: of the new target.
         job: its launcher.
         rank: its rank.
-        wanted: its run, as its page or its environment has it.
-        chosen: whether somebody chose that name; ranks of several launchers then form one run, as in a job that
-            spans nodes, while two jobs that merely run the same script never do.
-        others: the claims of those that are served.
+        wanted: its run, from its page or its environment.
+        chosen: whether a person chose that name. Ranks of several launchers then form one run, as in a job that spans
+            nodes; two jobs that merely run the same script never do.
+        others: the claims of the targets that are served already.
         uid: owner of the process.
     """
     others = list(others)
-    siblings = [one.run for one in others if (one.uid, one.launcher, one.wanted) == (uid, job, wanted)]
-    more = (f"{wanted}~{pid}.{number}" for number in range(2, 3 + len(others)))  # those before may be taken on purpose
+    siblings = [other.run for other in others if (other.uid, other.launcher, other.wanted) == (uid, job, wanted)]
+    # A person may have chosen the names before these.
+    more = (f"{wanted}~{pid}.{number}" for number in range(2, 3 + len(others)))
 
     def is_free(name: str) -> bool:
         sharing = [other for other in others if other.run == name]
@@ -127,9 +131,9 @@ def claim(  # noqa: PLR0913  a claim has no fewer parts
 
 
 def clean(text: str) -> str:
-    """Make one short line of a name, with `_` for what a terminal or a log would obey."""
-    kept = (one if any(low <= one <= high for low, high in _PRINTABLE) else "_" for one in text.strip()[:MAX_RUN])
-    return "".join(kept)
+    """Return a name as one short line, with `_` for each character that a terminal or a log would interpret."""
+    shown = (char if any(low <= char <= high for low, high in _PRINTABLE) else "_" for char in text.strip()[:MAX_RUN])
+    return "".join(shown)
 
 
 def _slurm(environ: Mapping[str, str]) -> str:

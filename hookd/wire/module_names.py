@@ -1,4 +1,4 @@
-"""Names of modules, as `hookd/target/modeltree/names.py` makes them: `(root)`, `layers.0.fc`, and `#2.layers.0.fc` below a second root."""
+"""Names of modules: `(root)`, `layers.0.fc`, and `#2.layers.0.fc` below a second root, see `hookd/target/modeltree/names.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ ROOT = "(root)"
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return the prefix of a name's root, "" or "#2.", and the rest; the two joined are the name."""
+    """Split a name into the prefix of its root, "" or "#2.", and the rest."""
     if not name.startswith("#"):
         return "", name
     head, dot, path = name.partition(".")
@@ -14,7 +14,7 @@ def split(name: str) -> tuple[str, str]:
 
 
 def is_root(name: str) -> bool:
-    """Whether this is the name of a root, or of nothing."""
+    """Whether this is the name of a root, or empty."""
     return split(name)[1] in (ROOT, "")
 
 
@@ -25,7 +25,7 @@ def depth(name: str) -> int:
 
 
 def above(name: str) -> list[str]:
-    """Return the names of the modules that a module is in, its parent first and the root last; none for a root."""
+    """Return the names of the modules that contain a module, its parent first and the root last; none for a root."""
     prefix, path = split(name)
     if path in (ROOT, ""):
         return []

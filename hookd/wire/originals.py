@@ -1,13 +1,13 @@
-"""What the interpreter offers, whoever has replaced it: threads, locks, clocks, waiting. Runs in the target.
+"""The interpreter's original threads, locks, clocks and waiting, even if the program has replaced them. Runs in the target.
 
-gevent, eventlet, freezegun, pyfakefs and their like put functions of their own into `threading`, `_thread`, `time`, `select`,
-`socket`, `queue`, `signal` and `os`, for the program: before hookd comes, or while it is there. A thread of ours would become
-a greenlet of the training's own thread (and block that one's signals), and a frozen clock would hold a deadline off for ever.
-So nothing of ours that runs in a target takes threads, locks, clocks, sockets or waiting from those modules. Taken is what
-nobody replaces, the functions of the C modules `_signal`, `_queue`, `_socket` and `posix`; and where `_thread` or `time` have
-been replaced as well, the same functions out of a second instance of the module, which CPython makes out of its own memory.
+gevent, eventlet, freezegun, pyfakefs and similar libraries replace functions in `threading`, `_thread`, `time`, `select`,
+`socket`, `queue`, `signal` and `os`, before hookd is loaded or later. A thread of hookd would then become a greenlet in the
+training's own thread (and block that thread's signals), and with a frozen clock a deadline would never come. So hookd's code
+in a target does not use threads, locks, clocks, sockets or waiting from those modules. It uses the functions of the C modules
+`_signal`, `_queue`, `_socket` and `posix`, which these libraries leave alone. If functions of `_thread` or `time` have been
+replaced too, it takes them from a second instance of the module, which CPython creates from its built-in definition.
 
-Most names stand in classes: freezegun goes through all modules and replaces what it finds in them.
+Most names are in classes, because freezegun searches all modules and replaces the functions that it finds in them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ IS_READABLE, HAS_LEFT = 0x001, 0x2000
 
 
 def _original(module: Any, *names: str) -> Any:
-    """Return a module of C whose functions of these names are its own: `module`, or a new instance of it."""
-    found = [getattr(module, name) for name in names]
-    if all(isinstance(one, (_BUILTIN, type)) and one.__module__ == module.__name__ for one in found):
+    """Return `module` if these functions of the C module are original, else a new instance of it."""
+    functions = [getattr(module, name) for name in names]
+    if all(isinstance(function, (_BUILTIN, type)) and function.__module__ == module.__name__ for function in functions):
         return module
     spec: Any = BuiltinImporter.find_spec(module.__name__)
-    made = _imp.create_builtin(spec)
-    _imp.exec_builtin(made)
-    return made
+    original = _imp.create_builtin(spec)
+    _imp.exec_builtin(original)
+    return original
 
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ Empty = _queue.Empty
 
 
 class clock:  # noqa: N801  read as `time` is
-    """The clocks of `time`, in seconds where the name does not say ns."""
+    """The clocks of `time`, in seconds unless the name ends in `_ns`."""
 
     monotonic = staticmethod(_times.monotonic)
     perf_counter = staticmethod(_times.perf_counter)
@@ -71,16 +71,16 @@ class clock:  # noqa: N801  read as `time` is
 
     @staticmethod
     def time() -> float:
-        """Return the unix time.
+        """Return the unix time, in seconds.
 
-        time-machine replaces functions in C, in every instance of the module; but not the clock that the kernel reads at its
-        ticks alone, 4 ms apart.
+        time-machine replaces functions at the level of C, so in every instance of the module. It does not replace the coarse
+        clock, which the kernel updates only at its ticks, 4 ms apart.
         """
         return clock._gettime(_REALTIME_COARSE if "time_machine" in sys.modules else _REALTIME)
 
 
 class thread:  # noqa: N801  read as `threading` is
-    """Threads as the system has them."""
+    """Threads of the operating system."""
 
     get_ident = staticmethod(_threads.get_ident)
     get_native_id = staticmethod(_thread.get_native_id)
@@ -90,15 +90,15 @@ class thread:  # noqa: N801  read as `threading` is
 
     @staticmethod
     def is_main() -> bool:
-        """Whether the caller is the thread that runs signal handlers: the process's first, in a forked child the only one."""
+        """Whether the caller is the thread that runs signal handlers: the first of the process, or the only one of a forked child."""
         return thread.get_native_id() == posix.getpid()
 
     @staticmethod
     def start(function: Callable[[], object]) -> None:
-        """Run a function in a thread of the usual size, whatever the program has chosen for its own: that may be too little.
+        """Run a function in a new thread with the default stack size; the size that the program has chosen may be too small.
 
         Raises:
-            RuntimeError: the system gives no thread.
+            RuntimeError: the system cannot start a thread.
         """
         before = thread._stack_size(0)
         try:
@@ -108,40 +108,40 @@ class thread:  # noqa: N801  read as `threading` is
 
     @staticmethod
     def block_signals() -> None:
-        """Have the calling thread receive no signal any more."""
+        """Block all signals in the calling thread."""
         _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
 
 
 class Event:
-    """What `threading.Event` is."""
+    """A `threading.Event` made of original locks."""
 
     def __init__(self) -> None:
         self._is_set = False
         self._waiting: list[Any] = []
 
     def is_set(self) -> bool:
-        """Whether it has been set, and not cleared since."""
+        """Whether it has been set and not cleared since."""
         return self._is_set
 
     def set(self) -> None:
-        """Let go who waits, and all who come."""
+        """Wake all waiting threads; later waits return at once."""
         self._is_set = True
         while self._waiting:
             try:
                 self._waiting.pop().release()
-            except IndexError:  # another thread sets it, too
+            except IndexError:  # another thread is in `set` too
                 return
 
     def clear(self) -> None:
-        """Have who comes wait again."""
+        """Make later waits block again."""
         self._is_set = False
 
     def wait(self, timeout_s: float = -1) -> bool:
-        """Wait until it is set, or for so long (-1: for ever); return whether it was."""
+        """Wait until it is set, at most `timeout_s` (-1: without limit), and return whether it was set."""
         lock = Lock()
         lock.acquire()
         self._waiting.append(lock)
-        # Looked at only now, for it may be set before we stand in the list.
+        # Checked only now: `set` may have run before this lock was in the list.
         return self._is_set or lock.acquire(True, timeout_s) or self._is_set
 
 
@@ -149,27 +149,26 @@ class _Polled(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("happened", ctypes.c_short))
 
 
-_getrlimit = ctypes.CDLL(None)[
-    "getrlimit"
-]  # not every program has loaded `resource`, which may be gone from the disk by now
+# Not from `resource`: it may not be loaded yet, and its file may be gone.
+_getrlimit = ctypes.CDLL(None)["getrlimit"]
 
 
 def limit(which: int) -> int | None:
-    """Return a soft limit of this process; None without one."""
+    """Return a soft limit of this process; None if it is unlimited."""
     pair = (ctypes.c_uint64 * 2)()
     failed = _getrlimit(which, pair)
     return None if failed or pair[0] == _NO_LIMIT else int(pair[0])
 
 
-_poll = ctypes.CDLL(None)["poll"]  # `select` is replaced as a whole, and is no builtin module everywhere
+_poll = ctypes.CDLL(None)["poll"]  # `select` is replaced as a whole, and not every Python has it as a builtin module
 
 
 def ready(descriptors: Iterable[int], timeout_s: float, event: int = IS_READABLE) -> list[int]:
-    """Wait until something has happened at one of some descriptors, or for so long; return those at which it has.
+    """Wait at most `timeout_s` until some of the descriptors are ready, and return those.
 
-    An end or an error has happened, too, and so has a descriptor that is closed.
+    A descriptor is also ready at end of file, after an error, and when it is closed.
     """
-    asked = [_Polled(one, event, 0) for one in descriptors]
-    polled = (_Polled * len(asked))(*asked)
-    _poll(polled, ctypes.c_ulong(len(asked)), int(timeout_s * 1000))
-    return [one.fd for one in polled if one.happened]
+    entries = [_Polled(descriptor, event, 0) for descriptor in descriptors]
+    polled = (_Polled * len(entries))(*entries)
+    _poll(polled, ctypes.c_ulong(len(entries)), int(timeout_s * 1000))
+    return [entry.fd for entry in polled if entry.happened]

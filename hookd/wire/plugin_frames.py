@@ -1,4 +1,4 @@
-"""Which line of a plugin's author an error has come through, or a thread is at. Runs on both sides, stdlib only."""
+"""Find the line of a plugin's own code that an error came through, or that a thread is at. Stdlib only; used on both sides."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ if TYPE_CHECKING:
 
 _OURS = (__file__.rpartition("wire/")[0], "<hookd", "<frozen ")
 _ROOT = "/hookd-payload/"
-"""Where a payload's files say that they are: a person knows them without it."""
+"""Prefix of the file names in a payload; left out of messages."""
 _ROOM = re.compile(r"@[0-9a-f]{6}(?=[./])")
-"""What tells two directories' files of one name apart in a target, see `hookd/target/boot/loader.py`."""
+"""Suffix that distinguishes files of the same name from two directories, see `hookd/target/boot/loader.py`."""
 
 
 def author_line(error: BaseException, plugin: object = None) -> str:
-    """Give the author's innermost line that an error has come through.
+    """Return the innermost line of the plugin's code that an error came through.
 
     Args:
-        error: anybody's.
-        plugin: whose package the author's line is in, or the name of its module; where it has none there, or with None,
-            any line that is not hookd's.
+        error: any exception.
+        plugin: a plugin, or the name of its module: lines of the same package are the plugin's. If there are none, or with
+            None, all lines that are not hookd's are.
 
     Returns:
-        `FILE:LINE, in FUNCTION: the line`; "" where there is none.
+        `FILE:LINE, in FUNCTION: source line`; "" if there is none.
     """
     return _line(_authors(traceback.walk_tb(error.__traceback__), plugin))
 
 
 def author_place(error: BaseException, plugin: object = None) -> str:
-    """Give ` (FILE:LINE)` of that line, for the end of a sentence; "" where there is none."""
-    found = _authors(traceback.walk_tb(error.__traceback__), plugin)
-    return f" ({found.filename}:{found.lineno})" if found is not None else ""
+    """Return ` (FILE:LINE)` of the same line, for the end of a sentence; "" if there is none."""
+    frame = _authors(traceback.walk_tb(error.__traceback__), plugin)
+    return f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
 
 
 def line_at(frame: FrameType | None, plugin: object = None) -> str:
-    """Give the author's innermost line that a thread is at, in the same words.
+    """Return the innermost line of the plugin's code that a thread is at, in the format of `author_line`.
 
     Args:
-        frame: the thread's innermost, inside of `hookd.wire.frames.held`; None for a thread that has ended.
-        plugin: as above.
+        frame: the thread's innermost frame, inside `hookd.wire.frames.held`; None for a thread that has ended.
+        plugin: see `author_line`.
     """
     return _line(_authors(reversed(list(traceback.walk_stack(frame))), plugin)) if frame is not None else ""
 
 
 def line_of(ident: int | None, plugin: object = None) -> str:
-    """Give the author's line that a thread is at just now, by its ident; "" for one that has ended."""
+    """Return the same line for the thread with this ident; "" if it has ended."""
     with held() as frames:
         return line_at(frames.get(ident or 0), plugin)
 
 
-def _line(found: traceback.FrameSummary | None) -> str:
-    return f"{found.filename}:{found.lineno}, in {found.name}: {found.line}" if found is not None else ""
+def _line(frame: traceback.FrameSummary | None) -> str:
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}" if frame is not None else ""
 
 
 def _authors(frames: Iterable[tuple[FrameType, int]], plugin: object) -> traceback.FrameSummary | None:
-    """Find the author's last frame of those that are given, the outermost first."""
+    """Return the plugin's innermost frame; `frames` begin with the outermost."""
     own = (plugin if isinstance(plugin, str) else type(plugin).__module__).partition(".")[0]
-    theirs = [one for one in frames if not _is_left_out(one[0].f_code.co_filename)]
-    mine = [one for one in theirs if str(one[0].f_globals.get("__name__")).partition(".")[0] == own]
-    found = (mine or theirs)[-1:]
-    for summary in traceback.StackSummary.extract(iter(found)):
+    foreign = [entry for entry in frames if not _is_left_out(entry[0].f_code.co_filename)]
+    plugins = [entry for entry in foreign if str(entry[0].f_globals.get("__name__")).partition(".")[0] == own]
+    innermost = (plugins or foreign)[-1:]
+    for summary in traceback.StackSummary.extract(iter(innermost)):
         return traceback.FrameSummary(
             _ROOM.sub("", summary.filename.removeprefix(_ROOT)), summary.lineno or 0, summary.name, line=summary.line
         )

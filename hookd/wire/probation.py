@@ -1,18 +1,18 @@
-"""When a plugin that was put aside may come back: on probation, and each time after twice as long. In target and daemon."""
+"""Times at which a quarantined plugin is tried again; each wait on probation is twice the last. Used on both sides."""
 
 from __future__ import annotations
 
 
 class Probation:
-    """The clock of one plugin's quarantines.
+    """The quarantines of one plugin.
 
     Args:
-        first_s: how long the first one lasts, seconds; 0: for ever.
-        most_s: how long one lasts at most.
+        first_s: length of the first one, in seconds; 0 means without end.
+        most_s: the greatest length, in seconds.
 
     Attributes:
-        until: monotonic seconds at which the quarantine ends; None where there is none.
-        times: how often it was put aside, since it was last calm.
+        until: monotonic seconds at which the quarantine ends; None if there is none, or no end.
+        times: number of quarantines in a row, without a probation that was passed.
     """
 
     def __init__(self, first_s: float, most_s: float) -> None:
@@ -23,7 +23,10 @@ class Probation:
         self.times = 0
 
     def put_aside(self, now: float) -> float:
-        """Begin a quarantine; one on probation gets twice its last. Gives its length in seconds, 0 for one without end."""
+        """Begin a quarantine and return its length in seconds, 0 for one without end.
+
+        During probation it is twice as long as the last one.
+        """
         on_probation = self.is_on(now)
         self.times = self.times + 1 if on_probation else 1
         self._wait_s = min(2 * self._wait_s, self._most_s) if on_probation else self._first_s
@@ -31,13 +34,13 @@ class Probation:
         return self._wait_s
 
     def is_over(self, now: float) -> bool:
-        """Whether a quarantine has lasted long enough."""
+        """Whether the quarantine has ended."""
         return self.until is not None and now >= self.until
 
     def admit(self, now: float) -> None:
-        """Let it back in: for as long as it was away, one error is enough to put it aside again."""
+        """Begin the probation, as long as the quarantine was; one error in it is enough for the next quarantine."""
         self.until, self._admitted = None, now
 
     def is_on(self, now: float) -> bool:
-        """Whether it was let back in, and has not proved itself for as long as it was away."""
+        """Whether the plugin is on probation."""
         return self._wait_s > 0 and now - self._admitted < self._wait_s

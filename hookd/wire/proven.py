@@ -1,7 +1,7 @@
-"""The versions of Python and torch that hookd has been tried on. Stands on nothing, runs on both sides.
+"""Versions of Python and torch that hookd has been tested with. Imports nothing of hookd; used on both sides.
 
-A newer version is tried, not refused: the attach checks what it stands on, in the interpreter from outside
-(`hookd/tool/inject/foundation.py`) and in torch from inside (`hookd/target/boot/foundation.py`).
+A newer version is not refused. The attach checks the internals that it relies on: those of the interpreter from outside
+(`hookd/tool/inject/foundation.py`), those of torch from inside (`hookd/target/boot/foundation.py`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ NEWEST_TORCH = (2, 15)
 
 
 def minor(version: str) -> tuple[int, int]:
-    """Return major and minor of a version such as `2.15.0+cu132`; (0, 0) where it has none."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return major and minor of a version such as `2.15.0+cu132`; (0, 0) if it does not begin with them."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def version_text(version: tuple[int, int]) -> str:
-    """Return a minor version as people write it."""
+    """Return a version as text, such as "2.15"."""
     return f"{version[0]}.{version[1]}"
 
 
 def unproven(python: str, torch: str) -> str:
-    """Return a line about versions newer than any that hookd was tried on, "" where there is none."""
+    """Return a line about versions that are newer than any tested one; "" if none is."""
     pairs = (("CPython", minor(python), NEWEST_PYTHON), ("torch", minor(torch), NEWEST_TORCH))
     newer = [
-        f"{name} {version_text(found)} (the newest tried is {version_text(newest)})"
-        for name, found, newest in pairs
-        if found > newest
+        f"{name} {version_text(actual)} (the newest tried is {version_text(newest)})"
+        for name, actual, newest in pairs
+        if actual > newest
     ]
     return f"not yet proven on {' and '.join(newer)}; all checks hold" if newer else ""

@@ -258,7 +258,7 @@ def test_the_example_of_the_guide_passes_the_test_of_the_guide(tmp_path):
 
 
 def test_what_there_is_not_cannot_be_started(fake_daemon, tmp_path):
-    with pytest.raises(PluginError, match="there is no daemon half of a plugin 'nonsense'"):
+    with pytest.raises(PluginError, match="there is no daemon plugin 'nonsense'"):
         fake_daemon.start("nonsense")
     (tmp_path / "hookd_broken.py").write_text("def (:\n")
     with pytest.raises(PluginError, match=r"hookd_broken\.py:1: not valid Python"):

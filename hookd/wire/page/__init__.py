@@ -1,7 +1,7 @@
-"""The page: the shared memory in which an agent publishes and a daemon reads. Runs on both sides, stdlib only.
+"""The page: shared memory in which an agent publishes its numbers, and which a daemon reads. Stdlib only; used on both sides.
 
-One process writes (`PageWriter`), through one memory map; any number read (`PageReader`), by `pread`. `layout` says what
-lies where. The reader outlives the writer: the last bytes of a killed process can still be read through an open descriptor.
+One process writes (`PageWriter`), through a memory map; any number of processes read (`PageReader`), with `pread`. `layout`
+describes the regions. A reader can outlive the writer: it still reads a killed process's last bytes through its descriptor.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""Where everything lies in a page, and what may stand there. Runs on both sides.
+"""The layout of a page, and the limits of its contents. Used on both sides.
 
     header      words: magic, protocol, size, state, dropped, heads of the logs, table of the regions
-    identity    log: JSON objects, the last one counts
+    identity    log: JSON objects; the last one is current
     heartbeat   256 threads x 8 cells, then their names, 64 bytes each
     recorder    ring of 6-cell records
     incidents   log: JSON objects
     logs        log: JSON objects
-    schema      log: JSON arrays that say which cells are which series
+    schema      log: JSON arrays that assign cells to series
     values      cells
 
-A *cell* is an aligned float64, a *word* an aligned uint64; both are loaded and stored whole.
+A *cell* is an aligned float64, a *word* an aligned uint64; both are loaded and stored as a whole.
 
-A *log* has two halves. Records (length, crc32, payload) are appended to one half; to drop records, those that stay are
-written into the other half, and then one word, the head (`flips << 32 | used bytes`), is replaced. So there is no moment
-at which a killed writer leaves a page that cannot be read, and a reader sees by the flips that its copy may be torn. The
-flips of the schema are the page's *generation*: a cell that was freed is used again in a later generation only.
+A *log* has two halves. Records (length, crc32, payload) are appended to one half. To drop records, the writer copies the
+others to the other half and then replaces one word, the head (`flips << 32 | used bytes`). So the page is readable at
+whatever moment the writer is killed, and a reader that sees the flips change knows that its copy may be torn. The flips of
+the schema are the page's *generation*: a freed cell is reused only in a later generation.
 
-What every protocol has in common, so that any hookd can tell any other's agent: the words magic, protocol and state, the
-head of the identity, the first entry of the table, and how a log is written. All else goes with PROTOCOL.
+All protocols share the words magic, protocol and state, the head of the identity, the first entry of the table, and the
+format of a log, so that every hookd can recognize the agent of every other. All else may change with PROTOCOL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 NAME = "hookd-page"
 MAGIC = int.from_bytes(b"hookdpg\0", "little")
 PROTOCOL = 1
-SIZE = 64 << 20  # bytes; every page has a power of two of them
+SIZE = 64 << 20  # bytes; the size of every page is a power of two
 MIN_SIZE = 4 << 20
 
 STATES = ("starting", "running", "detaching", "detached", "exited")
@@ -50,7 +50,7 @@ MAX_MODULES = 100_000
 MAX_RECORD = 15 << 10  # bytes of a log record
 MAX_SERIES = 200_000
 MAX_TEXT = 1024  # characters of a name, a label value, a help text
-END_OF_TIME = 253402300800.0  # the last second that datetime can show
+END_OF_TIME = 253402300800.0  # unix seconds; the end of what datetime can represent
 MAX_MESSAGE = 4096  # characters of a text in an incident, a log line, the identity
 
 # Shared between writer and reader only.
@@ -58,7 +58,7 @@ HEADER_BYTES = 4096
 WORDS = struct.Struct("=40Q")  # the header as far as it is used
 MAGIC_WORD, PROTOCOL_WORD, SIZE_WORD, STATE_WORD, DROPPED_WORD = range(5)
 HEAD_WORDS = {"identity": 8, "schema": 9, "incidents": 10, "logs": 11}
-TABLE_WORD = 16  # offset and length of the first region, then of the next
+TABLE_WORD = 16  # offset and length of each region in turn
 REGIONS = ("identity", "heartbeat", "recorder", "incidents", "logs", "schema", "values")
 LOW32 = 0xFFFFFFFF
 BEAT_CELLS = 8
@@ -66,16 +66,16 @@ NAME_BYTES = 64
 BEAT = struct.Struct("=5d")  # tid, module, events, phase, step
 RECORD = struct.Struct("=6d")  # seq, when, kind, module, step, value
 STEP_RECORD, CALL_RECORD, PHASE_RECORD = 1, 2, 3
-"""Kinds of records: a step is done (`value`: its seconds), a module is called, a phase begins (`value`: which)."""
-SCRATCH_CELLS = 256  # the first of the values: where series go that found no room
-F_ADD_SEALS, F_GET_SEALS = 1033, 1034  # fcntl.h; Python lacks the names where its libc was old
+"""Kinds of records: end of a step (`value`: its seconds), call of a module, begin of a phase (`value`: its index)."""
+SCRATCH_CELLS = 256  # the first of the values: shared by the series that found no room
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034  # fcntl.h; a Python built on an old libc lacks the names
 
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
 class Region(NamedTuple):
-    """Where a part of the page lies, in bytes."""
+    """Offset and length of a part of the page, in bytes."""
 
     offset: int
     length: int
@@ -100,7 +100,7 @@ def divide(size: int) -> dict[str, Region]:
 
 
 class Declaration(NamedTuple):
-    """What a family is: name without `_total`, kind, help, label names, upper bounds of a histogram without +Inf."""
+    """The declaration of a family: name without `_total`, kind, help, label names, and upper bounds of a histogram without +Inf."""
 
     name: str
     kind: str
@@ -110,11 +110,16 @@ class Declaration(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many cells a series has: one; of a histogram one for each bucket, one for +Inf, one for the sum."""
+        """Number of cells of a series: one, but for a histogram one for each bucket, one for +Inf and one for the sum."""
         return len(self.buckets) + 2 if self.buckets else 1
 
     def check(self) -> Declaration:
-        """Return it; raise ValueError, or TypeError where the types are wrong, if Prometheus would refuse it."""
+        """Return the declaration if Prometheus accepts it.
+
+        Raises:
+            ValueError: Prometheus would refuse it.
+            TypeError: a field has the wrong type.
+        """
         name, kind, help_text, labels, buckets = self
         if kind not in KINDS or not _METRIC.fullmatch(name) or max(len(name), len(help_text)) > MAX_TEXT:
             raise ValueError(f"not a metric: {kind!r} {name!r}")
@@ -133,13 +138,13 @@ class Declaration(NamedTuple):
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut to `limit` characters and replace what UTF-8 cannot carry (the lone surrogates of undecodable file names)."""
+    """Cut a text to `limit` characters and replace characters that UTF-8 cannot encode (lone surrogates of undecodable file names)."""
     text = text[:limit]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def plain(value: object, limit: int = MAX_MESSAGE, depth: int = 6) -> Any:
-    """Reduce to what JSON, SQLite and a terminal can carry: bounded in depth, count and length, with finite numbers."""
+    """Reduce a value to what JSON, SQLite and a terminal can represent: limited depth, count and length, finite numbers."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""The logs of a page (see layout): their records, and the end that writes them. Runs on both sides."""
+"""Records and writer of a page's logs, see `layout`. Used on both sides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def array_of(*items: object) -> bytes:
 
 
 def object_of(fields: dict[str, Any]) -> bytes:
-    """Encode an incident or the like within MAX_RECORD: if it is too long, what is nested goes, then the texts are cut."""
+    """Encode an object, such as an incident, within MAX_RECORD.
+
+    If it is too long, nested values are dropped, and texts are cut until it fits.
+    """
     payload = _encode(plain(fields)).encode()
     for limit in (1000, 200, 40):
         if len(payload) < MAX_RECORD - 64:
@@ -45,7 +48,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def split(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield the payload and the end of each record; stop at the first that is not whole, or not yet."""
+    """Yield the payload and the end of each record; stop at the first damaged or incomplete one."""
     end, last = 0, len(data) - _PREFIX.size
     while end <= last:
         length, crc = _PREFIX.unpack_from(data, end)
@@ -58,7 +61,7 @@ def split(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 class Log:
-    """The writing end of a log (see layout). Used by one thread at a time."""
+    """The writer of a log, used by one thread at a time."""
 
     def __init__(self, memory: mmap.mmap, words: memoryview, name: str, region: Region) -> None:
         self._memory, self._words, self._head = memory, words, HEAD_WORDS[name]
@@ -78,7 +81,7 @@ class Log:
         return True
 
     def replace(self, payloads: Iterable[bytes]) -> None:
-        """Replace all records at once, and give the memory of the old ones back."""
+        """Replace all records at once, and return the memory of the old ones to the system."""
         flips = (self._words[self._head] >> 32) + 1
         data = b"".join(map(frame, payloads))
         start = self._start(flips)
@@ -88,7 +91,7 @@ class Log:
             self._memory.madvise(mmap.MADV_REMOVE, self._start(flips - 1), self._half)
 
     def drop_oldest(self) -> None:
-        """Keep the newest records, as many as fill half of the room."""
+        """Drop all but the newest records that fit into half of the space."""
         head = self._words[self._head]
         start = self._start(head >> 32)
         kept: list[bytes] = []
@@ -104,7 +107,7 @@ class Log:
         return self._offset + (flips & 1) * self._half
 
     def _publish(self, head: int) -> None:
-        """Store the head after the bytes, for weakly ordered CPUs too: releasing, then acquiring a lock orders them."""
+        """Store the head after the bytes, on weakly ordered CPUs as well: to release and then acquire a lock orders the stores."""
         for _ in range(2):
             if self._order.acquire(blocking=False):
                 self._order.release()

@@ -1,4 +1,4 @@
-"""Finding memory for a page in a process that may have little, without harm to it. Runs in the target."""
+"""Allocate the memory of a page without harm to the target, which may have little left."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SMALLER_MAY_DO = (errno.ENOMEM, errno.EAGAIN, errno.EFBIG, errno.ENOSPC)
 
 
 def allocate(size: int = SIZE) -> tuple[Descriptor, mmap.mmap]:
-    """Create and map a memfd of `size` bytes or fewer, at least MIN_SIZE, all zeros and none of them taken yet.
+    """Create and map a memfd of at most `size` and at least MIN_SIZE bytes, all zero and without physical memory yet.
 
     Raises:
         PageError: reason "no-memfd" or "no-memory".
-        ValueError: size is no power of two from MIN_SIZE to SIZE.
+        ValueError: size is not a power of two from MIN_SIZE to SIZE.
     """
     if not MIN_SIZE <= size <= SIZE or size & (size - 1):
-        raise ValueError(f"{size} is no power of two from {MIN_SIZE} to {SIZE}")
+        raise ValueError(f"{size} is not a power of two from {MIN_SIZE} to {SIZE}")
     size = _allowed(size)
-    # Moved up, also because the program may have closed a standard stream, and what it prints there would land in the page.
+    # The program may have closed a standard stream; if the memfd got its number, prints would be written into the page.
     file = Descriptor(moved_up(_memfd()))
     if file.number < _STREAMS:
         file.close()
@@ -45,9 +45,9 @@ def allocate(size: int = SIZE) -> tuple[Descriptor, mmap.mmap]:
 
 
 def _allowed(size: int) -> int:
-    """Halve the size until the limits allow it; the training keeps three quarters of a scarce address space.
+    """Halve the size until the limits allow it; the training keeps three quarters of the address space that is left.
 
-    RLIMIT_FSIZE is asked beforehand because ftruncate kills with SIGXFSZ where it is exceeded.
+    RLIMIT_FSIZE is checked first because ftruncate raises SIGXFSZ, which kills the process, when the limit is exceeded.
     """
     file_bytes, address_bytes = limit(MOST_FILE_BYTES), limit(MOST_ADDRESSES)
     allowed = math.inf if file_bytes is None else file_bytes
@@ -63,12 +63,12 @@ def _allowed(size: int) -> int:
 def _mapped_bytes() -> int:
     try:
         return int(read("/proc/self/statm").split()[0]) * mmap.PAGESIZE
-    except (OSError, ValueError, IndexError):  # no /proc here: the limit itself is the best we know
+    except (OSError, ValueError, IndexError):  # without /proc, compare with the whole limit
         return 0
 
 
 def _memfd() -> int:
-    """Create the memfd, never executable where the kernel (6.3) can say so."""
+    """Create the memfd, sealed against execution if the kernel can do that (6.3 and later)."""
     try:
         try:
             return _memfd_create(_CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
@@ -83,7 +83,7 @@ def _memfd() -> int:
 def _memfd_create(flags: int) -> int:
     if hasattr(posix, "memfd_create"):
         return posix.memfd_create(NAME, flags)
-    # A Python that was built on an old libc (conda, standalone builds).
+    # Python was built on an old libc (conda, standalone builds).
     fd = int(ctypes.CDLL(None, use_errno=True).syscall(_MEMFD_CREATE[posix.uname().machine], NAME.encode(), flags))
     if fd < 0:
         raise OSError(ctypes.get_errno(), posix.strerror(ctypes.get_errno()))
@@ -91,11 +91,11 @@ def _memfd_create(flags: int) -> int:
 
 
 def _map(fd: int, size: int) -> mmap.mmap:
-    """Give the memfd its size and map it, halving the size while that is refused."""
+    """Resize the memfd and map it, halving the size while the kernel refuses it."""
     while True:
         try:
             posix.ftruncate(fd, size)
-            # Of nothing at first: a map of a file keeps a descriptor of its own, and closes that by its number.
+            # Map anonymous memory first: an mmap of a file keeps its own descriptor, and would close it by number.
             memory = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
             _cover(memory, mmap.MAP_SHARED, fd)
         except OSError as exc:  # noqa: PERF203  up to five times
@@ -126,13 +126,13 @@ def _no_memory(why: str) -> PageError:
 
 
 def unshare(memory: mmap.mmap) -> None:
-    """Put private, empty memory in the place of a map, at the same addresses."""
+    """Replace a map by private, zeroed memory at the same addresses."""
     with contextlib.suppress(OSError):
         _cover(memory, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 
 def _cover(memory: mmap.mmap, flags: int, fd: int) -> None:
-    """Put another map in the place of a map.
+    """Replace a map by another one at the same addresses.
 
     Raises:
         OSError: as mmap(2).

@@ -1,7 +1,7 @@
-"""The daemon's end of a page, which trusts nothing that it reads. Runs on the tool side.
+"""The reader of a page, which does not trust the contents. Runs on the tool side.
 
-It reads with `pread` alone, within its own caps: a map of a sparse page would take its memory, and one of a page that
-shrinks would raise SIGBUS.
+It reads only with `pread`, within its own limits: mapping a sparse page would allocate its memory, and mapping a page that
+then shrinks would raise SIGBUS.
 """
 
 from __future__ import annotations
@@ -55,21 +55,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; five in a row have met a compaction each under load
+READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; under load, five in a row have each hit a compaction
 READ_PATIENCE_S = 1.0
 MOST_AGAIN = 4096
-"""So many cells are read again at the most: a page that changes all of its cells all the time must not keep the daemon."""
+"""Maximum number of cells that are read again: a page whose cells all change continually must not delay the daemon."""
 TRIES = 8
 _ZEROS = bytes(1 << 12)
 _MAX_IDENTITY = 1 << 20  # bytes, of a page of another protocol
 
 
 class PageReader:
-    """A page of another process. Any thread may call any method; every one raises PageError for what cannot be trusted.
+    """A page of another process.
+
+    Any thread may call any method, and every method raises PageError for contents that cannot be trusted.
 
     Args:
-        fd: a page, opened for reading; it belongs to the reader from now on, which closes it if it refuses it.
-        any_protocol: take a page of another protocol too; of such a one only `identity` and `state` can be read.
+        fd: a page, opened for reading. The reader becomes its owner, and closes it even if it refuses the page.
+        any_protocol: accept a page of another protocol too; only its `identity` and `state` can be read.
 
     Raises:
         PageError: reason "corrupt" ("it is not written yet": try again), or "protocol" for another hookd's page.
@@ -89,7 +91,7 @@ class PageReader:
             raise
 
     def identity(self) -> dict[str, Any]:
-        """Return who the agent is."""
+        """Return the identity of the agent."""
         return self._consistent(self._identity)
 
     def state(self) -> str:
@@ -97,7 +99,7 @@ class PageReader:
         return _state(self._words())
 
     def heartbeats(self) -> list[Heartbeat]:
-        """Return where each thread is, in a few hundred microseconds."""
+        """Return the heartbeats of all threads, in a few hundred microseconds."""
         data = self._pread(*self._regions["heartbeat"])
         names_at = HEARTBEATS * BEAT_CELLS * 8
         tids = array("d")
@@ -117,7 +119,7 @@ class PageReader:
         """Copy the page; return the last copy if it is rewritten faster than it can be copied.
 
         Args:
-            recorder: copy the recorder's events too (about 100 ms when it is full), else `records` is empty.
+            recorder: also copy the recorder's events (about 100 ms when it is full); otherwise `records` is empty.
         """
         try:
             snapshot = self._consistent(lambda words: self._copy(words, recorder=recorder))
@@ -129,18 +131,18 @@ class PageReader:
         return snapshot
 
     def recent(self, count: int) -> list[Record]:
-        """Return the last `count` events of the recorder, or nearly so many, in a few milliseconds."""
+        """Return about the last `count` events of the recorder, in a few milliseconds."""
         region = self._regions["recorder"]
         numbers = array("d")
         numbers.frombytes(_written(self._pread(*region)))
         ring = region.length // RECORD.size
         last = _whole(max(numbers[:: RECORD.size // 8], default=0.0))
         slots = sorted({(number - 1) % ring for number in range(max(1, last - count + 1), last + 1)})
-        found = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
-        return sorted(found, key=lambda record: record.seq)
+        records = [record for slot in slots if (record := self._record(slot, ring, last - count)) is not None]
+        return sorted(records, key=lambda record: record.seq)
 
     def _record(self, slot: int, ring: int, after: int) -> Record | None:
-        """Return what stands in a slot if it is whole, belongs there, and is younger than `after`."""
+        """Return the record in a slot if it is complete, belongs there, and is newer than number `after`."""
         start = self._regions["recorder"].offset + slot * RECORD.size
         first, second = self._pread(start, RECORD.size), self._pread(start, RECORD.size)
         seq, when, kind, module, step, value = RECORD.unpack(first)
@@ -158,7 +160,7 @@ class PageReader:
         with self._fd_lock:
             fd, self.fd = self.fd, -1
             if fd >= 0:
-                with contextlib.suppress(OSError):  # it never was a descriptor, or somebody else closed it
+                with contextlib.suppress(OSError):  # it was never a descriptor, or other code has closed it
                     posix.close(fd)
 
     def _consistent(self, copy: Callable[[tuple[int, ...]], T]) -> T:
@@ -199,9 +201,10 @@ class PageReader:
         )
 
     def _cells(self, count: int) -> array[float]:
-        """Copy the first cells: as two copies agree on them, and of the others each by itself.
+        """Copy the first `count` cells twice, and read again each cell on which the copies differ.
 
-        The kernel copies bytes (x86's `rep movsb`). Where it is interrupted within a number, the rest may be of the next one that is written there.
+        The kernel copies bytes (x86's `rep movsb`). If the copy is interrupted within a number, the rest may be of the number
+        that is written there next.
         """
         offset, length = self._regions["values"].offset, 8 * count
         first, second = self._pread(offset, length), self._pread(offset, length)
@@ -220,7 +223,7 @@ class PageReader:
         return cells
 
     def _settled(self, offset: int, number: bytes) -> bytes:
-        """Read a number until two readings agree; the last reading of one that never does."""
+        """Read a number until two readings agree, at most TRIES times; return the last reading."""
         for _ in range(TRIES):
             before, number = number, self._pread(offset, 8)
             if before == number:
@@ -235,7 +238,7 @@ class PageReader:
         try:
             schema.feed(self._pread(start + schema.parsed, used - schema.parsed))
         except UNTRUSTED as exc:
-            raise _corrupt(f"its schema says {exc}") from exc
+            raise _corrupt(f"its schema is malformed: {exc}") from exc
         return schema
 
     def _identity(self, words: tuple[int, ...]) -> dict[str, Any]:
@@ -245,7 +248,7 @@ class PageReader:
         return objects[-1]
 
     def _objects(self, name: str, words: tuple[int, ...]) -> list[dict[str, Any]]:
-        """Return the objects of a log, parsed when its head has moved since the last time."""
+        """Return the objects of a log, which is parsed again only if its head has moved."""
         head, objects = self._objects_seen.get(name, (None, []))
         if head == words[HEAD_WORDS[name]]:
             return objects
@@ -256,15 +259,15 @@ class PageReader:
             for payload, end in split(self._pread(start, used)):  # noqa: B007
                 parsed.append(plain(decode(payload.decode())))
         except UNTRUSTED as exc:
-            raise _corrupt(f"its {name} say {exc}") from exc
+            raise _corrupt(f"its {name} cannot be parsed: {exc}") from exc
         if not all(isinstance(item, dict) and (name == "identity" or _is_dated(item)) for item in parsed):
-            raise _corrupt(f"its {name} are none")
+            raise _corrupt(f"its {name} contain malformed records")
         if end == used:
             self._objects_seen[name] = (words[HEAD_WORDS[name]], parsed)
         return parsed
 
     def _records(self) -> list[Record]:
-        """Return the recorder's events in order: those on which two copies agree, because a single one may be torn."""
+        """Return the recorder's events in order, without those that differ between two copies: a single copy may be torn."""
         region = self._regions["recorder"]
         first = _written(self._pread(*region))
         second = self._pread(region.offset, len(first))
@@ -279,7 +282,7 @@ class PageReader:
         return records
 
     def _used(self, name: str, words: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return where a log's current half begins, how many bytes of it are used, and its flips."""
+        """Return the offset of a log's current half, the number of bytes used in it, and its flips."""
         region, head = self._regions[name], words[HEAD_WORDS[name]]
         half, flips, used = region.length // 2, head >> 32, head & LOW32
         if used > half:
@@ -287,11 +290,11 @@ class PageReader:
         return region.offset + (flips & 1) * half, used, flips
 
     def _check(self, *, any_protocol: bool) -> dict[str, Region]:
-        """Check what never changes: what kind of file it is, its size, its magic, its protocol, where its regions lie."""
+        """Check the constant parts: kind of file, size, magic, protocol and regions; return the regions."""
         size = _memory_file_size(self.fd)
         words = self._words()
         if words[MAGIC_WORD] != MAGIC:
-            raise _corrupt("it does not begin like one" if words[MAGIC_WORD] else "it is not written yet")
+            raise _corrupt("it does not begin like a page" if words[MAGIC_WORD] else "it is not written yet")
         if words[PROTOCOL_WORD] != PROTOCOL:
             if any_protocol:
                 return {"identity": _region_of_any(words, size)}
@@ -302,7 +305,7 @@ class PageReader:
                 "`hookd detach PID` ends any",
             )
         if words[SIZE_WORD] != size or size & (size - 1) or not MIN_SIZE <= size <= SIZE:
-            raise _corrupt(f"it has {size} bytes and claims {words[SIZE_WORD]}")
+            raise _corrupt(f"it has {size} bytes, and its header says {words[SIZE_WORD]}")
         regions = divide(size)
         if tuple(itertools.chain(*regions.values())) != words[TABLE_WORD : TABLE_WORD + 2 * len(REGIONS)]:
             raise _corrupt("its regions are not where they belong")
@@ -326,7 +329,7 @@ def _region_of_any(words: tuple[int, ...], size: int) -> Region:
     """Find the identity in a page of another protocol."""
     offset, length = words[TABLE_WORD : TABLE_WORD + 2]
     if not 0 < length <= _MAX_IDENTITY or offset + length > size:
-        raise _corrupt("its identity is not where one could be")
+        raise _corrupt("its identity is outside the file, or too large")
     return Region(offset, length)
 
 
@@ -341,19 +344,19 @@ def _corrupt(why: str) -> PageError:
 
 
 def _memory_file_size(fd: int) -> int:
-    """Return its size; refuse what is no memory file: reading a pipe, or a file of FUSE or NFS, could hang."""
+    """Return the size of a memory file; refuse other files, because reading a pipe or a file of FUSE or NFS could hang."""
     try:
         status = posix.fstat(fd)
         fcntl(fd, F_GET_SEALS, 0)
     except OSError as exc:
-        raise _corrupt(f"it is no memory file ({exc})") from exc
+        raise _corrupt(f"it is not a memory file ({exc})") from exc
     if not stat.S_ISREG(status.st_mode):
-        raise _corrupt("it is no file")
+        raise _corrupt("it is not a regular file")
     return status.st_size
 
 
 def _written(ring: bytes) -> bytes:
-    """Cut off the records that were never written; `bytes.rstrip` alone takes 5 ns for each byte."""
+    """Cut off the records that were never written, in steps: `bytes.rstrip` alone takes 5 ns for each byte."""
     end = len(ring)
     while end >= len(_ZEROS) and ring.startswith(_ZEROS, end - len(_ZEROS)):
         end -= len(_ZEROS)
@@ -372,5 +375,5 @@ def _is_dated(item: dict[str, Any]) -> bool:
 
 
 def _whole(value: float) -> int:
-    """Return a count that was stored as a float; 0 for what is none, such as NaN."""
+    """Return a count that was stored as a float; 0 for values that are not counts, such as NaN."""
     return int(value) if 0 <= value < 2**53 else 0

@@ -1,4 +1,4 @@
-"""The reader's parse of the schema: which cells are which series. Runs on the tool side, on bytes that it does not trust."""
+"""Parse the schema, which assigns cells to series. Runs on the tool side and does not trust the bytes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 Values = tuple[str, ...]
 
 UNTRUSTED = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
-"""What a parse of hostile bytes may raise."""
+"""Exceptions that parsing hostile bytes may raise."""
 
-_BATCH = 64  # records decoded at once; bounds what a hostile page can make of its bytes
+_BATCH = 64  # records decoded at once; limits the memory that a hostile page can take
 
 
 class Schema:
-    """What the schema of one generation says, as far as it was parsed.
+    """The parsed part of the schema of one generation.
 
-    Raises one of UNTRUSTED for what cannot be. Later records win over earlier ones, because a writer that was interrupted
-    between writing a record and remembering it writes another.
+    Methods raise one of UNTRUSTED for malformed records. A later record replaces an earlier one: a writer that was
+    interrupted after writing a record, and before noting that it had, writes the record again.
     """
 
     def __init__(self, generation: int, values: Region) -> None:
         self.generation = generation
         self.parsed = 0  # bytes
-        self.end = 0  # cells that are in use
+        self.end = 0  # number of cells up to the last one in use
         self.families: dict[int, _SeenFamily] = {}
         self.modules: dict[int, ModuleEntry] = {}
         self._first, self._cells = values.offset // 8, values.length // 8
@@ -47,7 +47,7 @@ class Schema:
         }
 
     def feed(self, data: bytes) -> None:
-        """Parse the bytes that were appended since the last time, up to the first record that is not whole yet."""
+        """Parse the bytes appended since the last call, up to the first incomplete record."""
         start, take = self.parsed, self._take
         records = split(data)
         while batch := list(itertools.islice(records, _BATCH)):
@@ -98,7 +98,7 @@ class Schema:
 
 
 class _SeenFamily:
-    """A family as far as it was parsed: label values to index of the first cell."""
+    """The parsed part of a family; maps label values to the index of the first cell."""
 
     def __init__(self, declaration: Declaration, key: tuple[int, int, int]) -> None:
         self.declaration = declaration
@@ -108,7 +108,7 @@ class _SeenFamily:
         self._frozen: tuple[tuple[Values, ...], tuple[int, ...]] = ((), ())
 
     def remove(self, values: Values) -> int:
-        """Return how many went, 1 or 0."""
+        """Remove a series; return how many were removed, 1 or 0."""
         if self.series.pop(values, None) is None:
             return 0
         generation, family, removals = self._key
@@ -116,7 +116,7 @@ class _SeenFamily:
         return 1
 
     def freeze(self, cells: array[float]) -> Family:
-        """Return what is known, with the cells of one snapshot."""
+        """Return the family as parsed so far, with the cells of one snapshot."""
         if len(self._frozen[0]) != len(self.series):
             self._frozen = (tuple(self.series), tuple(self.series.values()))
         return Family(*self.declaration, self.width, self._key, *self._frozen, cells)
@@ -124,13 +124,13 @@ class _SeenFamily:
 
 def _require(is_so: bool) -> None:
     if not is_so:
-        raise ValueError("something out of bounds, or too many")
+        raise ValueError("a value is out of range, or there are too many")
 
 
 def _text(value: object) -> str:
-    """Return the value if it is a text that UTF-8 can carry."""
+    """Return the value if it is a text that UTF-8 can encode."""
     if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise TypeError("something that is no text")
+        raise TypeError("a value is not a text, or is too long")
     if not value.isascii():
         value.encode()
     return value

@@ -1,4 +1,4 @@
-"""What the agent's end of a page has of families, series and modules: which cells are whose. Runs in the target."""
+"""Families, series and modules of a page, as the agent writes them. Runs in the target."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LOCK_WAIT_S = 10.0
 
 
 class Bound:
-    """How many series the families of one plugin may have: together, and each of them beside the label `module`.
+    """Limits on the series of one plugin: of all its families together, and of each family for one value of `module`.
 
-    Labels that have a new value for ever (text, a step, a fraction) end here, and not where nobody else has room.
+    A label with ever new values (text, a step, a fraction) reaches these limits before it takes the space of other plugins.
 
     Attributes:
-        refused: how often a series was not made, and `why`, in words; `told` of them are published.
-        bad: by the name of a metric, how many values were none, see `hookd.api.metrics`; `bad_told` of them are published.
+        refused: number of refused series; `why` is the last reason, as text, and `told` the number published so far.
+        bad: number of invalid values by metric, see `hookd.api.metrics`; `bad_told` is the number published so far.
     """
 
     def __init__(self, most: int = MAX_SERIES // 2, most_values: int = 500) -> None:
@@ -47,11 +47,16 @@ class Bound:
         self.bad_told: dict[str, int] = {}
 
     def refuse(self, name: str) -> None:
-        """Count a value of a metric that is none."""
+        """Count an invalid value of a metric."""
         self.bad[name] = self.bad.get(name, 0) + 1
 
     def has_room(self, name: str, beside: int) -> bool:
-        """Whether a series may be made of a family that has so many with the same module; if not, it is counted."""
+        """Whether a family may get one more series, and count the refusal if not.
+
+        Args:
+            name: of the family.
+            beside: number of its series with the same module.
+        """
         if self.live < self.most and beside < self.most_values:
             return True
         self.refused += 1
@@ -66,11 +71,11 @@ class SeriesWriter:
     Args:
         cells: float64 view of the whole page.
         words: uint64 view of the whole page.
-        schema: the log that says which cells are which series.
-        values: where the cells of series lie.
+        schema: the log that assigns cells to series.
+        values: the region of the series' cells.
 
     Attributes:
-        dropped: how many series found no room.
+        dropped: number of series for which there was no space.
         sharers: by family, the objects of `hookd.api.metrics` that have declared it.
     """
 
@@ -87,18 +92,18 @@ class SeriesWriter:
         self._modules: dict[int, tuple[str, str, int]] = {}
         self._family_ids = itertools.count(1)
         self._module_ids = itertools.count(1)
-        self._series_count = self._stale = 0  # live series; records in the schema that no longer hold
-        self._retired: list[tuple[int, int]] = []  # index and width: free after the next compact()
+        self._series_count = self._stale = 0  # live series; outdated records in the schema
+        self._retired: list[tuple[int, int]] = []  # index and width; free after the next compact()
         self._free: dict[int, list[int]] = {}  # by width
         self._scratch = values.offset // 8
         self._next = self._scratch + SCRATCH_CELLS
         self._end = self._scratch + values.length // 8
 
     def _exclusive(self, work: Callable[..., T], *args: Any) -> T | None:
-        """Run `work` alone and return its result; None, and not run, when closed, re-entered, or the lock is not had.
+        """Run `work` under the lock and return its result; None, without running it, if closed, re-entered or not locked in time.
 
-        Training must never hang on us. So the lock is re-entrant: a signal handler may run in the middle of `work` and
-        come here again. And the wait for it is bounded: a handler that raises at the wrong instant can leave it taken.
+        The training must never hang because of hookd. So the lock is re-entrant: a signal handler may interrupt `work` and
+        call this again. And the wait is limited: a handler that raises at the wrong moment can leave the lock taken.
         """
         if not self._lock.acquire(timeout=0 if self._is_lock_lost else LOCK_WAIT_S):
             self._is_lock_lost = True
@@ -115,11 +120,11 @@ class SeriesWriter:
             self._unlock()
 
     def _unlock(self) -> None:
-        """Release the lock as often as this thread has taken it, now or in calls that a raising handler cut short."""
+        """Release the lock as often as this thread has taken it, also in earlier calls that a raising signal handler interrupted."""
         try:  # noqa: SIM105  suppress() costs as much as the rest
             while True:
                 self._lock.release()
-        except RuntimeError:  # it is another's now, or nobody's
+        except RuntimeError:  # this thread no longer has it
             pass
 
     # -- families and series
@@ -142,18 +147,18 @@ class SeriesWriter:
             help: a sentence.
             labels: names of the labels, without run and rank.
             buckets: upper bounds of a histogram, ascending, without +Inf.
-            bound: of the plugin whose it is.
+            bound: of the plugin that declares it.
 
         Raises:
-            ValueError: Prometheus would refuse it, or the name is declared with another kind, labels or buckets.
+            ValueError: Prometheus would refuse it, or the name is already declared with another kind, labels or buckets.
         """
         declaration = Declaration(name, kind, clean(help), tuple(labels), tuple(map(float, buckets))).check()
         family = self._by_name.get(name) or self._exclusive(self._add_family, declaration, bound)
         if family is None:
             self._drop()
-            return 0  # whose series are scratch
+            return 0  # the series of this id are scratch
         if family.declaration._replace(help=declaration.help) != declaration:
-            raise ValueError(f"{name} is declared already, and otherwise: {family.declaration}")
+            raise ValueError(f"{name} is already declared differently: {family.declaration}")
         family.take(bound)
         return family.id
 
@@ -167,13 +172,13 @@ class SeriesWriter:
         return family
 
     def series(self, family: int, values: Values = ()) -> int:
-        """Return the index of a series' first cell, which is 0.0 when the series is new.
+        """Return the index of a series' first cell; the cells of a new series are 0.0.
 
-        A counter and a gauge have one cell (so has an info, and it is 1.0). A histogram has a cell for each bucket, *not*
+        A counter and a gauge have one cell; so has an info, and it is 1.0. A histogram has a cell for each bucket, *not*
         cumulative, then one for +Inf, then one for the sum.
 
         Raises:
-            ValueError: another number of values than the family has labels, or one that is no str.
+            ValueError: the number of values differs from that of the labels, or a value is not a str.
         """
         known = self._families.get(family)
         if known is None:
@@ -181,7 +186,7 @@ class SeriesWriter:
         index = known.cells.get(values)
         if index is None:
             if len(values) != len(known.declaration.labels) or not all(isinstance(value, str) for value in values):
-                raise ValueError(f"{values!r} are no label values for {known.declaration}")
+                raise ValueError(f"{values!r} are not label values for {known.declaration}")
             if not known.has_room(values):
                 return self._scratch
             index = self._exclusive(self._add_series, known, self._shared(values))
@@ -193,7 +198,7 @@ class SeriesWriter:
         return [] if known is None else list(known.cells)
 
     def _shared(self, values: Values) -> Values:
-        """Clean label values; those of a module are one object in all of its families."""
+        """Clean label values; equal ones are a single object in all families."""
         cleaned = tuple(map(clean, values))
         return self._texts.setdefault(cleaned, cleaned)
 
@@ -215,7 +220,7 @@ class SeriesWriter:
         return index
 
     def _reserve(self, width: int) -> int | None:
-        """Take `width` adjacent cells of 0.0."""
+        """Return the first of `width` adjacent free cells, set to 0.0; None if there is no space."""
         if self._free.get(width):
             index = self._free[width].pop()
             for cell in range(index, index + width):
@@ -234,7 +239,10 @@ class SeriesWriter:
         return self._scratch
 
     def retire(self, family: int, values: Values) -> None:
-        """Take a series away. After the next `compact` its cells belong to others: nobody may store to them by then."""
+        """Remove a series.
+
+        Nothing may store to its cells after the next `compact`, which frees them for other series.
+        """
         self._exclusive(self._retire, family, tuple(map(clean, values)))
 
     def _retire(self, family: int, values: Values) -> None:
@@ -247,7 +255,7 @@ class SeriesWriter:
             self._append(array_of("-s", family, values))
 
     def retire_family(self, family: int) -> None:
-        """Take a family and all its series away, as `retire` does."""
+        """Remove a family and all its series, as `retire` does."""
         self._exclusive(self._retire_family, family)
 
     def _retire_family(self, family: int) -> None:
@@ -266,7 +274,7 @@ class SeriesWriter:
         self._stale += len(retired) + 1
 
     def compact(self) -> None:
-        """Write the schema anew without what was retired, and free the retired cells: some 5 us for each live series."""
+        """Rewrite the schema without retired entries and free their cells, in about 5 us for each live series."""
         self._exclusive(self._compact)
 
     def _compact(self) -> None:
@@ -276,16 +284,16 @@ class SeriesWriter:
         while self._retired:
             index, width = self._retired.pop()
             self._free.setdefault(width, []).append(index)
-        for family in self._families.values():  # whoever was refused may ask again
+        for family in self._families.values():  # a refused series may be requested again
             for values in [values for values, index in family.cells.items() if index == self._scratch]:
                 del family.cells[values]
 
     def _append(self, payload: bytes) -> bool:
-        """Append to the schema, rewriting it if it is full and an eighth of it or more is stale."""
+        """Append to the schema; if it is full and has more than one stale record for eight live ones, rewrite it first."""
         if self._schema.append(payload):
             return True
         if self._stale * 8 <= self._series_count + len(self._modules):
-            return False  # not for every single one: a rewrite takes up to a second
+            return False  # a rewrite takes up to a second: too long for every single record
         self._rewrite_schema()
         return self._schema.append(payload)
 
@@ -305,11 +313,11 @@ class SeriesWriter:
     # -- modules
 
     def module(self, name: str, type: str, root: int) -> int:  # noqa: A002
-        """Name a module for the heartbeat and the recorder; return its id, from 1 up and never used again.
+        """Register a module for the heartbeat and the recorder; return its id, which is 1 or more and never reused.
 
         Args:
             name: as in its root's `named_modules()`.
-            type: of which class it is.
+            type: name of its class.
             root: ordinal of its root.
         """
         module = next(self._module_ids)
@@ -321,7 +329,7 @@ class SeriesWriter:
             self._modules[module] = entry
 
     def retire_module(self, module: int) -> None:
-        """Take a module's name away."""
+        """Remove a module."""
         self._exclusive(self._retire_module, module)
 
     def _retire_module(self, module: int) -> None:
@@ -331,7 +339,7 @@ class SeriesWriter:
 
 
 class _Family:
-    """A declaration and its live series: label values to index of the first cell."""
+    """A declaration and its series; maps label values to the index of the first cell."""
 
     def __init__(self, number: int, declaration: Declaration, bound: Bound | None = None) -> None:
         self.id, self.declaration, self.width = number, declaration, declaration.width
@@ -345,7 +353,7 @@ class _Family:
         return self._bound is None or self._bound.has_room(self.declaration.name, self._live.get(module, 0))
 
     def count(self, values: Values, change: int) -> None:
-        """Note that a series has come or gone."""
+        """Count a series that was added (1) or removed (-1)."""
         if self._bound is not None:
             module = values[self._module] if self._module >= 0 else ""
             self._bound.live += change
@@ -354,14 +362,14 @@ class _Family:
                 del self._live[module]
 
     def take(self, bound: Bound | None) -> None:
-        """Belong to another object of the same plugin, which has declared the family anew."""
+        """Count the series for a new object of the same plugin, which has declared the family again."""
         if bound is not None and bound is not self._bound:
             self.leave()
             self._bound = bound
             bound.live += sum(self._live.values())
 
     def leave(self) -> None:
-        """Note that all series have gone."""
+        """Stop counting the series for the plugin."""
         if self._bound is not None:
             self._bound.live -= sum(self._live.values())
 
@@ -369,5 +377,5 @@ class _Family:
         return array_of("f", self.id, *self.declaration)
 
     def series_record(self, values: Values, index: int) -> bytes:
-        """Return what `array_of("s", id, index, values)` would, in a third of the time."""
+        """Return the same as `array_of("s", id, index, values)`, in a third of the time."""
         return f'["s",{self.id},{index},[{",".join(map(encode_basestring, values))}]]'.encode()

@@ -1,4 +1,4 @@
-"""What a reader returns: a copy of a page. Runs on the tool side."""
+"""The copy of a page that a reader returns. Runs on the tool side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class ModuleEntry(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Where a thread is. `module` is an id or 0, `phase` one of PHASES, `events` counts up with every event."""
+    """The position of a thread.
+
+    `module` is an id or 0, `phase` one of PHASES, and `events` the number of its events.
+    """
 
     tid: int
     name: str
@@ -52,9 +55,10 @@ class Series(NamedTuple):
 class Family:
     """A family in one snapshot.
 
-    A series has `width` cells (`PageWriter.series` says which). `values[k]` are the label values of series k, and `first[k]` is the index of its first cell in `cells`, which all
-    families of the snapshot share. In a later snapshot of the same reader, the family with the same `key` has the same
-    series at the same k, and perhaps more after them: what was made of the label values can be kept by key.
+    A series has `width` cells, see `PageWriter.series`. `values[k]` are the label values of series k, and `first[k]` is the
+    index of its first cell in `cells`, which all families of the snapshot share. In a later snapshot of the same reader, the
+    family with the same `key` has the same series at the same k, and perhaps more after them, so results that depend only on
+    label values can be cached by key.
     """
 
     name: str
@@ -70,7 +74,7 @@ class Family:
 
     @property
     def series(self) -> list[Series]:
-        """Build every series, about 2 us each; for thousands of them take `values`, `first` and `cells`."""
+        """All series, built in about 2 us each; for thousands of them use `values`, `first` and `cells`."""
         cells, width = self.cells, self.width
         return [
             Series(values, tuple(cells[at : at + width])) for values, at in zip(self.values, self.first, strict=True)
@@ -79,7 +83,10 @@ class Family:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A consistent copy of a page. Its containers are shared with other snapshots: leave them as they are."""
+    """A consistent copy of a page.
+
+    Other snapshots share its containers, so do not modify them.
+    """
 
     identity: dict[str, Any]
     state: str

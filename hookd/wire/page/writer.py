@@ -1,4 +1,4 @@
-"""The agent's end of a page. Runs in the target."""
+"""The writer of a page. Runs in the target."""
 
 from __future__ import annotations
 
@@ -44,24 +44,25 @@ if TYPE_CHECKING:
 
 
 class PageWriter(SeriesWriter):
-    """The page of this process. Any thread may call any method; a forked child may call `abandon` only.
+    """The page of this process.
 
-    Hot stores go straight to `cells`, with indexes that the methods hand out: `cells[i] = x`, or `cells[i] += x` in one
-    expression without a call inside (with one, increments of other threads are lost). Do not slice it.
+    Any thread may call any method; a forked child may call only `abandon` and `sever`. Frequent stores go directly to `cells`, at
+    indexes that the methods return: `cells[i] = x`, or `cells[i] += x` in one expression that contains no call (with a call,
+    increments of other threads are lost). Do not slice `cells`.
 
-    Nothing here waits for long or raises for want of room. A series that finds none gets the index of scratch cells, which
-    nobody reads, and is counted in `dropped`; so does one that a signal handler asks for in the middle of a registration.
+    No method waits for long or raises for lack of space. A series without space gets the index of scratch cells, which are
+    never read, and is counted in `dropped`; so does one that a signal handler requests during a registration.
 
     Attributes:
-        cells: float64 view of the whole page; released once closed: a store then raises ValueError.
-        dropped: how many series found no room.
-        recorder: the first cell of the recorder, and how many records it has.
-        next_seq: returns the number of its next record.
+        cells: float64 view of the whole page. It is released on close; a store then raises ValueError.
+        dropped: number of series for which there was no space.
+        recorder: index of the recorder's first cell, and the number of records that fit.
+        next_seq: returns the number of the next record.
         sharers: by family, the objects of `hookd.api.metrics` that have declared it.
     """
 
     def __init__(self, file: Descriptor, memory: mmap.mmap, identity: dict[str, Any]) -> None:
-        """Lay out an empty page in memory of zeros; `create` finds the memory."""
+        """Write an empty page into zeroed memory, which `create` allocates."""
         self._file = file
         self._memory = memory
         self._view = memoryview(memory)
@@ -76,7 +77,7 @@ class PageWriter(SeriesWriter):
 
     @classmethod
     def create(cls, identity: dict[str, Any], *, size: int = SIZE) -> PageWriter:
-        """Create the page of this process, smaller than `size` bytes (down to MIN_SIZE) where its limits ask for that.
+        """Create the page of this process, of `size` bytes, or fewer (down to MIN_SIZE) if its limits require it.
 
         Raises:
             PageError: reason "no-memory" or "no-memfd", with a hint.
@@ -90,7 +91,7 @@ class PageWriter(SeriesWriter):
         return self._file.number
 
     def duplicate(self) -> int:
-        """Return a further descriptor of the memfd.
+        """Return a duplicate of the memfd's descriptor.
 
         Raises:
             OSError: it is closed.
@@ -135,7 +136,7 @@ class PageWriter(SeriesWriter):
     # -- threads, events
 
     def thread(self, tid: int, name: str) -> int:
-        """Return the base cell of a thread's heartbeat (TID to STEP); whoever comes too late shares the last one."""
+        """Return the base cell of a thread's heartbeat (TID to STEP); threads beyond the last free one share it."""
         base = self._exclusive(self._add_thread, tid, name)
         return self._shared_beat if base is None else base
 
@@ -152,7 +153,7 @@ class PageWriter(SeriesWriter):
         return base
 
     def release_thread(self, base: int) -> None:
-        """Give a heartbeat back; its thread must not store to it any more."""
+        """Release a heartbeat, to which its thread must not store any more."""
         self._exclusive(self._release_thread, base)
 
     def _release_thread(self, base: int) -> None:
@@ -162,10 +163,10 @@ class PageWriter(SeriesWriter):
             self._free_beats.append(slot)
 
     def record(self, kind: int, module: int, step: int, value: float = 0.0, when: float | None = None) -> None:
-        """Put an event over the oldest one in the recorder, without a lock.
+        """Record an event in place of the oldest one, without a lock.
 
         Args:
-            kind: a number to which the agent gives the meaning.
+            kind: a number; the agent defines its meaning.
             module: its id, 0 for none.
             step: number of the step.
             value: any float.
@@ -177,7 +178,7 @@ class PageWriter(SeriesWriter):
         seq = self.next_seq()
         base = self._ring + (seq - 1) % self._ring_length * 6
         cells = self.cells
-        cells[base] = 0.0  # no record until it is whole
+        cells[base] = 0.0  # marks the record as incomplete
         cells[base + 1] = clock.time() if when is None else when
         cells[base + 2] = kind
         cells[base + 3] = module
@@ -186,15 +187,15 @@ class PageWriter(SeriesWriter):
         cells[base] = seq
 
     def incident(self, incident: Mapping[str, Any]) -> int:
-        """Store something worth telling a person, with `seq` and, unless it has one, `time` added; the newest are kept.
+        """Store an incident, with `seq` and, unless it has one, `time` added; when the log is full, the oldest are dropped.
 
         Returns:
-            Its number, from 1 up; 0 when it could not be stored.
+            Its number, 1 or more; 0 if it could not be stored.
         """
         return self._exclusive(self._tell, "incidents", dict(incident)) or 0
 
     def log(self, level: str, message: str) -> None:
-        """Add a line to the agent's log, of which the newest are kept."""
+        """Add a line to the agent's log; when it is full, the oldest are dropped."""
         self._exclusive(self._tell, "logs", {"level": level, "message": message})
 
     def _tell(self, name: str, fields: dict[str, Any]) -> int:
@@ -217,7 +218,7 @@ class PageWriter(SeriesWriter):
             self.abandon()
 
     def abandon(self) -> bool:
-        """Do as `close` without the lock, which in a forked child may be held by a thread that is not there."""
+        """Close without the lock, which in a forked child may belong to a thread that does not exist there."""
         self._is_closed = True
         for view in (self.cells, self._words, self._view):
             view.release()
@@ -226,7 +227,7 @@ class PageWriter(SeriesWriter):
         return True
 
     def sever(self) -> None:
-        """Let go of the page, but not of `cells`: in a forked child whose frames still store to them, to no effect."""
+        """Release the page but keep `cells` valid, for frames of a forked child that still store to them, without effect."""
         self._is_closed = True
         unshare(self._memory)
         self._file.close()
