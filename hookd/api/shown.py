@@ -74,7 +74,8 @@ class Shown(Switched):
         tensor = next((t for t in tensors(output) if readable(t) and of_tensor(t, "is_floating_point")()), None)
         if tensor is None:
             return None
-        passed = output if of_tensor(tensor, "is_cpu") else None  # not kept until the statistics of a device's tensor arrive
+        # On a device the statistics arrive later, and the output is not kept until then.
+        passed = output if of_tensor(tensor, "is_cpu") else None
         is_usual, answers = str(of_tensor(tensor, "dtype")) != "torch.float16", []
 
         def show(summary: Summary) -> None:
