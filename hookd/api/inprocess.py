@@ -131,7 +131,7 @@ class Observation:
         try:
             start(self._plugins, run=self._run, rank=self._rank, budget=self._budget)
         except (AttachError, PageError) as exc:
-            _log.warning("hookd starts no agent here: %s", exc.message)
+            _log.warning("hookd did not start an agent here: %s", exc.message)
         else:
             self._came = bootstrap.came()
 
@@ -160,7 +160,7 @@ class Observation:
                 self.report = report
         except HookdError as exc:
             if is_mine:
-                _log.warning("hookd has nothing to report: %s", exc.message)
+                _log.warning("hookd could not read the report: %s", exc.message)
 
     def __enter__(self) -> Observation:  # noqa: PYI034 - Self is of 3.11
         self.begin()

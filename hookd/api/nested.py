@@ -27,7 +27,7 @@ def tensors(value: Any) -> list[Tensor]:
 
     Args:
         value: inputs or an output of a module. Iterators are not consumed, since some never end, and objects of other
-            types are not searched. `is_whole` returns whether anything was left out.
+            types are not searched. `is_whole` checks that nothing was left out.
 
     Returns:
         The tensors themselves, of any dtype and device; never keep them.
