@@ -16,6 +16,7 @@ import _imp
 import _queue
 import _signal  # type: ignore[import-not-found]  # the part of `signal` that is in C
 import _thread
+import contextlib
 import ctypes
 import posix
 import sys
@@ -141,8 +142,12 @@ class Event:
         lock = Lock()
         lock.acquire()
         self._waiting.append(lock)
-        # Checked only now: `set` may have run before this lock was in the list.
-        return self._is_set or lock.acquire(True, timeout_s) or self._is_set
+        try:
+            # Checked only now: `set` may have run before this lock was in the list.
+            return self._is_set or lock.acquire(True, timeout_s) or self._is_set
+        finally:
+            with contextlib.suppress(ValueError):  # `set` has removed it
+                self._waiting.remove(lock)
 
 
 class _Polled(ctypes.Structure):
