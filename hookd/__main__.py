@@ -1,4 +1,4 @@
-"""`python -m hookd`, for where no console script is on the path."""
+"""Run the command line as `python -m hookd`, for environments without the console script on the path."""
 
 import sys
 

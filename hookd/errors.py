@@ -1,30 +1,30 @@
-"""What hookd raises, each with a machine-readable reason and what the reader can do. Runs on both sides.
+"""Exceptions of hookd, each with a machine-readable reason and a hint for the user.
 
 HookdError                    exit 1
-+-- UsageError                exit 2   the caller's words are wrong
++-- UsageError                exit 2   the command line or the arguments are wrong
 |   +-- ConfigError                    an option, a file or an environment variable is wrong
 |   +-- PluginError                    a plugin cannot be loaded as it is
 +-- DaemonNotRunning          exit 3   nothing answers on the control socket
-+-- DaemonSilent              exit 1   something is there, and does not answer in time
-+-- NoSuchTarget              exit 4   no such process, or it holds no agent
++-- DaemonSilent              exit 1   a daemon is there, but does not answer in time
++-- NoSuchTarget              exit 4   no such process, or it has no agent
 +-- PermissionDenied          exit 5   the kernel, the owner or a policy refuses
-+-- TargetUnsupported         exit 6   this process cannot be served, whatever one does
++-- TargetUnsupported         exit 6   hookd cannot work in this process
 +-- AttachError               exit 1   tried and failed: timeout, stopped, traced, zombie, died, blocked
 +-- PageError                 exit 1   the page of a target cannot be created or trusted
 +-- ControlError              exit 1   the agent refused a request, or stopped answering
-TrainingError                          what a plugin raises for the training code itself; no error of hookd's
+TrainingError                          raised by a plugin for the training code itself; not a HookdError
 """
 
 from __future__ import annotations
 
 
 class HookdError(Exception):
-    """The root of all that hookd raises on purpose.
+    """Base class of all exceptions that hookd raises on purpose.
 
     Args:
         message: what failed, for which pid or plugin.
         reason: a stable word for scripts (`--json` prints it).
-        hint: what the reader can do; empty when nothing helps.
+        hint: what the user can do; empty when nothing helps.
     """
 
     exit_code = 1
@@ -37,7 +37,7 @@ class HookdError(Exception):
         self.hint = hint
 
     def as_json(self) -> dict[str, object]:
-        """Give it as `--json` and the daemon print it."""
+        """Return the error as `--json` and the daemon print it."""
         return {"error": self.message, "reason": self.reason, "hint": self.hint, "exit_code": self.exit_code}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -46,10 +46,10 @@ class HookdError(Exception):
 
 
 def rebuild(kind: object, message: object, reason: object, hint: object, default: type[HookdError]) -> HookdError:
-    """Make an error again that the other side has written down; `default` where it names none of ours."""
-    found = globals().get(str(kind))
-    made = found if isinstance(found, type) and issubclass(found, HookdError) else default
-    return made(str(message), reason=str(reason), hint=str(hint))
+    """Return an error that another process has serialized; of class `default` if `kind` is not a class of this module."""
+    named = globals().get(str(kind))
+    cls = named if isinstance(named, type) and issubclass(named, HookdError) else default
+    return cls(str(message), reason=str(reason), hint=str(hint))
 
 
 def _rebuild(kind: type[HookdError], message: str, reason: str, hint: str) -> HookdError:
@@ -57,7 +57,7 @@ def _rebuild(kind: type[HookdError], message: str, reason: str, hint: str) -> Ho
 
 
 class UsageError(HookdError):
-    """The caller's words are wrong."""
+    """The command line or the arguments of a call are wrong."""
 
     exit_code = 2
     reason = "usage"
@@ -75,7 +75,7 @@ class PluginError(UsageError):
     reason = "plugin"
 
 
-class DaemonNotRunning(HookdError):  # noqa: N818 - says what is so
+class DaemonNotRunning(HookdError):  # noqa: N818 - the name states the fact
     """Nothing answers on the daemon's control socket."""
 
     exit_code = 3
@@ -83,13 +83,13 @@ class DaemonNotRunning(HookdError):  # noqa: N818 - says what is so
 
 
 class DaemonSilent(HookdError):  # noqa: N818
-    """A daemon is there, and does not answer in time: it is stopped or hangs."""
+    """A daemon is there, but does not answer in time: it is stopped or hangs."""
 
     reason = "silent"
 
 
 class NoSuchTarget(HookdError):  # noqa: N818
-    """There is no such process, or it holds no agent."""
+    """There is no such process, or it has no agent."""
 
     exit_code = 4
     reason = "no-such-process"
@@ -103,14 +103,14 @@ class PermissionDenied(HookdError):  # noqa: N818
 
 
 class TargetUnsupported(HookdError):  # noqa: N818
-    """This process cannot be served, whatever one does."""
+    """hookd cannot work in this process, and nothing the user does changes that."""
 
     exit_code = 6
     reason = "unsupported"
 
 
 class AttachError(HookdError):
-    """The attach was tried and failed; the reason says at what."""
+    """The attach was tried and failed; the reason names the cause."""
 
     reason = "attach-failed"
 
@@ -128,13 +128,13 @@ class ControlError(HookdError):
 
 
 class TrainingError(Exception):
-    """What a plugin with `mutates = True` raises in a hook for the training code: only this is passed on to it."""
+    """Exception that a plugin with `mutates = True` raises in a hook for the training code; only this one propagates."""
 
 
 def several_ranks(name: str, world_size: int, hint: str = "") -> PluginError:
-    """Make the error for what would change the training of one rank of several."""
+    """Return the error for a change of the training on only one rank of several."""
     return PluginError(
-        f"{name}: this job has {world_size} ranks, and what changes the training must begin on all of them at one step",
+        f"{name}: this job has {world_size} ranks, and a change of the training must begin on all of them at the same step",
         reason="several-ranks",
         hint=hint
         or f"Attach to all of its ranks at once (--tree), or to each and then `hookd plugin enable PID {name}`.",
@@ -142,8 +142,8 @@ def several_ranks(name: str, world_size: int, hint: str = "") -> PluginError:
 
 
 def worded(error: BaseException) -> str:
-    """Say what an exception is; one whose own `__str__` raises must not get any further by that."""
+    """Return the class and the message of an exception, only the class if its `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"
-    except (Exception, SystemExit):  # noqa: BLE001  it is somebody else's code
+    except (Exception, SystemExit):  # noqa: BLE001  `__str__` may be anyone's code
         return type(error).__name__

@@ -1,1 +1,1 @@
-"""What plugins are written against: hooks, events, metrics, the context, and how a process observes itself. On both sides."""
+"""The API for plugins (hooks, events, metrics, the context), and for processes that observe themselves."""

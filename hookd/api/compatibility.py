@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 API_VERSION = "1.0"
 CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
-"""Words that begin the names of core metrics, so no plugin can have them as a name."""
+"""Words that begin the names of core metrics; the first word of a plugin's name must not be one of them."""
 
 NAMING = ("mutating", "sampled", "rare", "sampled_last", "fixed_by_every")
-"""The attributes of a plugin that name hooks of its."""
+"""The attributes of a plugin that list some of its hooks."""
 
 
 def check(name: str, required: str) -> None:
-    """Check that this hookd has the API that a plugin asks for: the same major version, and no lesser minor one.
+    """Check that this hookd has the API that a plugin requires: the same major version, and at least its minor version.
 
     Args:
         name: of the plugin.
-        required: its `requires_api`; "" asks for nothing.
+        required: its `requires_api`; "" accepts any version.
 
     Raises:
-        PluginError: it has not, or `required` is no version.
+        PluginError: the versions do not match, or `required` is not a version.
     """
     if not required:
         return
@@ -42,26 +42,26 @@ def check(name: str, required: str) -> None:
         ) from None
     mine = parsed(API_VERSION)
     if major != mine[0] or minor > mine[1]:
-        hint = "Update hookd where it attaches from." if (major, minor) > mine else "Update the plugin."
-        raise PluginError(f"{name} needs API {required} of hookd, this one has {API_VERSION}", reason="api", hint=hint)
+        hint = "Update the hookd that attaches." if (major, minor) > mine else "Update the plugin."
+        raise PluginError(f"{name} needs API {required}, but this hookd has {API_VERSION}", reason="api", hint=hint)
 
 
 def parsed(version: str) -> tuple[int, int]:
-    """Read `MAJOR.MINOR`.
+    """Parse `MAJOR.MINOR`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
     """
     major, minor = version.split(".")
     return int(major), int(minor)
 
 
 def is_name(name: str) -> bool:
-    """Whether a plugin may be called so."""
+    """Whether a plugin may have this name."""
     return name.isidentifier() and name.islower() and name.split("_", maxsplit=1)[0] not in CORE
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Give the hint for a name that there is not."""
+    """Return the hint for an unknown name: the nearest known one, or all."""
     near = difflib.get_close_matches(word, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""What a hook is told about a module. Runs in the target, and never keeps a model alive."""
+"""Records about modules and their calls that hooks receive; none of them keeps a model alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Module:
         name: as in `named_modules()`, without wrapper prefixes; the root is `(root)`, the names of a second root
             begin with `#2.`. This is the value of the label `module`.
         type: the name of its class.
-        id: a number that no other module of this process has had; a good key for a plugin's own dict.
+        id: a number that is never reused in this process; a good key for a plugin's own dict.
         depth: 0 for a root.
         root: the ordinal of its root, from 1.
         parent: the module that contains it, None for a root.
@@ -41,10 +41,10 @@ class Module:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.leaf = leaf
         self._ref: weakref.ref[nn.Module] | None = None
-        self._waits = 0  # see hookd.target.events.batching; here, where plans have it at hand
+        self._waits = 0  # see hookd.target.events.batching; stored here because plans have the module at hand
 
     def torch(self) -> nn.Module | None:
-        """Give the module itself, or None when it is gone. Never keep it."""
+        """Return the module itself, or None when it is gone. Never keep it."""
         return None if self._ref is None else self._ref()
 
     def __repr__(self) -> str:
@@ -55,16 +55,17 @@ class Call(NamedTuple):
     """A module call that has returned, with the training's own objects: keep none of them.
 
     Attributes:
-        module: that was called.
-        inputs: by position, as they are now.
-        kwargs: by name.
+        module: the one that was called.
+        inputs: positional inputs, as they are now.
+        kwargs: keyword inputs, as they are now.
         output: as it is now.
-        version: which version of the output was returned, where it is a plain tensor that counts them; else -1.
-        before: `hookd.versions` of the inputs at entry; empty where that could not be asked, or where a plugin may have
-            replaced the output.
-        inside: the module, what it was called inside of, and so on: see `stack`.
-        was_finite: hookd has looked when it returned, and all numbers of the output were finite. Of outputs that are changed
-            in place, for whoever is told later could not find that out; of all others it is not known.
+        version: the output's version counter at return; -1 if the output is not a plain tensor with such a counter.
+        before: `hookd.versions` of the inputs at entry; empty if they could not be read, or if a plugin may have replaced
+            the output.
+        inside: the module, the module that called it, and so on outwards: see `stack`.
+        was_finite: whether hookd checked the output at return and found all numbers finite. Only outputs of modules whose
+            outputs are changed in place are checked, since a hook that is called later can no longer check them; False for
+            all others.
     """
 
     module: Module
@@ -77,7 +78,7 @@ class Call(NamedTuple):
     was_finite: bool = False
 
     def stack(self) -> tuple[Module, ...]:
-        """Give the modules that were being called, the outermost first and this one last."""
+        """Return the modules that were being called, the outermost first and this one last."""
         modules, inside = [], self.inside
         while inside is not None:
             modules.append(inside[0])
@@ -93,12 +94,13 @@ class Returned(NamedTuple):
     """A tensor that a module call has returned; it is not kept alive.
 
     Attributes:
-        module: that was called.
-        ref: gives the tensor, or None when it is gone.
-        version: which version of the tensor was returned: an operation in place makes another.
-        inputs: give the tensors that it was called with by position, at most 8, or None where one is gone; none are noted
-            for an output on a device.
-        was_finite: hookd has looked at it as it was returned, and it was, or had -inf alone; it is gone for that.
+        module: the one that was called.
+        ref: returns the tensor, or None when it is gone.
+        version: the tensor's version counter at return; an in-place operation raises it.
+        inputs: at most 8 functions, one for each tensor among the positional inputs; each returns the tensor, or None when
+            it is gone. Empty for an output on a device.
+        was_finite: whether hookd checked the output at return and found all numbers finite, or `-inf`. Such an output is not
+            remembered, and `ref` returns None.
     """
 
     module: Module
@@ -108,16 +110,16 @@ class Returned(NamedTuple):
     was_finite: bool = False
 
     def tensor(self) -> Tensor | None:
-        """Return the tensor as it was returned; None when it is gone, was changed in place, or its memory was freed."""
+        """Return the tensor if it is unchanged; None when it is gone, was changed in place, or its memory was freed."""
         tensor = self.ref()
-        is_as_it_was = tensor is not None and self.version == of_tensor(tensor, "_version") and not is_freed(tensor)
-        return tensor if is_as_it_was else None
+        is_unchanged = tensor is not None and self.version == of_tensor(tensor, "_version") and not is_freed(tensor)
+        return tensor if is_unchanged else None
 
 
 def is_freed(tensor: Tensor) -> bool:
     """Whether the storage of a tensor has been emptied (`resize_(0)`) while the tensor still has elements."""
     try:
-        kind = sys.modules["torch"].Tensor  # past what a class of tensors has in its place
+        kind = sys.modules["torch"].Tensor  # bypasses overrides of a tensor subclass
         return not kind.untyped_storage(tensor).nbytes() and kind.numel(tensor) > 0
     except (RuntimeError, AttributeError):  # without a storage: sparse; torch before 2.0
         return False

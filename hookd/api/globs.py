@@ -1,4 +1,4 @@
-"""Names that a person chooses by patterns, and patterns that choose none. Runs in the target."""
+"""Options that select names by patterns, with a report of patterns that match nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Globs:
     """The patterns of one option: `encoder.*|head`.
 
     Args:
-        option: its name, for what is told.
+        option: its name, for messages.
         text: the patterns, separated by `|`.
     """
 
@@ -22,7 +22,7 @@ class Globs:
 
     @property
     def seen(self) -> bool:
-        """Whether any name has been asked for."""
+        """Whether `match` was called for any name."""
         return bool(self._seen)
 
     def match(self, name: str) -> bool:
@@ -35,13 +35,13 @@ class Globs:
         return known
 
     def unmatched(self, what: str) -> list[str]:
-        """Say for each pattern that has matched no name so far that it does not, and what it may have meant.
+        """Return a message for each pattern that has matched no name so far, with similar names.
 
         Args:
-            what: has the names: "module".
+            what: the kind of thing that is named: "module".
         """
-        told = []
+        messages = []
         for pattern in self._unmatched if self.seen else ():
             near = difflib.get_close_matches(pattern, self._seen, 1) or sorted(self._seen)[:3]
-            told.append(f"{self.option}={pattern} matches no {what}; there is {', '.join(near)}")
-        return told
+            messages.append(f"{self.option}={pattern} matches no {what}; there is {', '.join(near)}")
+        return messages

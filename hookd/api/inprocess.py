@@ -1,4 +1,4 @@
-"""hookd in code, for a process that wants to be observed: `start` and `stop`, `observe`, `read`. Runs in the target."""
+"""Functions for a process that observes itself: `start` and `stop`, `observe`, `read`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(
         budget: the share of step time that all plugins together may take.
 
     Raises:
-        HookdError: an agent runs already, torch is not imported, or a plugin is unknown or refuses its options.
+        HookdError: an agent is already running, torch is not imported, or a plugin is unknown or refuses its options.
     """
     from hookd.target.boot import bootstrap
 
@@ -50,10 +50,10 @@ def start(
 
 
 def stop(timeout_s: float = 10.0) -> dict[str, Any]:
-    """Detach: restore everything and forget.
+    """Detach: restore everything and release all state.
 
     Returns:
-        `restored` (identity, pass-through or pending) and `residue`, what could not be undone.
+        `restored` (identity, pass-through or pending) and `residue`, a description of what could not be undone.
 
     Raises:
         HookdError: nothing was started.
@@ -64,13 +64,13 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
 
 
 def read() -> TargetReport:
-    """Give what hookd has seen of this process so far, as `hookd report PID --json` prints it.
+    """Return a report on this process so far, as `hookd report PID --json` prints it.
 
-    Among it: `step`, `overhead`, `modules` with the metrics of each, `plugins`, `incidents`. Any thread may call it; it
-    copies the page, as a daemon does, and takes nothing from the training but that time.
+    It includes `step`, `overhead`, `modules` with the metrics of each, `plugins`, `incidents`. Any thread may call it. It
+    copies the page, as a daemon does, and costs the training only that time.
 
     Raises:
-        HookdError: nothing observes this process, or what does was brought in from outside.
+        HookdError: no agent observes this process, or the agent was attached from outside.
     """
     with _page() as reader:
         return _report(reader)
@@ -78,7 +78,7 @@ def read() -> TargetReport:
 
 @contextlib.contextmanager
 def _page() -> Iterator[PageReader]:
-    """Open the page of this process; it can be read to the end of the block, also when the agent has gone."""
+    """Open the page of this process; it can be read until the end of the block, even after the agent has left."""
     from hookd.target.boot import bootstrap
     from hookd.wire.page import PageReader
 
@@ -96,13 +96,13 @@ def _report(reader: PageReader) -> TargetReport:
 
 
 class Observation:
-    """The time for which this process is observed; `observe` makes one.
+    """A period in which this process is observed; `observe` creates one.
 
-    Where an agent is there already (of `hookd attach`, of `hookd run`), or the machine gives no memory for a page, it says
-    so on the logger `hookd` and leaves things as they are: the training does not fail for it. It can be pickled.
+    If an agent is already running (of `hookd attach` or `hookd run`), or there is no memory for a page, it logs a warning to the
+    logger `hookd` and changes nothing: the training does not fail. It can be pickled.
 
     Attributes:
-        report: what was seen, as `read` gives it, from the end on; None before, and where nothing was there to be read.
+        report: the report at the end, as `read` returns it; None before, and if there was nothing to read.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Observation:
         self._came: float | None = None
 
     def begin(self) -> None:
-        """Start observing, unless this one does already.
+        """Start observing, unless this observation is already on.
 
         Raises:
             HookdError: torch is not imported, or a plugin is unknown or refuses its options.
@@ -132,19 +132,22 @@ class Observation:
         try:
             start(self._plugins, run=self._run, rank=self._rank, budget=self._budget)
         except (AttachError, PageError) as exc:
-            _log.warning("hookd starts no agent here: %s", exc.message)
+            _log.warning("hookd did not start an agent here: %s", exc.message)
         else:
             self._came = bootstrap.came()
 
     @property
     def is_on(self) -> bool:
-        """Whether the agent is there that this one has started."""
+        """Whether the agent that this observation has started is still there."""
         from hookd.target.boot import bootstrap
 
         return self._came is not None and self._came == bootstrap.came()
 
     def end(self) -> None:
-        """Keep the report, and stop what this one has started. May be called twice, and never raises an error of hookd's."""
+        """Store the report, and stop the agent if this observation has started it.
+
+        It may be called twice, and never raises a HookdError.
+        """
         from hookd.tool.reports.collapse import collapse
 
         is_mine, self._came = self.is_on, None
@@ -153,12 +156,12 @@ class Observation:
                 report = _report(reader)
                 if is_mine:
                     stop()
-                    last = reader.read()  # what was not yet looked at is at a detach
+                    last = reader.read()  # a detach may add incidents: it processes everything still pending
                     report.update(state=last.state, incidents=collapse(last.incidents))
                 self.report = report
         except HookdError as exc:
             if is_mine:
-                _log.warning("hookd has nothing to report: %s", exc.message)
+                _log.warning("hookd could not read the report: %s", exc.message)
 
     def __enter__(self) -> Observation:  # noqa: PYI034 - Self is of 3.11
         self.begin()
@@ -177,12 +180,12 @@ def observe(
     rank: int | None = None,
     budget: float = 0.01,
 ) -> Observation:
-    """Observe this process for the length of a `with`: `with hookd.observe(): train()`. Arguments as of `start`."""
+    """Return an observation for a `with` statement: `with hookd.observe(): train()`; the arguments are those of `start`."""
     return Observation(plugins, run=run, rank=rank, budget=budget)
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register `%hookd` and `%%hookd` in a notebook: IPython calls it at `%load_ext hookd`."""
+    """Register `%hookd` and `%%hookd` in a notebook; IPython calls this at `%load_ext hookd`."""
     from hookd.integrations.jupyter import HookdMagics
 
     shell.register_magics(HookdMagics)

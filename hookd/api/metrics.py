@@ -1,12 +1,12 @@
-"""Counter, Gauge and Histogram whose values are cells of the page. Runs in the target.
+"""Counter, Gauge and Histogram, with values in cells of the page.
 
-The names are prometheus_client's. A plugin gets its metrics from its `Context`; it does not make them itself.
+The names are those of prometheus_client. A plugin gets its metrics from its `Context` and does not create them itself.
 
-Every change is one expression on a float64 cell (`cells[i] += a`, no call inside), which threads of one process
-cannot lose under the GIL; no lock is taken and nobody is woken.
+Every update is one expression on a float64 cell (`cells[i] += a`, no call inside), which threads of one process
+cannot lose under the GIL. It takes no lock and wakes no thread.
 
-One NaN in a sum would stay there for ever, and a counter that is none is not served. So what is no amount is not stored, but counted
-(`hookd_plugin_bad_values_total`). A gauge may be any number, also NaN.
+A NaN would stay in a sum forever, and a counter with such a value is not served. So invalid amounts are not stored, but counted
+(`hookd_plugin_bad_values_total`). A gauge may be any number, including NaN.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class _Child:
-    """One series: the place of its first cell in the page.
+    """One series: the index of its first cell in the page.
 
     Attributes:
         cells: the page's float64 cells.
-        at: which of them is this series'. In the hottest hooks `cells[at] += amount` saves the call of `inc`.
+        at: index of this series' first cell. In the hottest hooks `cells[at] += amount` saves the call of `inc`.
     """
 
     __slots__ = ("_family", "at", "cells")
@@ -46,7 +46,7 @@ class CounterChild(_Child):
     __slots__ = ()
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add `amount`. One that is negative, infinite or NaN is not added, but counted."""
+        """Add `amount`; an amount that is negative, infinite or NaN is only counted as a bad value."""
         if 0 <= amount < inf:
             self.cells[self.at] += amount
         else:
@@ -72,7 +72,7 @@ class GaugeChild(_Child):
 
 
 class HistogramChild(_Child):
-    """Counts of observations by size; the reader derives the total count."""
+    """Observations counted in buckets; the reader derives the total count."""
 
     __slots__ = ("bounds",)
 
@@ -83,9 +83,9 @@ class HistogramChild(_Child):
     def observe(self, value: float) -> None:
         """Count `value` in its bucket, and add it to the sum.
 
-        A NaN is in no bucket: it is counted apart. An infinity is not added to the sum, which it would be for ever.
+        A NaN is only counted as a bad value. An infinity is counted, but not added to the sum, which would stay infinite.
         """
-        if value != value:  # noqa: PLR0124  in a third of the time that `math.isnan` takes
+        if value != value:  # noqa: PLR0124  takes a third of the time of `math.isnan`
             self._family.refuse()
             return
         self.cells[self.at + bisect_left(self.bounds, value)] += 1.0
@@ -94,10 +94,9 @@ class HistogramChild(_Child):
 
 
 class _Metric:
-    """A family of series, one for each combination of label values.
+    """A family of series, one for each combination of label values."""
 
-    Not `Generic` at run time: typing's caches would keep this module alive in the target after a detach.
-    """
+    # Not `Generic` at run time: typing's caches would keep this module alive in the target after a detach.
 
     kind = ""
     child: type[Any]
@@ -122,9 +121,9 @@ class _Metric:
         self._join()
 
     def _join(self) -> None:
-        """Be one of the objects that declare this family: two while a plugin's options are changed.
+        """Join the objects that declare this family; there are two while a plugin's options are changed.
 
-        Only then each of them keeps which series it has asked for; else these are all that the page has.
+        Only then does each object record which series it has created; a single object owns all series on the page.
         """
         self._sharers: list[_Metric] = self._page.sharers.setdefault(self._family, [])
         for other in self._sharers:
@@ -139,10 +138,12 @@ class _Metric:
             self._sharers[0].asked = None
 
     def labels(self, *values: str) -> Any:
-        """Give the series of these label values, made at the first call; about 0.5 us, so keep what you get.
+        """Return the series with these label values; it is created at the first call.
+
+        A call takes about 0.5 us, so keep the result.
 
         Raises:
-            ValueError: the number of values is not that of the labels.
+            ValueError: the number of values differs from the number of labels.
         """
         if len(values) != len(self.label_names):
             msg = f"{self.name} has the labels {self.label_names}, got {values}"
@@ -154,35 +155,39 @@ class _Metric:
         return self.child(self._page.cells, at, self)
 
     def refuse(self) -> None:
-        """Count a value that is none."""
-        if self._bound is not None:  # hookd's own metrics have none
+        """Count an invalid value."""
+        if self._bound is not None:  # None for hookd's own metrics
             self._bound.refuse(self.name)
 
     def known(self) -> list[tuple[str, ...]]:
-        """Give the label values of all series that there are."""
+        """Return the label values of all existing series."""
         return self._page.known(self._family) if self.asked is None else list(self.asked)
 
     def adopt(self, predecessor: _Metric) -> None:
-        """Go on with all series of the same metric of another object, see the hook `succeed`."""
+        """Continue all series of the predecessor's metric; see the hook `succeed`."""
         for values in predecessor.known():
             self.labels(*values)
 
     def remove(self, *values: str) -> None:
-        """Let the series of these label values end."""
+        """Remove the series with these label values."""
         texts = tuple(str(v) for v in values)
         if self.asked is not None:
             self.asked.discard(tuple(map(clean, texts)))
         self._page.retire(self._family, texts)
 
     def remove_modules(self, names: Container[str]) -> None:
-        """Let all series end whose label `module` is one of `names`."""
+        """Remove all series whose label `module` is one of `names`."""
         if "module" in self.label_names:
             at = self.label_names.index("module")
             for values in [v for v in self.known() if v[at] in names]:
                 self.remove(*values)
 
     def retire(self, heir: _Metric | None = None) -> None:
-        """Let the whole family end, or of one with an heir, the same family declared anew, what that does not go on with."""
+        """Remove the family, or only the series that its heir does not continue.
+
+        Args:
+            heir: a metric that declares the same family again.
+        """
         if heir is not None:
             for values in set(self.known()).difference(heir.known()):
                 self.remove(*values)
@@ -202,7 +207,7 @@ class Counter(_Metric):
         def labels(self, *values: str) -> CounterChild: ...  # noqa: D102
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add to the series without labels."""
+        """Add to the series of a family without labels."""
         self.labels().inc(amount)
 
 
@@ -217,7 +222,7 @@ class Gauge(_Metric):
         def labels(self, *values: str) -> GaugeChild: ...  # noqa: D102
 
     def set(self, value: float) -> None:
-        """Store into the series without labels."""
+        """Set the series of a family without labels."""
         self.labels().set(value)
 
 
@@ -232,5 +237,5 @@ class Histogram(_Metric):
         def labels(self, *values: str) -> HistogramChild: ...  # noqa: D102
 
     def observe(self, value: float) -> None:
-        """Count in the series without labels."""
+        """Count in the series of a family without labels."""
         self.labels().observe(value)

@@ -1,6 +1,6 @@
-"""Who has hooks on a module: a look into its own dicts, which calls nothing of the training's. Runs in the target.
+"""Count the hooks on a module by reading its dicts, without calling code of the training.
 
-Source: torch/nn/modules/module.py `Module.__init__`, 2.13; older versions have fewer of them.
+Source: torch/nn/modules/module.py `Module.__init__`, 2.13; older versions have fewer of these dicts.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ def hooks_on(module: nn.Module) -> Counter[tuple[str, str]]:
     """Count the hooks on a module: those of the training code, of accelerate, FSDP, peft...
 
     Returns:
-        How many there are by kind, as in `forward_pre`, and by where their function is from, as `module:name`.
+        The number of hooks by kind, such as `forward_pre`, and by the origin of their function, as `module:name`.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for attribute, kind in KINDS.items():
         for function in list(entries(attributes_of(module).get(attribute)).values()):
-            found[kind, home(function)] += 1
-    return found
+            counts[kind, home(function)] += 1
+    return counts
 
 
 def home(function: Any) -> str:
-    """Say where a function is from, as `module:name`; of an object that can be called, its class."""
+    """Return where a function was defined, as `module:name`; for another callable object, its class."""
     while True:
         kind = type(function)
         if issubclass(kind, functools.partial):
-            function = functools.partial.func.__get__(function)  # a slot
+            function = functools.partial.func.__get__(function)  # reads the slot, bypassing overrides of a subclass
         elif kind is MethodType:
             function = function.__func__
-        elif kind.__name__ == "_WrappedHook":  # torch's own, around hooks that get the module
+        elif kind.__name__ == "_WrappedHook":  # torch's wrapper of hooks that get the module
             function = peek(function, "hook")
         else:
-            own = attributes_of(function)  # of one that functools has wrapped
+            own = attributes_of(function)  # where functools.wraps stores the names on a callable object
             named = function if kind in _FUNCTIONS else kind
             return f"{own.get('__module__') or named.__module__}:{own.get('__qualname__') or named.__qualname__}"

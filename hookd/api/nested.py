@@ -1,4 +1,4 @@
-"""Find the tensors in what a module was given or gave back. Runs in the target."""
+"""Find the tensors in the inputs and outputs of modules."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 LIMIT = 64
 DEPTH = 8
 PLAIN = (int, float, complex, str, bytes)
-"""What has no tensor in it."""
+"""Types that cannot contain a tensor."""
 FROZEN = getattr(sys.modules["builtins"], "frozendict", dict)
-"""A dict that cannot be changed, new in CPython 3.15; no subclass of `dict`."""
+"""An immutable dict, new in CPython 3.15; not a subclass of `dict`."""
 
 
 def tensors(value: Any) -> list[Tensor]:
     """Find the tensors nested in tuples, lists, dicts, deques, dataclasses and namespaces, in order, at most 64 of them.
 
     Args:
-        value: what a module was called with, or returned. Iterators are not consumed, and objects of other types
-            are not looked into: some never end. `is_whole` says whether that has left something out.
+        value: inputs or an output of a module. Iterators are not consumed, since some never end, and objects of other
+            types are not searched. `is_whole` checks that nothing was left out.
 
     Returns:
         The tensors themselves, of any dtype and device; never keep them.
@@ -41,26 +41,26 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether an object is a tensor by its type: `isinstance` would ask the object itself."""
+    """Whether the type of an object is a tensor class; unlike `isinstance`, this does not ask the object itself."""
     return issubclass(type(value), sys.modules["torch"].Tensor)
 
 
 def versions(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Give the version counters of the tensors that a module is called with: an in-place operation raises one.
+    """Return the version counters of the tensors among the inputs of a module; an in-place operation raises one.
 
     Returns:
-        One number for each tensor that `tensors` finds; -1 for one made in inference mode, which has no counter.
+        One number for each tensor that `tensors` finds; -1 for one created in inference mode, which has no counter.
     """
     kind = sys.modules["torch"].Tensor
     is_inference, version = kind.is_inference, kind._version.__get__  # noqa: SLF001 - there is no public name
     with plainly():
-        return tuple([-1 if is_inference(one) else version(one) for one in tensors((inputs, kwargs))])
+        return tuple([-1 if is_inference(tensor) else version(tensor) for tensor in tensors((inputs, kwargs))])
 
 
 def is_whole(value: Any) -> bool:
-    """Say whether `tensors` finds all that there is in what a module was called with, or returned: it was not cut.
+    """Return whether `tensors` finds every tensor in the inputs or the output of a module.
 
-    Takes its time; for what is rare.
+    Slow; for rare events.
     """
     return len(tensors(value)) < LIMIT and _is_seen(value, sys.modules["torch"].Tensor, DEPTH)
 
@@ -82,7 +82,7 @@ def _is_seen(value: Any, kind: type, depth: int) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    # A dtype or a device is of torch's, and an array has no tensor in it.
+    # Objects of module torch are dtypes and devices; an array of numpy contains no tensor.
     return value is None or issubclass(type(value), (*PLAIN, Enum)) or module_name_of(type(value)) in ("torch", "numpy")
 
 
@@ -97,9 +97,9 @@ def _collect(value: Any, found: list[Tensor], kind: type, depth: int) -> None:
 
 
 def items(value: Any) -> tuple[Any, ...] | list[Any] | None:
-    """Return what a container has in it, past what its class makes of it; None for an object of another type.
+    """Return the items of a container, bypassing overrides of its class; None for an object of another type.
 
-    Its type is asked and not the object, as `isinstance` would: a lazy object then makes what it stands for.
+    This checks the type of the object: `isinstance` would ask the object, and a lazy object would then build its value.
     """
     kind = type(value)
     if kind is tuple or kind is list:
@@ -108,12 +108,12 @@ def items(value: Any) -> tuple[Any, ...] | list[Any] | None:
         read = _READERS.get(id(base))
         if read is not None:
             return read(value)  # type: ignore[no-any-return]
-    if class_attribute(kind, "__dataclass_fields__") is not None:  # what is_dataclass() asks for, past a metaclass
+    if class_attribute(kind, "__dataclass_fields__") is not None:  # as is_dataclass() does, but bypassing a metaclass
         return [peek(value, field.name) for field in dataclasses.fields(kind)]
     return None
 
 
-# By the id of the class: to look a class up by itself would hash it, which is its metaclass's affair.
+# By the id of the class: a lookup by the class itself would hash it, which may call code of its metaclass.
 _READERS: dict[int, Callable[[Any], Any]] = {
     id(tuple): lambda value: tuple.__getitem__(value, slice(None)),
     id(list): lambda value: list.__getitem__(value, slice(None)),

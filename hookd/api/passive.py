@@ -1,8 +1,8 @@
-"""Read what objects of the training hold, and run no code of theirs. Runs in the target.
+"""Read attributes of the training's objects without running their code.
 
-To read `module.weight` may be to compute it (a parametrization, a property, `__getattr__`), and a method such as
-`named_parameters` may be overridden: either can change the training. So hookd and its plugins read attributes of modules and
-optimizers through this file alone, and it looks into the dicts that they keep their attributes in.
+Reading `module.weight` may compute it (a parametrization, a property, `__getattr__`), and a method such as `named_parameters`
+may be overridden: either can change the training. So hookd and its plugins read attributes of modules and optimizers only
+through this file, which reads the dicts in which objects keep their attributes.
 
 Source: torch/nn/modules/module.py `Module.__init__`, torch/nn/utils/parametrize.py `ParametrizationList.__init__`, 2.14.
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _SCRIPTED = ("torch.jit._script",)
-"""Where torch's own tables are from that are no dicts."""
+"""The modules that define torch's own tables of other types than dict."""
 _MISSING: Any = object()
-# Past what a metaclass has put in their place.
+# Descriptors of `type` bypass overrides in a metaclass.
 classes_of: Any = type.__dict__["__mro__"].__get__
 """Return a class and its bases in the order in which attributes are looked up."""
 _namespace: Any = type.__dict__["__dict__"].__get__
@@ -40,10 +40,10 @@ def peek(holder: object, name: str, default: Any = None) -> Any:
     Args:
         holder: a module, an optimizer or another object of the training.
         name: of the attribute.
-        default: for an attribute that there is not, and for one that only code can tell: a property, a parametrized weight.
+        default: returned for a missing attribute, and for one that only code can compute: a property, a parametrized weight.
 
     Returns:
-        What the object's own dict has, then its parameters, buffers and submodules, then a constant of its class.
+        The first match in the object's own dict, its parameters, buffers and submodules, and the constants of its class.
     """
     own = attributes_of(holder)
     if name in own:
@@ -59,14 +59,14 @@ def peek(holder: object, name: str, default: Any = None) -> Any:
 def attributes_of(holder: object) -> dict[str, Any]:
     """Return the dict in which an object keeps its attributes; never change it."""
     try:
-        found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
-    except AttributeError:  # it has slots alone
+        own: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+    except AttributeError:  # it has only slots
         return {}
-    return found
+    return own
 
 
 def parameters_of(module: nn.Module) -> dict[str, Parameter]:
-    """Return the parameters that a module itself holds; of a parametrized weight its submodules hold the originals."""
+    """Return the parameters that a module itself holds; the originals of a parametrized weight are in submodules."""
     return _present(module, "_parameters")
 
 
@@ -81,7 +81,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def modules_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what torch's own `named_modules` does: a module and all below it with their paths, each once, parents first."""
+    """Yield a module and all modules below it, with their paths, each once, parents first; like torch's `named_modules`."""
     todo, known = [("", root)], set()
     while todo:
         path, module = todo.pop()
@@ -93,7 +93,7 @@ def modules_in(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def parameters_in(root: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Yield what torch's own `named_parameters` does: all parameters of a module and those below it, each once."""
+    """Yield all parameters of a module and of those below it, each once; like torch's `named_parameters`."""
     known = set()
     for path, module in modules_in(root):
         for name, parameter in list(parameters_of(module).items()):
@@ -103,7 +103,7 @@ def parameters_in(root: nn.Module) -> Iterator[tuple[str, Parameter]]:
 
 
 def originals_of(module: nn.Module, name: str) -> list[Tensor]:
-    """Return the tensor that a module holds under a name; of one that is parametrized those that it is computed from."""
+    """Return the tensor that a module holds under a name; if it is parametrized, those from which it is computed."""
     own = peek(module, name)
     if own is not None:
         return [own] if issubclass(type(own), sys.modules["torch"].Tensor) else []
@@ -112,7 +112,7 @@ def originals_of(module: nn.Module, name: str) -> list[Tensor]:
     if computed is None:
         return []
     own_tensors = {**parameters_of(computed), **buffers_of(computed)}
-    return [tensor for one, tensor in own_tensors.items() if one.startswith("original")]
+    return [tensor for key, tensor in own_tensors.items() if key.startswith("original")]
 
 
 def requires_grad(tensor: Tensor) -> bool:
@@ -121,23 +121,23 @@ def requires_grad(tensor: Tensor) -> bool:
 
 
 def of_tensor(tensor: Tensor, name: str) -> Any:
-    """Return an attribute of torch's own of a tensor (`grad`, `shape`, `_version`), past what its class makes of it.
+    """Return torch's own attribute of a tensor (`grad`, `shape`, `_version`), bypassing overrides of a subclass.
 
-    None where this version of torch has no such attribute.
+    None if this version of torch has no such attribute.
     """
-    found = getattr(sys.modules["torch"].Tensor, name, None)
+    descriptor = getattr(sys.modules["torch"].Tensor, name, None)
     with plainly():
-        return None if found is None else found.__get__(tensor)
+        return None if descriptor is None else descriptor.__get__(tensor)
 
 
 def hook_gradient(parameter: Any, hook: Any) -> Any:
-    """Have a hook called when a parameter has got its gradient; return its handle."""
+    """Register a hook that is called when the gradient of a parameter has been accumulated; return its handle."""
     with plainly():
         return sys.modules["torch"].Tensor.register_post_accumulate_grad_hook(parameter, hook)
 
 
 def plainly() -> AbstractContextManager[None]:
-    """Return a context in which tensors are torch's own: no function mode and no tensor's class is told what is asked."""
+    """Return a context that disables `__torch_function__`, of function modes and of tensor subclasses."""
     made: AbstractContextManager[None] = sys.modules["torch"]._C.DisableTorchFunction()  # noqa: SLF001 - the only name
     return made
 
@@ -150,8 +150,8 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def _plain_group(group: Any) -> dict[str, Any]:
     if type(group) is dict and type(group.get("params")) is list:
         return group
-    found = entries(group)
-    return {**found, "params": _plain_list(found.get("params"))}
+    plain = entries(group)
+    return {**plain, "params": _plain_list(plain.get("params"))}
 
 
 def _plain_list(items: Any) -> list[Any]:
@@ -161,38 +161,38 @@ def _plain_list(items: Any) -> list[Any]:
 
 
 def _present(module: nn.Module, table: str) -> dict[str, Any]:
-    found = entries(attributes_of(module).get(table))
-    return {name: value for name, value in list(found.items()) if value is not None}
+    rows = entries(attributes_of(module).get(table))
+    return {name: value for name, value in list(rows.items()) if value is not None}
 
 
 def entries(table: Any) -> dict[str, Any]:
-    """Return what is in a dict, past what its class makes of it: DeepSpeed's gathers the parameters that it is asked for."""
-    kind = type(table)
+    """Return the contents of a dict, bypassing overrides of its class."""
+    kind = type(table)  # DeepSpeed's subclass gathers a parameter when it is read
     if kind is dict or kind is OrderedDict:
         return table  # type: ignore[no-any-return]
     if issubclass(kind, OrderedDict):
         return dict(OrderedDict.items(table))
     if issubclass(kind, dict):
         return dict(dict.items(table))
-    if module_name_of(kind) in _SCRIPTED:  # a scripted module's
+    if module_name_of(kind) in _SCRIPTED:  # the table of a scripted module
         return dict(table.items())
     return {}
 
 
 def _constant(holder: object, name: str, default: Any) -> Any:
-    """Return what the class has under a name, if that is no code; a slot is a place and no code."""
+    """Return a class attribute, or the value of a slot; `default` for any other descriptor, since that is code."""
     found = class_attribute(type(holder), name, _MISSING)
     if type(found) is MemberDescriptorType:
         try:
             return found.__get__(holder)
-        except AttributeError:  # nothing has been put there
+        except AttributeError:  # the slot is empty
             return default
     is_code = class_attribute(type(found), "__get__", _MISSING) is not _MISSING
     return default if is_code or found is _MISSING else found
 
 
 def class_attribute(kind: type, name: str, default: Any = None) -> Any:
-    """Return what a class or one of its bases has under a name, as it stands there."""
+    """Return an attribute of a class or one of its bases as stored, without calling descriptors."""
     for base in classes_of(kind):
         found = _namespace(base).get(name, _MISSING)
         if found is not _MISSING:

@@ -1,4 +1,4 @@
-"""Weak references to tensors that the training code may still swap. Runs in the target."""
+"""Weak references to tensors that the training code may still swap."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def tensor_ref(tensor: Tensor) -> Callable[[], Tensor | None]:
-    """Return a function that returns the tensor while it is alive, and then None; for a parameter it always returns None.
+    """Return a function that returns the tensor while it is alive, and then None; always None for a parameter.
 
     torch refuses to swap a tensor that has a weak reference (torch/utils/__init__.py `swap_tensors`, 2.2 to 2.14), and
-    `module.to()` swaps parameters under `torch.__future__.set_swap_module_params_on_conversion(True)`. So what may be
-    a parameter gets none: any leaf that requires a gradient, and any leaf of a class of its own. What may be a buffer,
-    any other leaf, is swapped by `load_state_dict` then: of that keep no reference beyond the outermost call.
+    `module.to()` swaps parameters under `torch.__future__.set_swap_module_params_on_conversion(True)`. So a possible
+    parameter gets no reference: any leaf that requires a gradient, and any leaf of a tensor subclass. With that setting,
+    `load_state_dict` also swaps buffers, which may be any other leaf: keep no reference to a leaf beyond the outermost call.
     """
     return _gone if _may_be_parameter(tensor) else weakref.ref(tensor)
 
 
 def passing_ref(tensor: Tensor, passing: list[Passing]) -> Callable[[], Tensor | None]:
-    """Do the same, and note among `passing` what may be a buffer, so that its reference is ended in time."""
+    """Return the same as `tensor_ref`; a reference to a possible buffer is also appended to `passing`, to be ended in time."""
     if _may_be_parameter(tensor):
         return _gone
     if not _is_leaf(tensor):
@@ -47,13 +47,13 @@ class Passing:
         return self._ref()
 
     def end(self) -> None:
-        """Give None from now on."""
+        """Return None from now on."""
         self._ref = _gone
 
 
 def _is_leaf(tensor: Tensor) -> bool:
-    found: bool = sys.modules["torch"].Tensor.is_leaf.__get__(tensor)  # past what a class of tensors has in its place
-    return found
+    is_leaf: bool = sys.modules["torch"].Tensor.is_leaf.__get__(tensor)  # bypasses overrides of a tensor subclass
+    return is_leaf
 
 
 def _may_be_parameter(tensor: Tensor) -> bool:
@@ -62,4 +62,4 @@ def _may_be_parameter(tensor: Tensor) -> bool:
 
 
 def _gone() -> None:
-    """Stand in for a reference to a tensor that must have none."""
+    """Return None, in place of a reference to a tensor that must not have one."""

@@ -1,7 +1,7 @@
-"""Statistics of what modules return, put into gauges without a function of a plugin's. Runs in the target.
+"""Statistics of module outputs in gauges, without a function of the plugin.
 
-Where calls of modules are entered in C (`hookd/native/entry.c`), so is this; elsewhere, and of what C does not look at, `Shown.add` is
-called as any hook of a call.
+Where module calls are entered in C (`hookd/native/entry.c`), C sets the gauges too. Elsewhere, and for outputs that C does not read,
+`Shown.add` is called like any hook of a call.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ USUAL, TOLD, NEW = 0.0, 1.0, 2.0
 
 
 class Shown(Switched):
-    """Puts statistics of what modules return into gauges.
+    """Sets gauges to statistics of module outputs.
 
     Args:
         context: of the plugin.
         cells: of the page.
 
     Attributes:
-        standing: as `Switched` has it; and at ZEROS the share of zeros from which on the plugin is told, at HAS_LOOKED 1 once there was an
-            output to look at.
+        standing: as in `Switched`, and also: at ZEROS the share of zeros from which on the plugin's hook is called, at HAS_LOOKED 1 once
+            an output has been read.
         gauges: by the name of the statistic.
-        tell: the plugin's hook, called with `module`, `output` and `summary`; None where it has none.
+        tell: the plugin's hook, called with `module`, `output` and `summary`; None if it has none.
     """
 
     def __init__(self, context: Context, cells: memoryview[float]) -> None:
@@ -51,37 +51,38 @@ class Shown(Switched):
         self._context, self._cells = context, cells
 
     def has_looked(self) -> bool:
-        """Return whether there was any output to look at since this was asked the last time."""
-        found, self.standing[HAS_LOOKED] = self.standing[HAS_LOOKED], 0.0
-        return found != 0.0
+        """Return whether any output was read since the last call."""
+        was_read, self.standing[HAS_LOOKED] = self.standing[HAS_LOOKED], 0.0
+        return was_read != 0.0
 
     def place_of(self, module: Module) -> array[float]:
-        """Return where a module's gauges are, which the entry reads at each call.
+        """Return the places of a module's gauges, which the entry reads at each call.
 
         Returns:
-            The indices of the cells in the page, in the order of STATISTICS, NOWHERE as long as there is none; and at STATE: NEW, nothing has been
-            shown, and there is no series yet; TOLD, the plugin was told of the last output, for its zeros; USUAL.
+            The indices of the cells in the page, in the order of STATISTICS, NOWHERE while there is none; and at STATE one of: NEW, nothing
+            was shown yet, and there is no series; TOLD, the plugin's hook was called for the last output because of its zeros; USUAL.
         """
-        found = self._places.get(module.id)
-        if found is None:
-            found = self._places[module.id] = array("d", [NOWHERE] * len(STATISTICS) + [NEW])
-        return found
+        place = self._places.get(module.id)
+        if place is None:
+            place = self._places[module.id] = array("d", [NOWHERE] * len(STATISTICS) + [NEW])
+        return place
 
     def add(self, module: Module, output: Any) -> Any:
-        """Show one output, and tell the plugin of it if it has asked for that; return what it has returned."""
+        """Show one output, and call the plugin's hook if the output calls for it; return the hook's value."""
         self.standing[HAS_LOOKED] = 1.0
         readable = self._context.is_readable
-        tensor = next((one for one in tensors(output) if readable(one) and of_tensor(one, "is_floating_point")()), None)
+        tensor = next((t for t in tensors(output) if readable(t) and of_tensor(t, "is_floating_point")()), None)
         if tensor is None:
             return None
-        told = output if of_tensor(tensor, "is_cpu") else None  # it is not kept until the statistics have arrived
+        # On a device the statistics arrive later, and the output is not kept until then.
+        passed = output if of_tensor(tensor, "is_cpu") else None
         is_usual, answers = str(of_tensor(tensor, "dtype")) != "torch.float16", []
 
         def show(summary: Summary) -> None:
             place, is_odd = self._put(module, summary), summary.zero_ratio >= self.standing[ZEROS]
-            was_told, place[STATE] = place[STATE] == TOLD, TOLD if is_odd else USUAL
-            if self.tell is not None and (is_odd or was_told or not is_usual):
-                answers.append(self.tell(module, told, summary))
+            was_odd, place[STATE] = place[STATE] == TOLD, TOLD if is_odd else USUAL
+            if self.tell is not None and (is_odd or was_odd or not is_usual):
+                answers.append(self.tell(module, passed, summary))
 
         self._context.summary(tensor, show)
         return answers[0] if answers else None

@@ -1,4 +1,4 @@
-"""What all the elements of a tensor come to. Runs in the target."""
+"""Statistics over all elements of a tensor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class Largest(NamedTuple):
-    """The largest magnitudes in tensors of one place and type.
+    """The largest magnitudes in tensors of one device and dtype.
 
     Attributes:
-        value: of all of them a number, where they are in the host's memory; else [n], of each one, where they are.
-        at: which of those that were given they are, by their places there.
+        value: for tensors in host memory a number, the largest magnitude of all; otherwise a tensor [n] on their device, with the
+            largest magnitude of each.
+        at: the indices of these tensors in the argument.
     """
 
     value: float | Tensor
@@ -24,23 +25,24 @@ class Largest(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """All statistics of one tensor, as `Context.summary` gives them.
+    """All statistics of one tensor, as `Context.summary` returns them.
 
     Attributes:
-        count: elements in all; of a sparse tensor those stored, each once, of a complex one its real and imaginary parts.
-        mean: of the finite elements, as the rest down to `norm`; NaN where there are none.
+        count: number of elements. In a sparse tensor only stored elements count, each once; in a complex tensor real and imaginary
+            parts count separately.
+        mean: of the finite elements, like the rest down to `norm`; NaN if there are none.
         std: population standard deviation.
         min: the smallest finite element.
         max: the largest finite element.
         absmax: the largest magnitude.
-        norm: the L2 norm; 0 where no element is finite.
+        norm: the L2 norm; 0 if no element is finite.
         zeros: elements that are exactly 0.
         nans: elements that are NaN.
         infs: elements that are infinite, of either sign.
-        negative_infs: how many of those are `-inf`, of which attention masks are made.
+        negative_infs: how many of those are `-inf`, which attention masks contain.
     """
 
-    count: int  # type: ignore[assignment]  # hides tuple's method, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides the method of tuple, which is not needed here
     mean: float
     std: float
     min: float
@@ -64,7 +66,7 @@ class Summary(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all elements are."""
+        """Whether all elements are finite."""
         return not self.nans and not self.infs
 
     @property
@@ -74,7 +76,7 @@ class Summary(NamedTuple):
 
     @classmethod
     def of_sums(cls, sums: Sequence[float]) -> Summary:
-        """Make one of the sums that the kernel makes, and torch's operations in its place.
+        """Return the summary for sums that the kernel, or torch's operations in its place, have computed.
 
         Args:
             sums: [9] how many elements are finite, their mean, the sum of their squared differences from it, their
@@ -87,8 +89,8 @@ class Summary(NamedTuple):
             mean = std = low = high = peak = math.nan
             norm = 0.0
         else:
-            if low == high:  # exactly, where sums are rounded
+            if low == high:  # exact, unlike the rounded sums
                 mean, squares = low, 0.0
             std, norm = math.sqrt(squares / finite), math.sqrt(squares + finite * mean * mean)
-            peak = abs(max(-low, high))  # -0.0 is no magnitude
+            peak = abs(max(-low, high))  # abs: a magnitude must not be -0.0
         return cls(count, mean, std, low, high, peak, norm, int(zeros), int(nans), int(odd), int(negative))

@@ -1,7 +1,7 @@
-"""What a plugin has added up at each call of a module, or each backward, without a function of its own. Runs in the target.
+"""Totals of module calls and backward passes for a plugin, without a function of the plugin.
 
-Where calls of modules are entered in C (`hookd/native/entry.c`), so are its totals: three additions, and no Python function is
-called. Elsewhere `add` is called as any `forward` or `backward` hook.
+Where module calls are entered in C (`hookd/native/entry.c`), C updates the totals too: three additions, and no Python function is
+called. Elsewhere `add` is called like a `forward` or `backward` hook.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from hookd.api.metrics import Counter
 
     Places = list[tuple[int, int, int]]
-    """The indices of a module's cells in the page, for each of the families: NOWHERE where a number is not wanted."""
+    """The indices of a module's cells in the page, for each of the families; NOWHERE for a number that is not requested."""
 
 NOWHERE = -1
 STEPS, IS_ON, IS_ACTIVE = range(3)
 
 
 class Families(NamedTuple):
-    """Counters with the one label `module`, each or None: of seconds, of those without the modules called inside, of calls."""
+    """Counters with the single label `module`: seconds, seconds without nested modules, and calls. Any may be None."""
 
     seconds: Counter | None
     self_seconds: Counter | None
@@ -29,15 +29,15 @@ class Families(NamedTuple):
 
 
 class Totals:
-    """Adds calls up in the cells of the page.
+    """Adds calls to cells of the page.
 
     Args:
         cells: of the page.
-        known: where to keep the places of the modules, by `Module.id`; whoever owns the two takes out those that are gone.
-            The first is of the calls of a training, the second of those that activation checkpointing makes again.
+        known: two dicts for the places of the modules, by `Module.id`; their owner removes modules that are gone. The first
+            is for the calls of the training, the second for those that activation checkpointing repeats.
 
     Attributes:
-        families: that have been asked for, likewise.
+        families: requested so far, for the same two kinds of calls.
     """
 
     def __init__(self, cells: memoryview[float], known: tuple[dict[int, Places], dict[int, Places]]) -> None:
@@ -45,18 +45,18 @@ class Totals:
         self._cells, self._known = cells, known
 
     def places_of(self, module: Module, *, recompute: bool = False) -> Places:
-        """Return the places of a module; a series that is not there yet is made."""
+        """Return the places of a module; missing series are created."""
         known = self._known[recompute]
         if module.id not in known:
             known[module.id] = [_places(families, module.name) for families in self.families[recompute]]
         return known[module.id]
 
     def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_again: bool) -> None:  # noqa: PLR0913, PLR0917 - one call
-        """Add one call; `is_again` says whether it is inside of another one of the module, whose time it is part of."""
+        """Add one call; `is_again`: it is nested in another call of the same module, which includes its time."""
         if is_again:
             elapsed_ns = 0
         try:
-            # One plugin's, with no loop: where calls are not entered in C, these are the hottest lines of all.
+            # For a single plugin, without a loop: where calls are not entered in C, these are the hottest lines of all.
             ((seconds, own, calls),) = self._known[recompute][module.id]
         except (KeyError, ValueError):
             _add(self._cells, self.places_of(module, recompute=recompute), (elapsed_ns * 1e-9, self_ns * 1e-9, 1.0))
@@ -71,32 +71,38 @@ class Totals:
 
 
 class Switched:
-    """What is done in sampled steps without a function of a plugin's.
+    """Work in sampled steps that needs no function of a plugin.
 
     Attributes:
-        standing: at STEPS for how many steps a sampled one stands; at IS_ON 1 in a step in which something is done; at IS_ACTIVE 1
-            while the plugin is switched on. The entry reads the first two at a call, and the last at its backward.
+        standing: at STEPS the number of steps that a sampled step represents; at IS_ON 1 in a step in which the work is done;
+            at IS_ACTIVE 1 while the plugin is active. The entry reads the first two at a call, and the last at its backward.
     """
 
     def __init__(self) -> None:
         self.standing = array("d", [1.0, 0.0, 0.0])
 
     def switch(self, *, is_on: bool, is_active: bool, steps: float = 1.0) -> None:
-        """Say whether calls from here on are added up, or shown, each for so many steps, and whether those before them still are."""
+        """Set how calls are handled from now on.
+
+        Args:
+            is_on: whether calls that begin from now on are added up or shown.
+            is_active: whether earlier calls still are, at their backward.
+            steps: number of steps that each call represents; kept from before unless `is_on`.
+        """
         if is_on:
             self.standing[STEPS] = steps
         self.standing[IS_ON], self.standing[IS_ACTIVE] = is_on, is_active
 
 
 class BackwardTotals(Switched):
-    """Adds up the backward of modules in sampled steps, each for all the steps that it stands for.
+    """Adds up the backward passes of modules in sampled steps, weighted by the number of steps that each represents.
 
     Args:
         cells: of the page.
-        known: where to keep the places of the modules, as `Totals` does.
+        known: a dict for the places of the modules, as in `Totals`.
 
     Attributes:
-        families: that have been asked for.
+        families: requested so far.
     """
 
     def __init__(self, cells: memoryview[float], known: dict[int, Places]) -> None:
@@ -105,7 +111,7 @@ class BackwardTotals(Switched):
         self._cells, self._known = cells, known
 
     def places_of(self, module: Module) -> Places:
-        """Return the places of a module; a series that is not there yet is made."""
+        """Return the places of a module; missing series are created."""
         if module.id not in self._known:
             self._known[module.id] = [_places(families, module.name) for families in self.families]
         return self._known[module.id]
@@ -117,8 +123,8 @@ class BackwardTotals(Switched):
 
 
 def _add(cells: memoryview[float], places: Places, numbers: tuple[float, float, float]) -> None:
-    for each in places:
-        for index, number in zip(each, numbers, strict=True):
+    for indices in places:
+        for index, number in zip(indices, numbers, strict=True):
             if index >= 0:
                 cells[index] += number
 

@@ -1,1 +1,1 @@
-"""hookd in the programs of others: one module for each, which imports its library. Runs in the target."""
+"""hookd in other libraries and programs: one module for each, which imports its library."""

@@ -1,4 +1,4 @@
-"""`%hookd` and `%%hookd`: hookd in a notebook, loaded by `%load_ext hookd`. Runs in the target, a kernel."""
+"""The notebook magics `%hookd` and `%%hookd`, loaded by `%load_ext hookd`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EVERY_S = 1.0
-"""Seconds between two tables while a cell runs."""
+"""Seconds between two updates of the table while a cell runs."""
 
 
 @magics_class
 class HookdMagics(Magics):  # type: ignore[misc]
-    """The magics of one shell, and what they have started."""
+    """The magics of one shell, with the observation that they have started."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -54,7 +54,7 @@ class HookdMagics(Magics):  # type: ignore[misc]
             self._observation = hookd.observe([_plugin(word) for word in words]) if words else hookd.observe()
             self._observation.begin()
         elif words:
-            raise UsageError("hookd: this kernel is observed already; `%hookd stop` ends that")
+            raise UsageError("hookd: this kernel is already observed; run `%hookd stop` first")
 
     def _stop(self) -> None:
         if self._observation is None or not self._observation.is_on:
@@ -64,25 +64,25 @@ class HookdMagics(Magics):  # type: ignore[misc]
             display(Table(self._observation.report))
 
     def _run(self, cell: str) -> None:
-        if getattr(self.shell, "kernel", None) is None:  # a terminal, where nothing shown can be renewed
+        if getattr(self.shell, "kernel", None) is None:  # a terminal, which cannot update its output
             result = self.shell.run_cell(cell)
             display(Table(hookd.read()))
         else:
             with _live():
                 result = self.shell.run_cell(cell)
         if not result.success:
-            raise UsageError("hookd: the cell has failed")  # so that a notebook that is run as a whole stops here
+            raise UsageError("hookd: the cell failed")  # so that a run of the whole notebook stops here
 
 
 @contextlib.contextmanager
 def _live() -> Iterator[None]:
-    """Show a table, and renew it from a thread of its own until the block has ended."""
+    """Show a table, and update it from a separate thread until the block ends."""
     shown = display(Table(hookd.read()), display_id=True)
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(EVERY_S):
-            with contextlib.suppress(hookd.HookdError):  # the cell has stopped it
+            with contextlib.suppress(hookd.HookdError):  # the cell may have stopped the agent
                 shown.update(Table(hookd.read()))
 
     thread = threading.Thread(target=renew, name="hookd-table", daemon=True)
@@ -97,7 +97,7 @@ def _live() -> Iterator[None]:
 
 
 def _plugin(word: str) -> tuple[str, dict[str, object]]:
-    """Read `nan:every=1,capture=true`, as after `hookd attach -p`."""
+    """Parse `nan:every=1,capture=true`, as after `hookd attach -p`."""
     name, _, rest = word.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",") if rest]
     if bad := next((key for key, equals, _ in pairs if not (key and equals)), None):

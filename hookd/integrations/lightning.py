@@ -1,4 +1,4 @@
-"""hookd for Lightning: `Trainer(callbacks=[HookdCallback()])`. Runs in the target."""
+"""hookd for Lightning: `Trainer(callbacks=[HookdCallback()])`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import hookd
 
 
 class HookdCallback(hookd.Observation, Callback):  # type: ignore[misc]
-    """Observes `fit`, also one that raises, in every rank; nothing of it goes into a checkpoint.
+    """Callback that observes `fit` in every rank, even if `fit` raises; it stores nothing in checkpoints.
 
-    Arguments are those of `hookd.observe`; `report` is what was seen, once the training has ended.
+    Its arguments are those of `hookd.observe`; `report` is set once the training has ended.
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Start, in each process that trains, before its first batch."""
+        """Start observing, in each process that trains, before its first batch."""
         if stage == "fit":
             self.begin()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Stop."""
+        """Stop observing."""
         if stage == "fit":
             self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stop where no teardown will come."""
+        """Stop observing after an exception, when no teardown follows."""
         self.end()

@@ -1,4 +1,4 @@
-"""A report as a small table, for a notebook and for a terminal."""
+"""A report as a small table, for a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hookd.tool.reports.reading import finding, module_seconds, step_seconds, wh
 from hookd.tool.reports.wording import percent, plain, seconds, shorten
 
 SHOWN = 10
-"""Modules that are shown: the costliest, and any with a finding."""
+"""Number of costliest modules that are shown; modules with a finding are shown too."""
 INCIDENTS = 5
-"""Incidents that are shown, the last ones."""
+"""Number of incidents that are shown, the latest ones."""
 COLUMNS = ("MODULE", "TYPE", "CALLS", "FORWARD", "BACKWARD", "SHARE", "FINDING")
 NUMBERS = range(2, 6)
 NAME_WIDTH, TEXT_WIDTH = 40, 120
@@ -19,18 +19,18 @@ STYLES = ("text-align:left", "text-align:right;font-variant-numeric:tabular-nums
 
 
 class Table:
-    """What hookd has seen up to now; IPython shows it in the form that its front end has use for.
+    """Table of a report; IPython shows it as HTML or text, depending on its front end.
 
     Args:
-        report: as `hookd.read` gives it. Its names and messages may be anything.
+        report: as `hookd.read` returns it. Its names and messages are untrusted text.
     """
 
     def __init__(self, report: dict[str, Any]) -> None:
         self._heading = _heading(report)
         self._rows = _rows(report["modules"])
         self._incidents = [
-            shorten(plain(str(one.get("message") or one.get("kind"))), TEXT_WIDTH)
-            for one in report["incidents"][-INCIDENTS:]
+            shorten(plain(str(row.get("message") or row.get("kind"))), TEXT_WIDTH)
+            for row in report["incidents"][-INCIDENTS:]
         ]
 
     def __repr__(self) -> str:
@@ -41,14 +41,14 @@ class Table:
             for row in table
         )
         return "\n".join(
-            [self._heading, *(f"! {one}" for one in self._incidents), *(line.rstrip() for line in aligned)]
+            [self._heading, *(f"! {text}" for text in self._incidents), *(line.rstrip() for line in aligned)]
         )
 
     def _repr_html_(self) -> str:
-        told = "".join(f"<li>{escape(one)}</li>" for one in self._incidents)
+        items = "".join(f"<li>{escape(text)}</li>" for text in self._incidents)
         rows = "".join(_html("td", row) for row in self._rows)
         table = f"<table><thead>{_html('th', COLUMNS)}</thead><tbody>{rows}</tbody></table>" if rows else ""
-        return f"<div><p>{escape(self._heading)}</p>{f'<ul>{told}</ul>' if told else ''}{table}</div>"
+        return f"<div><p>{escape(self._heading)}</p>{f'<ul>{items}</ul>' if items else ''}{table}</div>"
 
 
 def _html(tag: str, cells: tuple[str, ...]) -> str:
@@ -59,14 +59,14 @@ def _html(tag: str, cells: tuple[str, ...]) -> str:
 def _heading(report: dict[str, Any]) -> str:
     ratio = report["overhead"]["ratio"]
     cost = f"hookd takes {percent(ratio)}" if ratio is not None else "hookd's cost not yet known"
-    told = len(report["incidents"])
-    incidents = f"{told} incident{'' if told == 1 else 's'}"
+    count = len(report["incidents"])
+    incidents = f"{count} incident{'' if count == 1 else 's'}"
     each = seconds(step_seconds(report))
     return f"hookd: {plain(str(report['state']))}, {report['step']['text']}, {each} a step, {cost}, {incidents}"
 
 
 def _rows(modules: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Give the rows in the order of the model."""
+    """Return the rows in the order of the model."""
     whole = whole_seconds(modules)
     costliest = sorted(modules, key=module_seconds, reverse=True)[:SHOWN]
     names = {row["name"] for row in costliest} | {row["name"] for row in modules if finding(row)}

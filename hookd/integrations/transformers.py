@@ -1,4 +1,4 @@
-"""hookd for the Trainer of Hugging Face: `Trainer(..., callbacks=[HookdCallback()])`. Runs in the target."""
+"""hookd for the Trainer of Hugging Face: `Trainer(..., callbacks=[HookdCallback()])`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 class HookdCallback(hookd.Observation, TrainerCallback):  # type: ignore[misc]
-    """Observes from the beginning of `train()` to its end, in every rank; nothing of it goes into a checkpoint.
+    """Callback that observes `train()` from beginning to end in every rank; it stores nothing in checkpoints.
 
-    Arguments are those of `hookd.observe`; `report` is what was seen, once the training has ended.
+    Its arguments are those of `hookd.observe`; `report` is set once the training has ended.
 
-    A training that raises calls no callback any more (transformers 5.23, trainer.py `train`). So at the end of its own
-    `__init__` a Trainer is given a `train` that ends the observation either way. A callback that comes later, by
-    `add_callback`, has no such chance: there `with hookd.observe(): trainer.train()` does the same and needs no callback.
+    When `train()` raises, the Trainer calls no further callback (transformers 5.23, trainer.py `train`). So this one replaces
+    `train` of the Trainer, at the end of the Trainer's `__init__`, by a function that ends the observation in either case. A
+    callback that is added later, by `add_callback`, cannot do so: use `with hookd.observe(): trainer.train()` there instead.
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make `train` of the Trainer that is just being made end the observation."""
+        """Replace `train` of the Trainer under construction by a function that ends the observation."""
         trainer = _trainer_above()
         if trainer is not None:
             trainer.train = self._ending(trainer.train)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start; with `auto_find_batch_size` it comes again where a batch was too large, and changes nothing."""
+        """Start observing; with `auto_find_batch_size` this is called again after a batch was too large, and does nothing then."""
         self.begin()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop."""
+        """Stop observing."""
         self.end()
 
     def _ending(self, train: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ class HookdCallback(hookd.Observation, TrainerCallback):  # type: ignore[misc]
 
 
 def _trainer_above() -> Any:
-    """Find the Trainer whose method has called us: callbacks are not told."""
+    """Return the Trainer whose method calls this callback; transformers does not pass it."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back

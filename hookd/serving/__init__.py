@@ -1,6 +1,7 @@
-"""What the daemon half of a plugin is made with; its hooks are in `hookd.serving.hookspecs`. Runs in the daemon.
+"""The API for daemon plugins; their hooks are in `hookd.serving.hookspecs`.
 
-The target half imports from `hookd`, this half from here: the daemon has no torch, and the target none of this.
+The plugin in the target imports from `hookd`, the daemon plugin from here: the daemon has no torch, and the target does not
+have this package.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ hookimpl = HookimplMarker("hookd_daemon")
 MAX_SERIES = 200
 """Series of one plugin at a time, over all runs."""
 MAX_EVER = 2000
-"""Series that it may make up in all, without the label `run`: labels that change with every step are none."""
+"""Series of one plugin in total, without the label `run`; reached only if label values change all the time."""
 MAX_LABEL = 100
-"""Characters of a label's value."""
+"""Characters of a label value; the rest is cut off."""
 RESERVED_LABELS = frozenset({"run", "job", "instance", "pod", "le", "quantile"})
 UNBOUNDED = frozenset({"step", "steps", "epoch", "iteration", "time", "timestamp", "pid", "message", "error", "shape"})
-"""Labels that have a new value for ever."""
+"""Labels whose values are unbounded."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _NOT_IN_URL = re.compile(r"[\x00-\x20\x7f]")
 
 
 class DaemonPlugin:
-    """The base class of daemon halves.
+    """Base class of daemon plugins.
 
     Attributes:
-        name: as that of the target half, if there is one: the middle of all its metrics' names.
-        every_s: seconds from one `collect` to the next, if it is to come less often than the daemon looks, which is
-            about once a second; `configure` may set it.
-        readmit: whether it may come back, on probation, after it was put aside for its errors.
+        name: the middle part of all its metrics' names; the same as that of the plugin in the target, if there is one.
+        every_s: seconds from one `collect` to the next, if it should be called less often than about once a second;
+            `configure` may set it.
+        readmit: whether it is readmitted, on probation, after a quarantine.
     """
 
     name: str = ""
@@ -58,14 +59,15 @@ class DaemonPlugin:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one target has published, copied at most about a second ago.
+    """Metrics and state that one target has published, copied at most about a second ago.
 
     Attributes:
-        run: the job; `rank` its rank there, as its labels have them.
+        run: the value of the label `run`.
+        rank: the value of the label `rank`.
         pid: of the process, as the daemon sees it.
         state: running, hung, detached, lost and so on: see `hookd_target_state`.
-        step: optimizer steps that were counted; None before the first copy.
-        families: what is on its page; `value` and `series` read it.
+        step: number of optimizer steps counted; None before the first copy.
+        families: the metrics on its page; `value` and `series` read them.
     """
 
     run: str
@@ -76,25 +78,25 @@ class Reading:
     families: Sequence[Family] = field(default=(), repr=False)
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Give the value of one series, as `/metrics` names it: `value("hookd_steps_total")`; None if it is not there."""
-        return next((value for found, value in self.series(name) if found == labels), None)
+        """Return the value of one series, named as on `/metrics`: `value("hookd_steps_total")`; None if there is none."""
+        return next((value for present, value in self.series(name) if present == labels), None)
 
     def numbers(self) -> Iterator[tuple[Family, dict[str, str], float]]:
-        """Give all gauges and counters: the family (`name`, `kind`, `help`), the labels and the value of each series."""
+        """Yield the family (`name`, `kind`, `help`), the labels and the value of each series of all gauges and counters."""
         for family in self.families:
             if family.kind != "histogram":
-                yield from ((family, *one) for one in self.series(family.name))
+                yield from ((family, *row) for row in self.series(family.name))
 
     def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
-        """Give the labels (without run and rank) and the value of each series of a name.
+        """Yield the labels (without run and rank) and the value of each series with a given name.
 
-        A counter's name may have its `_total`; of a histogram there are `_sum` and `_count`.
+        A counter's name may end with `_total`; a histogram's must end with `_sum` or `_count`.
         """
         for family in self.families:
-            which = _PARTS.get(name[len(family.name) :]) if name.startswith(family.name) else None
-            if which is not None and (family.kind == "histogram") == (which in ("sum", "count")):
+            part = _PARTS.get(name[len(family.name) :]) if name.startswith(family.name) else None
+            if part is not None and (family.kind == "histogram") == (part in ("sum", "count")):
                 for values, cells in family.series:
-                    value = cells[0] if which == "value" else cells[-1] if which == "sum" else sum(cells[:-1])
+                    value = cells[0] if part == "value" else cells[-1] if part == "sum" else sum(cells[:-1])
                     yield dict(zip(family.labels, values, strict=True)), value
 
 
@@ -103,44 +105,44 @@ _PARTS = {"": "value", "_total": "value", "_sum": "sum", "_count": "count"}
 
 @dataclass
 class Address:
-    """Somebody who takes JSON by HTTP, such as a chat's incoming webhook. For hooks that may wait, such as `incident`.
+    """A receiver of JSON over HTTP, such as a chat's incoming webhook.
+
+    For hooks that may block, such as `incident`.
 
     Args:
-        url: with http:// or https://. Who knows it may often post there, so no error of ours shows it.
-        timeout_s: how long the other end may be silent.
+        url: http:// or https://. Often the URL alone permits posting, so error messages do not contain it.
+        timeout_s: how long the receiver may be silent.
 
     Raises:
-        PluginError: it begins with something else (urllib would open `file:///etc/passwd` as well), has a space or a
-            control character, no host, or a port that is none.
+        PluginError: the URL has another scheme, a space or a control character, no host, or an invalid port.
     """
 
     url: str = field(repr=False)
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("https://", "http://")):
-            raise PluginError("it needs an address that begins with https:// or http://")
+        if not self.url.startswith(("https://", "http://")):  # urllib would open `file:///etc/passwd` as well
+            raise PluginError("the URL must begin with https:// or http://")
         if _NOT_IN_URL.search(self.url):
-            raise PluginError("its address has a space or a control character, such as the end of a line, in it")
+            raise PluginError("the URL contains a space or a control character, such as a newline")
         if not _has_host(self.url):
-            raise PluginError("its address has no proper host and port: https://HOST/PATH or https://HOST:PORT/PATH")
+            raise PluginError("the URL has no valid host and port: write https://HOST/PATH or https://HOST:PORT/PATH")
 
     def post(self, value: object) -> None:
         """Post a value as JSON.
 
         Raises:
-            OSError: nobody took it: there was no answer in time, or one that is no success. A redirect is none; to follow
-                it would be a GET, without the value (urllib.request.HTTPRedirectHandler, Python 3.11).
+            OSError: the connection failed, no answer came in time, or the status was not 2xx; a redirect is an error too.
         """
         body, headers = json.dumps(value).encode(), {"Content-Type": "application/json"}
-        asked = Request(self.url, body, headers)  # noqa: S310  its scheme was looked at
+        request = Request(self.url, body, headers)  # noqa: S310  __post_init__ has checked the scheme
         try:
-            with build_opener(_OnlySuccess).open(asked, timeout=self.timeout_s):
+            with build_opener(_OnlySuccess).open(request, timeout=self.timeout_s):
                 pass
         except OSError:
             raise
         except (HTTPException, ValueError) as error:  # InvalidURL has the path in its text (http.client, Python 3.11)
-            raise OSError(f"it cannot be posted: {type(error).__name__}") from None
+            raise OSError(f"cannot post to the URL: {type(error).__name__}") from None
 
 
 def _has_host(url: str) -> bool:
@@ -152,13 +154,16 @@ def _has_host(url: str) -> bool:
 
 
 class _OnlySuccess(HTTPErrorProcessor):
-    """Takes any other status for an error, in place of looking for who could make good of it."""
+    """Treats any status other than 2xx as an error, without looking for a handler.
+
+    Following a redirect would send a GET without the value (urllib.request.HTTPRedirectHandler, Python 3.11).
+    """
 
     def http_response(self, request: Request, response: Any) -> Any:
         if 200 <= response.status < 300:
             return response
         error = HTTPError(request.host, response.status, response.reason, response.headers, response)
-        error.close()  # with all that it holds: whoever reports it does not know that it is a file, too
+        error.close()  # an HTTPError is a file too, and the code that reports it does not close it
         raise error
 
     def https_response(self, request: Request, response: Any) -> Any:
@@ -167,12 +172,12 @@ class _OnlySuccess(HTTPErrorProcessor):
 
 @dataclass(frozen=True)
 class Panel:
-    """A table for people.
+    """A table for the status page.
 
     Attributes:
         title: a few words.
         columns: their names.
-        rows: each with as many cells as there are columns: text, numbers or None.
+        rows: each has one cell per column: text, a number or None.
     """
 
     title: str
@@ -182,7 +187,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Told:
-    """A family that a plugin has told of one run: `samples` are label values, in the order of `labels`, and the value."""
+    """A family that a plugin has reported for one run.
+
+    Attributes:
+        name: with `hookd_<plugin>_`.
+        kind: gauge or counter.
+        help: a sentence.
+        labels: names, without `run`.
+        samples: values by label values, which are in the order of `labels`.
+    """
 
     name: str
     kind: str
@@ -192,16 +205,16 @@ class Told:
 
 
 class Metrics:
-    """Takes in what `collect` has to say of one run.
+    """Receives the metrics that `collect` reports for one run.
 
     Args:
-        plugin: whose metrics they are: all names begin with `hookd_<plugin>_`.
-        ever: every series that the plugin has made up so far, shared between calls.
-        room: how many series it may still make: a list of that one number, shared between the runs of one round.
+        plugin: name of the plugin: all metric names begin with `hookd_<plugin>_`.
+        ever: every series that the plugin has created so far, shared between calls.
+        room: how many series it may still create, as a list of this one number, shared between the runs of one round.
 
     Attributes:
-        told: by name, what was said.
-        dropped: series over a limit.
+        told: the reported families, by name.
+        dropped: number of samples dropped because of a limit on series.
     """
 
     def __init__(self, plugin: str, ever: set[tuple[str, ...]], room: list[int]) -> None:
@@ -210,21 +223,23 @@ class Metrics:
         self.dropped = 0
 
     def gauge(self, name: str, help: str, value: float, labels: Mapping[str, str] | None = None) -> None:  # noqa: A002
-        """Tell the present value of something.
+        """Report the current value of a gauge.
 
         Args:
             name: without `hookd_<plugin>_`, in base units: `spread_seconds`.
             help: a sentence.
             value: a number; NaN is served as such.
-            labels: names and values, of which there are few; `run` is added.
+            labels: names and values; keep the number of distinct values small. `run` is added.
 
         Raises:
-            PluginError: the name or a label is none, or a label has a new value for ever, such as a step.
+            PluginError: the name or a label is invalid, or the values of a label are unbounded, such as steps.
         """
         self._tell(name, "gauge", help, value, labels or {})
 
     def counter(self, name: str, help: str, value: float, labels: Mapping[str, str] | None = None) -> None:  # noqa: A002
-        """Tell the total of something that only grows; the plugin keeps it. Served with `_total`, which `name` has not.
+        """Report the total of a counter; the plugin itself keeps the total.
+
+        It is served with the suffix `_total`, which `name` does not have.
 
         Raises:
             PluginError: see `gauge`.
@@ -233,32 +248,32 @@ class Metrics:
 
     def _tell(self, name: str, kind: str, text: str, value: float, labels: Mapping[str, str]) -> None:
         full = self._checked(name, labels)
-        if type(text) is not str or not text.isprintable():  # what is no text would break every scrape
-            raise PluginError(f"{full}: its help must be a line of text, not {text!r}")
+        if type(text) is not str or not text.isprintable():  # anything else would break every scrape
+            raise PluginError(f"{full}: the help must be one line of printable text, not {text!r}")
         number = float(value)
         if kind == "counter" and not (math.isfinite(number) and number >= 0):
-            raise PluginError(f"{full}: a counter cannot be {value!r}")
+            raise PluginError(f"{full}: a counter must be a finite number >= 0, not {value!r}")
         names = tuple(labels)
-        told = self.told.setdefault(full, Told(full, kind, text, names, {}))
-        if told.kind != kind or set(told.labels) != set(names):
-            raise PluginError(f"{full} was a {told.kind} with the labels {told.labels} a moment ago")
-        values = tuple(_text(full, label, labels[label]) for label in told.labels)
-        if values not in told.samples and not self._has_room((full, *values)):
+        family = self.told.setdefault(full, Told(full, kind, text, names, {}))
+        if family.kind != kind or set(family.labels) != set(names):
+            raise PluginError(f"{full} was already reported as a {family.kind} with the labels {family.labels}")
+        values = tuple(_text(full, label, labels[label]) for label in family.labels)
+        if values not in family.samples and not self._has_room((full, *values)):
             self.dropped += 1
             return
-        told.samples[values] = number
+        family.samples[values] = number
 
     def _checked(self, name: str, labels: Mapping[str, str]) -> str:
         full = f"hookd_{self._plugin}_{name}"
         if not _NAME.match(name) or name.endswith(("_total", "_sum", "_count", "_bucket", "_info")):
             raise PluginError(
-                f"{full!r} cannot be the name of a metric: lower-case words, and '_total' comes by itself"
+                f"{full!r} cannot be the name of a metric: use lower-case words without suffixes; '_total' is added"
             )
         for label in labels:
             if not _NAME.match(label) or label.startswith("__") or label in RESERVED_LABELS:
                 raise PluginError(f"{full}: {label!r} cannot be a label")
             if label in UNBOUNDED:
-                raise PluginError(f"{full}: {label!r} has a new value for ever, so it cannot be a label")
+                raise PluginError(f"{full}: {label!r} cannot be a label, because its values are unbounded")
         return full
 
     def _has_room(self, series: tuple[str, ...]) -> bool:
@@ -270,7 +285,7 @@ class Metrics:
 
 
 def _text(metric: str, label: str, value: Any) -> str:
-    """Give a label's value as it may be served: short, printable, no fraction.
+    """Return a label value as it is served: at most 100 characters, unprintable ones replaced by spaces.
 
     Raises:
         PluginError: it is a float.

@@ -1,6 +1,6 @@
-"""Every hook that the daemon half of a plugin can implement: the reference for its authors. Runs in the daemon.
+"""Reference of the hooks that a daemon plugin can implement.
 
-A daemon half sees what the targets publish, all ranks together, and never touches one:
+A daemon plugin sees the metrics of all ranks together, and never touches a target:
 
     from hookd.serving import DaemonPlugin, hookimpl
 
@@ -12,13 +12,14 @@ A daemon half sees what the targets publish, all ranks together, and never touch
             steps = [rank.value("hookd_steps_total") or 0 for rank in ranks]
             metrics.gauge("steps", "Steps between the first and the last rank.", max(steps) - min(steps))
 
-What holds for all of them:
-- They are called in one thread of the plugin's own, one at a time; `register_commands` in the command that a person runs.
-  A hook may wait and may do I/O. Nobody waits for it: a scrape serves what `collect` has told last, the event loop goes on.
-- One that takes longer than its time is an error. Errors are counted (`hookd_daemon_plugin_errors_total`); ten of them,
-  or one that takes too long, put the plugin aside: it comes back after a minute on probation, then after two, and so on.
-- The daemon never imports torch: a module of the daemon half that does is refused. Keep the halves in modules of their own.
-- What is passed is the targets' own word: text in it may be anything.
+Rules for all hooks:
+- Each plugin has its own thread, in which its hooks are called, one at a time; `register_commands` is called in the process of
+  the command. A hook may block and do I/O. Nothing waits for it: a scrape serves the last values from `collect`, and the event
+  loop goes on.
+- A hook that exceeds its time limit is an error. Errors are counted (`hookd_daemon_plugin_errors_total`). After ten errors, or one
+  timeout, the plugin is quarantined. It is tried again, on probation, after one minute, then after two, and so on.
+- The daemon never imports torch, and refuses a daemon plugin that does. Keep it in a module apart from the plugin in the target.
+- Values passed to hooks come from the targets: do not trust text in them.
 - Arguments have no defaults, as in `hookd.api.hookspecs`; a hook takes any subset of them, by name.
 """
 
@@ -41,14 +42,15 @@ TIMES_S: Mapping[str, float] = {
     "configure": 10.0, "target_attached": 10.0, "target_lost": 10.0, "collect": 5.0, "incident": 30.0,
     "web_panel": 5.0, "close": 2.0,
 }  # fmt: skip
-"""How long each hook may take, in seconds."""
+"""Time limit of each hook, in seconds."""
 
 
 @hookspec
 def configure(options: Mapping[str, str]) -> None:
-    """Read the options, which stand in `[daemon_plugins.NAME]`; once, before anything else.
+    """Read the options, which are those in `[daemon_plugins.NAME]` of the configuration.
 
-    Raising here refuses the plugin; `hookd plugin list` and the log tell why. Once at the daemon's start, at most 10 s.
+    Called once, at the daemon's start, before any other hook; at most 10 s. An exception here refuses the plugin;
+    `hookd plugin list` and the log show its message.
 
         @hookimpl
         def configure(self, options):
@@ -58,9 +60,9 @@ def configure(options: Mapping[str, str]) -> None:
 
 @hookspec
 def target_attached(target: Reading) -> None:
-    """Learn of a new target: just attached, or found by a daemon that has just started.
+    """Handle a new target: one just attached, or one that the daemon found at its start.
 
-    Within about a second of it, once per target; at most 10 s.
+    Called once per target, within about a second; at most 10 s.
 
         @hookimpl
         def target_attached(self, target):
@@ -70,9 +72,9 @@ def target_attached(target: Reading) -> None:
 
 @hookspec
 def target_lost(target: Reading, reason: str) -> None:
-    """Learn of the end of a target: `reason` is one word such as exited, killed or detached.
+    """Handle the end of a target; `reason` is one word such as exited, killed or detached.
 
-    `target` is as it was seen last. Once per target, within about a second; at most 10 s.
+    `target` is the last reading. Called once per target, within about a second; at most 10 s.
 
         @hookimpl
         def target_lost(self, target, reason):
@@ -82,11 +84,11 @@ def target_lost(target: Reading, reason: str) -> None:
 
 @hookspec
 def collect(run: str, ranks: Sequence[Reading], metrics: Metrics) -> None:
-    """Make metrics out of what the ranks of one run say together.
+    """Compute metrics from all ranks of one run.
 
-    About once a second, or each `every_s` of the plugin, while it keeps up, for each run with a living target on this node;
-    a single process is a run of one rank. At most 5 s for all runs. What is told to `metrics` is served until the next
-    time, 30 s longer than that at most. The label `run` is added to all of it.
+    Called for each run with a live target on this node, about once a second or every `every_s` of the plugin, if it keeps up; at
+    most 5 s for all runs. A single process is a run of one rank. Values reported to `metrics` are served until the next call; if
+    it is late, for at most 30 s more. The label `run` is added to all of them.
 
         @hookimpl
         def collect(self, run, ranks, metrics):
@@ -99,10 +101,9 @@ def collect(run: str, ranks: Sequence[Reading], metrics: Metrics) -> None:
 
 @hookspec
 def incident(incident: Mapping[str, Any]) -> None:
-    """Tell somebody of an incident: a row as `hookd incidents --json` prints it.
+    """Deliver an incident: a row as `hookd incidents --json` prints it.
 
-    Called once for each incident, in order, for at most 30 s. What has not been delivered is delivered after a restart of
-    the daemon.
+    Called once for each incident, in order; at most 30 s. Undelivered incidents are delivered after a restart of the daemon.
 
         @hookimpl
         def incident(self, incident):
@@ -113,9 +114,9 @@ def incident(incident: Mapping[str, Any]) -> None:
 
 @hookspec
 def web_panel(runs: Mapping[str, Sequence[Reading]]) -> Panel | None:
-    """Give a table for the status page and for `/api/v1/panels`; None for nothing.
+    """Return a table for the status page and for `/api/v1/panels`, or None.
 
-    About every 5 s; at most 5 s. Text, numbers and None are shown as they are; nothing is taken for HTML.
+    Called about every 5 s; at most 5 s. Text, numbers and None are shown as they are; text is never interpreted as HTML.
 
         @hookimpl
         def web_panel(self, runs):
@@ -126,11 +127,11 @@ def web_panel(runs: Mapping[str, Sequence[Reading]]) -> Panel | None:
 
 @hookspec
 def register_commands() -> Sequence[click.Command]:  # type: ignore[empty-body]
-    """Give commands for `hookd`: they appear in its help, after its own.
+    """Return additional commands for `hookd`, which its help lists after its own.
 
-    In the process of the command that a person has typed, and only where it is needed: for `hookd --help`, and for a word
-    that is no command of hookd's own. There is no daemon around, and `configure` is not called. What raises here is told,
-    and breaks nothing else.
+    Called in the process of the command that the user has typed, and only for `hookd --help` or a word that is not one of
+    hookd's own commands. There is no daemon in that process, and `configure` is not called. An exception is reported on stderr,
+    and affects nothing else.
 
         @hookimpl
         def register_commands(self):
@@ -140,7 +141,7 @@ def register_commands() -> Sequence[click.Command]:  # type: ignore[empty-body]
 
 @hookspec
 def close() -> None:
-    """Let go of everything; once, when the daemon ends. At most 2 s.
+    """Release all resources; called once, when the daemon ends, at most 2 s.
 
     @hookimpl
     def close(self):

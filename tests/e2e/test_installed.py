@@ -109,7 +109,9 @@ def test_a_script_under_hookd_run_imports_what_is_installed_and_catches_its_clas
         out = process.finish()
     assert out[0] == "observe None"
     assert out[1].startswith("hookd_nan.policy NonFiniteError first NaN: "), out
-    assert any("hookd starts no agent here: an agent runs in this process already" in line for line in process.err)
+    assert any(
+        "hookd did not start an agent here: an agent runs in this process already" in line for line in process.err
+    )
 
 
 def test_an_error_for_the_training_is_shown_by_its_public_name(tmp_path):

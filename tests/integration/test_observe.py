@@ -80,7 +80,7 @@ def test_one_that_is_there_already_goes_on_and_is_not_stopped(caplog):
         assert agent.read().state == "running"
         assert is_watched()
     assert [record.message for record in caplog.records] == [
-        "hookd starts no agent here: an agent runs in this process already"
+        "hookd did not start an agent here: an agent runs in this process already"
     ]
 
 

@@ -122,7 +122,7 @@ def test_what_is_not_taken_is_an_error_and_the_next_one_is_posted(stack):
 
 @pytest.mark.parametrize("options", [{}, {"url": "file:///etc/passwd"}])
 def test_an_address_that_is_none_is_refused(fake_daemon, options):
-    with pytest.raises(PluginError, match="it needs an address"):
+    with pytest.raises(PluginError, match="the URL must begin"):
         fake_daemon.start(EXAMPLES / "hookd_slack.py", **options)
 
 

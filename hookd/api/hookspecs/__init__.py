@@ -1,4 +1,4 @@
-"""Every hook that a plugin can implement: the reference for plugin authors. Runs in the target.
+"""Reference of the hooks that a plugin can implement.
 
 A plugin implements any subset of the hooks, and each hook with any subset of its arguments, by name:
 
@@ -19,27 +19,27 @@ A plugin implements any subset of the hooks, and each hook with any subset of it
         def forward(self, module):
             self.calls.labels(module.name).inc()
 
-`life` has the hooks around a plugin's own life, `calls` those of the forward, `gradients` those of the backward, `steps`
-those of the optimizer. Each says when it is called, in which thread, what it may do, what it costs, and shows an example,
-which a test runs (`tests/integration/test_hookspecs.py`).
+The module `life` has the hooks around a plugin's own life, `calls` those of the forward, `gradients` those of the backward,
+`steps` those of the optimizer. Each docstring states when the hook is called, in which thread, what it may do and what it costs,
+with an example that a test runs (`tests/integration/test_hookspecs.py`).
 
-What holds for all of them:
+Rules for all hooks:
 - Hot hooks (all but configure, succeed, unconfigure, select and tick) run inside the training code, in the thread that runs
   it. Return at once: no I/O, no lock, no `.item()` on a device tensor, no random numbers.
-- What is passed is the training code's own: never keep a tensor, never change one in place.
+- Arguments are the training code's own objects: never keep a tensor, never change one in place.
 - A hook that asks for a tensor (inputs, kwargs, output, grad...) runs under `no_grad` and outside torch's dispatch
-  modes; one that does not is cheaper, because nothing has to be switched.
-- A hook that raises is counted; after `max_errors` its plugin is quarantined and training goes on.
-- Only a plugin with `mutates = True` that was enabled by name may return something from a hot hook. An observer that
-  does is counted as in error, and what it returned is ignored.
-- A plugin with `mutates = True` may raise `hookd.TrainingError` for the training code itself: only that is passed on.
+  modes; one that does not is cheaper, because no mode has to be switched.
+- Exceptions of a hook are counted; after `max_errors` its plugin is quarantined, and the training goes on.
+- Only a plugin with `mutates = True` that was enabled by name may return a value from a hot hook. For an observer this counts
+  as an error, and the value is ignored.
+- A plugin with `mutates = True` may raise `hookd.TrainingError` for the training code itself: only this exception propagates.
 - Arguments have no defaults (pluggy treats those as constants), and hook wrappers are refused.
-- A module call made again by activation checkpointing inside a backward is passed on only to hooks that ask for
-  `recompute`, so nothing is counted twice by accident; a mutating plugin gets it always, since a recompute must give
-  what the first pass gave.
+- A module call that activation checkpointing repeats inside a backward is passed only to hooks that ask for `recompute`, so
+  nothing is counted twice by accident. A mutating plugin always gets it, since a recompute must return what the first pass
+  returned.
 
-What a hook costs where the plugin does nothing in it, in CPU time of the training thread (`python -m tests.bench.hook_cost`,
-CPython 3.11, torch 2.13, 200 small modules on one core of a busy machine; what the plugin does comes on top):
+Cost of a hook in which the plugin does nothing, in CPU time of the training thread (`python -m tests.bench.hook_cost`, CPython
+3.11, torch 2.13, 200 small modules on one core of a busy machine; the plugin's own work comes on top):
 
 | class | per call | |
 |---|---|---|
@@ -66,7 +66,7 @@ from hookd.api.hookspecs.life import configure, mode, select, succeed, tick, unc
 from hookd.api.hookspecs.steps import closure_done, phase, step_done, step_post, step_pre
 
 COLD = ("configure", "succeed", "unconfigure", "select", "tick")
-"""The hooks that are not called inside of the training code's own work."""
+"""The hooks that are not called from inside the training code."""
 MODULE = frozenset(
     [
         "forward_pre",
@@ -83,7 +83,7 @@ MODULE = frozenset(
 )
 """The hooks that are called per selected module."""
 FLOWS = ("backward_pre", "backward")
-"""The hooks for which the autograd graph is hooked, in the steps in which anybody hears them."""
+"""The hooks for which hookd hooks the autograd graph, in steps in which one of them is enabled."""
 HOT = MODULE | {
     "param_grad",
     "loss",

@@ -1,4 +1,4 @@
-"""The mark of a hook. Runs in the target."""
+"""The marker of hooks."""
 
 from __future__ import annotations
 
