@@ -17,6 +17,21 @@ TrainingError                          raised by a plugin for the training code 
 
 from __future__ import annotations
 
+from typing import TypedDict
+
+
+class ErrorAnswer(TypedDict):
+    """An error, as `--json` and the daemon print it."""
+
+    error: str
+    """What failed, for which process or plugin."""
+    reason: str
+    """A stable word; docs/troubleshooting.md has all of them."""
+    hint: str
+    """What the user can do; empty if nothing helps."""
+    exit_code: int
+    """Of the command."""
+
 
 class HookdError(Exception):
     """Base class of all exceptions that hookd raises on purpose.
@@ -36,7 +51,7 @@ class HookdError(Exception):
         self.reason = reason if reason is not None else type(self).reason
         self.hint = hint
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> ErrorAnswer:
         """Return the error as `--json` and the daemon print it."""
         return {"error": self.message, "reason": self.reason, "hint": self.hint, "exit_code": self.exit_code}
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hookd.tool.reports.reading import finding, module_seconds, step_seconds, whole_seconds
 from hookd.tool.reports.wording import percent, plain, seconds, shorten
+
+if TYPE_CHECKING:
+    from hookd.wire.report import ModuleRow, Report
 
 SHOWN = 10
 """Number of costliest modules that are shown; modules with a finding are shown too."""
@@ -25,7 +28,7 @@ class Table:
         report: as `hookd.read` returns it. Its names and messages are untrusted text.
     """
 
-    def __init__(self, report: dict[str, Any]) -> None:
+    def __init__(self, report: Report) -> None:
         self._heading = _heading(report)
         self._rows = _rows(report["modules"])
         self._incidents = [
@@ -56,7 +59,7 @@ def _html(tag: str, cells: tuple[str, ...]) -> str:
     return "<tr>" + "".join(f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in styled) + "</tr>"
 
 
-def _heading(report: dict[str, Any]) -> str:
+def _heading(report: Report) -> str:
     ratio = report["overhead"]["ratio"]
     cost = f"hookd takes {percent(ratio)}" if ratio is not None else "hookd's cost not yet known"
     count = len(report["incidents"])
@@ -65,7 +68,7 @@ def _heading(report: dict[str, Any]) -> str:
     return f"hookd: {plain(str(report['state']))}, {report['step']['text']}, {each} a step, {cost}, {incidents}"
 
 
-def _rows(modules: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def _rows(modules: list[ModuleRow]) -> list[tuple[str, ...]]:
     """Return the rows in the order of the model."""
     whole = whole_seconds(modules)
     costliest = sorted(modules, key=module_seconds, reverse=True)[:SHOWN]
@@ -73,7 +76,7 @@ def _rows(modules: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [_row(row, whole) for row in modules if row["name"] in names][: 2 * SHOWN]
 
 
-def _row(row: dict[str, Any], whole: float) -> tuple[str, ...]:
+def _row(row: ModuleRow, whole: float) -> tuple[str, ...]:
     timing = row["metrics"].get("timing", {})
     calls, backwards = timing.get("forward_calls"), timing.get("backward_calls")
     return (

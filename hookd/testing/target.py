@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
+    from hookd.wire.incident import Incident
     from hookd.wire.page import PageReader, Snapshot
 
 HOME = "hookd_testing_plugins"
@@ -334,12 +335,12 @@ class FakeTarget:
         return self.metric(name)[labels]
 
     @property
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[Incident]:
         """The incidents on the page, the oldest first."""
         return self.read().incidents
 
     @property
-    def incident(self) -> dict[str, Any]:
+    def incident(self) -> Incident:
         """The incident, if there is exactly one."""
         (incident,) = self.incidents
         return incident

@@ -1,4 +1,4 @@
-"""Incidents: as a page has them, and as the daemon stores and serves them."""
+"""Incidents, on a page and in the daemon's store, and lines of the agent's log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class _Dated(TypedDict):
     seq: int
     """Its number within the process; below 0 for an incident that the daemon has detected."""
     time: float
-    """Unix seconds of the first occurrence."""
+    """Unix seconds, of the first occurrence."""
 
 
 class Incident(_Dated, total=False):
@@ -36,6 +36,15 @@ class Incident(_Dated, total=False):
     """Unix seconds of the last occurrence."""
     id: int
     """Its number in the daemon's store."""
+    no_bundle: str
+    """Why the plugin nan has not saved the call; only if it was asked to."""
+
+
+class LogLine(_Dated, total=False):
+    """A line of the agent's log."""
+
+    level: str
+    message: str
 
 
 class IncidentRow(TypedDict):

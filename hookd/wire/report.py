@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from hookd.wire.incident import Incident
+    from hookd.wire.incident import Incident, LogLine
 
 
 class Steps(TypedDict):
@@ -94,17 +94,6 @@ class Overhead(TypedDict):
     """Seconds taken by hookd and its plugins."""
     own_seconds: float | None
     """Seconds taken by hookd without its plugins."""
-
-
-class LogLine(TypedDict):
-    """A line of the agent's log."""
-
-    seq: int
-    """Counts the lines."""
-    time: float
-    """Unix seconds."""
-    level: str
-    message: str
 
 
 class Report(TypedDict):

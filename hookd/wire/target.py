@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, final
 
+from hookd.errors import ErrorAnswer
 from hookd.wire.report import Report
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Hang(TypedDict):
     """Whether it may be longer than `for_s`, because nobody watched before."""
     where: str
     """The place in words."""
+    message: str
+    """The hang as it was reported first."""
 
 
 class Ongoing(TypedDict):
@@ -93,6 +96,13 @@ class ServedTarget(TargetRow):
     """Number of its series that the limits exclude from /metrics."""
 
 
+@final
+class ErrorRow(ErrorAnswer):
+    """A process for which a command has failed."""
+
+    pid: int
+
+
 class CurvePoint(TypedDict):
     """The duration of some consecutive steps."""
 
@@ -117,11 +127,14 @@ class Elsewhere(TypedDict):
     """Of the last one."""
 
 
-class TargetReport(Report, total=False):
-    """The report of a target, with what its server knows of it.
+class ProcessReport(Report):
+    """The report of this process, as `hookd.read()` returns it."""
 
-    If the page of a target cannot be trusted, it has `pid` and `target` alone.
-    """
+    pid: int
+
+
+class TargetReport(Report, total=False):
+    """The report of a target, with what its server knows of it."""
 
     pid: int
     target: ServedTarget

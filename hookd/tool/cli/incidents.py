@@ -24,6 +24,8 @@ from hookd.tool.reports.wording import moment, repeated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from hookd.wire.incident import IncidentRow
+
 POLL_S = 1.0
 SUGGESTED = 8
 """Runs or kinds that are named where one is not known."""
@@ -84,7 +86,7 @@ def incidents(
         _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), as_json=as_json, **wanted)
 
 
-def _say_of_others(every: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> None:
+def _say_of_others(every: Iterable[IncidentRow], wanted: dict[str, Any]) -> None:
     """Say whose run is listed, and of which other users there are incidents under its name."""
     others = sorted({user_name(row["owner"]) or "?" for row in every if wanted["user"] not in (None, row["owner"])})
     if others:
@@ -94,7 +96,7 @@ def _say_of_others(every: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> N
         )
 
 
-def _nothing(every: list[dict[str, Any]], wanted: dict[str, Any]) -> str:
+def _nothing(every: list[IncidentRow], wanted: dict[str, Any]) -> str:
     """Say that there is nothing to show, and where a run or a kind is not known at all, which are."""
     for what in ("run", "kind"):
         known = dict.fromkeys(row[what] for row in every)
@@ -130,10 +132,10 @@ def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bo
             continue
         was_there = True
         show(found, as_json=as_json)
-        after = found[-1]["id"] if found else after
+        after = (found[-1]["id"] if found else None) or after
 
 
-def show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+def show(found: Sequence[IncidentRow], *, as_json: bool) -> None:
     """Print a line for each, and flush: somebody may be waiting."""
     for row in found:
         if as_json:
@@ -144,7 +146,7 @@ def show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: IncidentRow) -> str:
     """Put an incident into one line that no terminal obeys: number, moment, kind, run and rank, process, owner, message."""
     from hookd.tool.daemon.incidents.incident_log import plain
 

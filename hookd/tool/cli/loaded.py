@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from hookd.wire.report import PluginRow
+    from hookd.wire.target import TargetReport
+
 KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overhead_seconds", "series", "error")
 
 
-def loaded(report: dict[str, Any], plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
+def loaded(report: TargetReport, plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
     """List the plugins of a target with the options that are in force, and those that its own environment has."""
     found = [one for one in report.get("plugins", []) if one["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))
@@ -71,28 +74,28 @@ def _told_installed(one: Mapping[str, Any], pid: int) -> str:
     return f"{who} is installed in the target, but is loaded from here: {mine}"
 
 
-def _chosen(one: Mapping[str, Any]) -> dict[str, Any]:
+def _chosen(one: PluginRow) -> dict[str, Any]:
     return {key: one[key] for key in KEYS}
 
 
-def _source(one: Mapping[str, Any]) -> dict[str, str | None]:
+def _source(one: PluginRow) -> dict[str, str | None]:
     return {key: one["source"].get(key) for key in ("version", "sha256", "origin")}
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(one: PluginRow) -> tuple[str, ...]:
     return (
         one["name"], one["source"].get("version") or "-", one["state"] or "-", str(one["errors"] or 0),
         output.seconds(one["call_seconds"]), str(one["series"]), *_options(one),
     )  # fmt: skip
 
 
-def _options(one: Mapping[str, Any]) -> Iterator[str]:
+def _options(one: PluginRow) -> Iterator[str]:
     rest = {key: value for key, value in one["settings"].items() if key not in one["options"]}
     for these in (one["options"], rest):
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def trouble(one: Mapping[str, Any]) -> Iterator[str]:
+def trouble(one: PluginRow) -> Iterator[str]:
     """Tell of a plugin's last error: the author's line before the traceback, which is the target's word as well."""
     error = one["error"]
     if not error.get("text"):

@@ -93,8 +93,6 @@ def _show(chosen: Subject, limit: int | None) -> None:
 
 
 def _show_target(report: TargetReport, limit: int | None) -> None:
-    if "identity" not in report:
-        raise PageError(f"the page of process {report['pid']} cannot be trusted", reason="corrupt")
     for line in heading(report):
         click.echo(output.wrap(line))
     for table in modules(report, limit) if report["modules"] else ():

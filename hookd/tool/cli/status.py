@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 import click
 
-from hookd.errors import HookdError, PageError
+from hookd.errors import HookdError
 from hookd.tool.cli import options, output, root_daemon, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.reading import is_called_only, paused, state, step_seconds
@@ -16,13 +16,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hookd.tool.cli.root_daemon import RootDaemon
+    from hookd.wire.incident import Incident
     from hookd.wire.report import Steps
-    from hookd.wire.target import TargetReport
-
+    from hookd.wire.target import ErrorRow, Hang, Ongoing, Server, ServerStatus, TargetReport
 
 ASKED = "eval"
 """The kind of incident that records an evaluated expression; nothing is wrong with the target."""
 BORN = ("nan", "inf")
+
+
+@final
+class StatusRow(TypedDict):
+    """A target in `hookd status --json`."""
+
+    pid: int
+    user: str
+    run: str
+    rank: str
+    state: str
+    """`running`, `paused`, `hangs`, or how it ended."""
+    step: Steps
+    step_seconds: float | None
+    """Mean time of a step."""
+    overhead_ratio: float | None
+    """Share of the time of a step that hookd takes."""
+    modules: dict[str, float]
+    """Number of modules by coverage."""
+    plugins: dict[str, dict[str, str]]
+    """The effective options of each plugin."""
+    changed_by: list[str]
+    """Plugins that are changing the training."""
+    ongoing: dict[str, Ongoing]
+    incidents: int
+    """Number of incidents; equal ones are one."""
+    incident: str | None
+    """The message of the most important one: the first NaN or infinity, else the newest."""
+    incident_time: float | None
+    incident_count: int
+    """How often it has occurred."""
+    last_incident: str | None
+    paused: str | None
+    """Why it is paused."""
+    how: str | None
+    """How its process ended."""
+    hang: Hang | None
+    series_dropped: int
+    """Number of its series that the limits exclude from /metrics."""
 
 
 @click.command()
@@ -36,20 +75,14 @@ def status(*, user: int | None, host: str | None, as_json: bool) -> None:
     of_root = root_daemon.find() if daemon is None else None
     others = [server for server in targets.foregrounds() if daemon is None or server["pid"] != daemon["pid"]]
     rows = [_row(pid, report) for pid, report in targets.reports(client, others) if targets.is_of(pid, report, user)]
-    for row in rows:
-        row["served_by"] = [
-            _server(server) for server in [*filter(None, [daemon]), *others] if _serves(server, row["pid"])
-        ]
-        row["held_by"] = [
-            server["pid"] for server in [*filter(None, [daemon]), *others] if _serves(server, row["pid"], held=True)
-        ]
     if as_json:
+        servers = [*([daemon] if daemon is not None else []), *others]
         output.emit(
             {
-                "daemon": _server(daemon),
+                "daemon": _server(daemon) if daemon is not None else None,
                 "root_daemon": of_root.as_json() if of_root is not None else None,
                 "foreground": [_server(server) for server in others],
-                "targets": rows,
+                "targets": [{**row, **_served(row["pid"], servers)} for row in rows],
             }
         )
         return
@@ -73,16 +106,24 @@ def _nothing(user: int | None) -> str:
     )
 
 
-def _serves(server: dict[str, Any], pid: int, *, held: bool = False) -> bool:
+def _serves(server: ServerStatus, pid: int, *, held: bool = False) -> bool:
     return any(target["pid"] == pid and (target["is_held"] or not held) for target in server["targets"])
 
 
-def _server(status: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if status is None else {key: value for key, value in status.items() if key != "targets"}
+def _served(pid: int, servers: list[ServerStatus]) -> dict[str, Any]:
+    """Return who serves a target, and the pids of those that hold its agent."""
+    return {
+        "served_by": [_server(server) for server in servers if _serves(server, pid)],
+        "held_by": [server["pid"] for server in servers if _serves(server, pid, held=True)],
+    }
+
+
+def _server(status: ServerStatus) -> Server:
+    return cast("Server", {key: value for key, value in status.items() if key != "targets"})
 
 
 def _who_serves(
-    daemon: dict[str, Any] | None, others: list[dict[str, Any]], of_root: RootDaemon | None = None
+    daemon: ServerStatus | None, others: list[ServerStatus], of_root: RootDaemon | None = None
 ) -> Iterator[str]:
     if daemon is not None:
         yield f"daemon: {daemon['url']}/metrics"
@@ -95,11 +136,11 @@ def _who_serves(
         yield f"hookd attach (process {server['pid']}): {server['url']}/metrics serves {pids}"
 
 
-def _notes(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
     """Yield lines with details that do not fit into a table of 80 columns."""
     from hookd.tool.daemon.metrics.selection import told
 
-    if any("step" in row and _is_from_attach(row["step"]) for row in rows):
+    if any("error" not in row and _is_from_attach(row["step"]) for row in rows):
         yield "* counted from the attach: the program's own step number is not known"
     for row in rows:
         if "error" in row:
@@ -131,12 +172,7 @@ def _is_from_attach(step: Steps) -> bool:
     return not step["is_absolute"] and not is_called_only(step)
 
 
-def _row(pid: int, report: TargetReport | HookdError) -> dict[str, Any]:
-    if not isinstance(report, HookdError) and "identity" not in report:
-        reason = report.get("target", {}).get("reason") or "corrupt"
-        report = PageError(
-            "its page cannot be trusted, and is no longer read", reason=reason, hint="The process continues."
-        )
+def _row(pid: int, report: TargetReport | HookdError) -> StatusRow | ErrorRow:
     if isinstance(report, HookdError):
         return {"pid": pid, **report.as_json()}
     identity, target = report["identity"], report.get("target", {})
@@ -145,7 +181,7 @@ def _row(pid: int, report: TargetReport | HookdError) -> dict[str, Any]:
     return {
         "pid": pid,
         "user": targets.owner(report),
-        "run": target.get("run", identity.get("run")),
+        "run": str(target.get("run", identity.get("run"))),
         "rank": str(target.get("rank", identity.get("rank"))),
         "state": state(report),
         "step": report["step"],
@@ -156,9 +192,9 @@ def _row(pid: int, report: TargetReport | HookdError) -> dict[str, Any]:
         "changed_by": [plugin["name"] for plugin in report["plugins"] if plugin.get("changes_training")],
         "ongoing": target.get("ongoing", {}),
         "incidents": target.get("incidents", len(incidents)),
-        "incident": foremost.get("message"),
-        "incident_time": foremost.get("time"),
-        "incident_count": foremost.get("count", 1),
+        "incident": foremost.get("message") if foremost is not None else None,
+        "incident_time": foremost["time"] if foremost is not None else None,
+        "incident_count": foremost.get("count", 1) if foremost is not None else 1,
         "last_incident": incidents[-1].get("message") if incidents else None,
         "paused": paused(report),
         "how": target.get("how"),
@@ -167,31 +203,31 @@ def _row(pid: int, report: TargetReport | HookdError) -> dict[str, Any]:
     }
 
 
-def _foremost(incidents: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the incident to show: the first NaN or infinity, else the newest one; {} if there is none.
+def _foremost(incidents: list[Incident]) -> Incident | None:
+    """Return the incident to show: the first NaN or infinity, else the newest one.
 
     Later NaNs follow from the first one. Evaluated expressions are left out.
     """
     born = next((incident for incident in incidents if incident.get("kind") in BORN), None)
     others = [incident for incident in incidents if incident.get("kind") != ASKED]
-    return born or (others[-1] if others else {})
+    return born or (others[-1] if others else None)
 
 
-def hang(row: dict[str, Any]) -> str:
+def hang(row: Hang) -> str:
     """Describe where a target hangs, for how long, and which ranks it waits for."""
     ranks = f", waits for rank {', '.join(row['waits_for'])}" if row["waits_for"] else ""
     least = "at least " if row["at_least"] else ""
     return f"hangs {row['where']} for {least}{row['for_s']:.0f} s{ranks}"
 
 
-def ongoing(by_kind: dict[str, Any]) -> Iterator[str]:
+def ongoing(by_kind: dict[str, Ongoing]) -> Iterator[str]:
     """Yield a line for each ongoing incident that the daemon has reported, except a hang: see `hang`."""
     for kind, incident in by_kind.items():
         if kind != "hang":
             yield f"{kind} since {moment(incident['time'])}: {incident['message']}"
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: StatusRow | ErrorRow) -> tuple[str, ...]:
     if "error" in row:
         return (str(row["pid"]), "", "", row["reason"], "", "", "", "", "")
     return (

@@ -224,7 +224,7 @@ def _incident(number: str, client: DaemonClient | None) -> Subject:
 
 
 def _is_of(report: TargetReport, label: str) -> bool:
-    return "identity" in report and _label(report) == label
+    return _label(report) == label
 
 
 def _label(report: TargetReport) -> str:
@@ -271,15 +271,15 @@ def _start(report: TargetReport) -> int | None:
 
 def _with(report: TargetReport, rows: Iterable[IncidentRow]) -> TargetReport:
     """Return a report with the incidents that the daemon has detected added, and with the numbers of all."""
-    incidents = [incident.copy() for incident in report.get("incidents", ())]
+    incidents = [incident.copy() for incident in report["incidents"]]
     by_name: dict[object, Incident] = {(incident.get("seq"), incident.get("time")): incident for incident in incidents}
     by_name |= {same(incident): incident for incident in incidents}
     for row in rows:
         known = by_name.get(row.get("same")) or by_name.get((row["seq"], row["detail"].get("time")))
         if known is None and row["seq"] < 0:
-            known = dict(row["detail"])
+            known = cast("Incident", {**row["detail"]})
             incidents.append(known)
-        if known is not None:
+        if known is not None and row["id"] is not None:
             known["id"] = row["id"]
-    incidents.sort(key=lambda incident: incident["time"] if isinstance(incident.get("time"), (int, float)) else 0)
-    return {**report, "incidents": incidents} if "incidents" in report else report
+    incidents.sort(key=lambda incident: incident["time"])
+    return {**report, "incidents": incidents}

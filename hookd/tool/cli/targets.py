@@ -174,8 +174,10 @@ def _report_of_page(pid: int, *, has_curve: bool) -> TargetReport:
     from hookd.tool.reports.report import build_report
 
     with contextlib.closing(open_page(pid)) as reader:
-        drawn = {"curve": curve.of(reader.records())} if has_curve else {}
-        return {"pid": pid, **build_report(reader.read()), "user": user_name(uid_of(pid)), **drawn}
+        report: TargetReport = {"pid": pid, **build_report(reader.read()), "user": user_name(uid_of(pid))}
+        if has_curve:
+            report["curve"] = curve.of(reader.records())
+        return report
 
 
 def owner(report: TargetReport) -> str:

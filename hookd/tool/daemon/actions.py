@@ -311,7 +311,7 @@ class Actions:
                 directories = (*order.plugin_dirs, *self._config.plugin_dirs)
                 return change(pid, op, self._config.with_options(spec), directories, order.timeout_s)
             except HookdError as exc:
-                return exc.as_json()
+                return {**exc.as_json()}
 
         enable_together(results, spec.name, enable)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from hookd.errors import PageError
 from hookd.tool.daemon.metrics.selection import Selection
 from hookd.tool.reports.report import build_report, describe_steps
 from hookd.version import __version__
 
 if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.metrics.selection import Limits
-    from hookd.wire.target import TargetReport, TargetRow
+    from hookd.errors import PageError
+from hookd.tool.daemon.metrics.selection import Limits
+    from hookd.wire.target import ServedTarget, TargetReport, TargetRow
 
 
 def target_row(target: Target) -> TargetRow:
@@ -52,12 +54,19 @@ def target_report(target: Target, limits: Limits) -> TargetReport:
     """Return the report of a target's page, see `report.build_report`, plus the daemon's row for it as `target`.
 
     The row also has `series_dropped`: the number of series that the limits exclude from /metrics.
+
+    Raises:
+        PageError: the page cannot be trusted, and never could.
     """
     snapshot, selection = target.read(), Selection(limits)
-    report = build_report(snapshot) if snapshot is not None else {}
-    if snapshot is not None:
-        selection.served(snapshot, 0.0)
-    return {**report, "target": {**target_row(target), "series_dropped": selection.dropped}}
+    if snapshot is None:
+        reason = target.ended.reason if target.ended is not None else "corrupt"
+        raise PageError(
+            f"the page of process {target.pid} cannot be trusted, and is no longer read", reason=reason, hint="The process continues."
+        )
+    selection.served(snapshot, 0.0)
+    row: ServedTarget = {**target_row(target), "series_dropped": selection.dropped}
+    return {"pid": target.pid, **build_report(snapshot), "target": row}
 
 
 def daemon_version() -> dict[str, Any]:

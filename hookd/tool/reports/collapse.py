@@ -31,7 +31,7 @@ def same(incident: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
-def collapse(incidents: Iterable[Mapping[str, Any]]) -> list[Incident]:
+def collapse(incidents: Iterable[Incident]) -> list[Incident]:
     """Return the first of each group of equal incidents of one process.
 
     It has the `count` of the group, and the time of the `last` one.
@@ -40,5 +40,5 @@ def collapse(incidents: Iterable[Mapping[str, Any]]) -> list[Incident]:
     for incident in incidents:
         first = firsts.setdefault(same(incident), {**incident, "count": 0})
         first["count"] += 1
-        first["last"] = incident.get("time")
+        first["last"] = incident["time"]
     return list(firsts.values())

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hookd.wire.incident import Incident
-    from hookd.wire.report import ModuleRow, PluginRow, Steps
+    from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
     from hookd.wire.target import TargetReport
 
 MAX_LINE = 100
@@ -36,17 +36,17 @@ def paused(report: TargetReport) -> str | None:
     """Return a plugin's message on why a target is paused and how to resume it, or None."""
     if state(report) != "paused":
         return None
-    incident: Incident = next((row for row in reversed(report["incidents"]) if row.get("kind") == "paused"), {})
-    return str(incident.get("message", "a plugin has paused it")).replace(" PID ", f" {report['pid']} ")
+    messages = (row.get("message") for row in reversed(report["incidents"]) if row.get("kind") == "paused")
+    return str(next(messages, None) or "a plugin has paused it").replace(" PID ", f" {report['pid']} ")
 
 
-def step_seconds(report: TargetReport) -> float | None:
+def step_seconds(report: Report) -> float | None:
     """Return the mean time of a step in seconds; None before the second step."""
     histogram = report["metrics"].get("step", {}).get("seconds")
     return histogram["mean"] if isinstance(histogram, dict) else None
 
 
-def phases(report: TargetReport) -> list[tuple[str, float]]:
+def phases(report: Report) -> list[tuple[str, float]]:
     """Return the share of each phase in step time, 0 to 1."""
     rows = report["metrics"].get("timing", {}).get("phase_seconds", [])
     total = sum(row["value"] or 0 for row in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hookd.tool.reports.collapse import collapse
 
@@ -197,7 +197,7 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snap
     for labels, value in values.get("hookd_plugin_state", []):
         if value:
             row(labels)["state"] = labels.get("state")
-    columns = {
+    columns: dict[Literal["errors", "interval_steps", "overhead_seconds", "call_seconds"], str] = {
         "errors": "hookd_plugin_errors",
         "interval_steps": "hookd_sampling_interval_steps",
         "overhead_seconds": "hookd_overhead_seconds",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from array import array
 
-    from hookd.wire.incident import Incident
-    from hookd.wire.report import LogLine
+    from hookd.wire.incident import Incident, LogLine
 
 Values = tuple[str, ...]
 

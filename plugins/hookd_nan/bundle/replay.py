@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> None:
     try:
         answer = result(request)
     except HookdError as error:
-        answer = error.as_json()
+        answer = {**error.as_json()}
     Path(words[1]).write_text(json.dumps(answer))
 
 

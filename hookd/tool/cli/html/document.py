@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.cli.subject import Subject
+    from hookd.wire.incident import Incident, IncidentRow
+    from hookd.wire.target import TargetReport
 
 MAX_CURVES = COLOURS
 """Ranks whose curves are drawn: the slowest ones, and the first."""
@@ -68,10 +70,7 @@ def _target_page(subject: Subject) -> tuple[str, Iterator[str]]:
     return f"{script} · {run}, rank {rank}", _target(report)
 
 
-def _target(report: dict[str, Any]) -> Iterator[str]:
-    if "identity" not in report:
-        yield f'<h1>process {report["pid"]}</h1><p class="bad">Its page cannot be trusted.</p>'
-        return
+def _target(report: TargetReport) -> Iterator[str]:
     yield from _heading(report)
     yield from _section("Incidents", parts.incidents(report["incidents"]))
     yield from _numbers(report, parts.MAX_MODULES)
@@ -79,7 +78,7 @@ def _target(report: dict[str, Any]) -> Iterator[str]:
     yield from _section("What the agent has logged", [parts.logs(report)])
 
 
-def _heading(report: dict[str, Any]) -> Iterator[str]:
+def _heading(report: TargetReport) -> Iterator[str]:
     identity, target = report["identity"], report.get("target", {})
     run, rank = _run_and_rank(report)
     is_well = state(report) in ("running", "attached", "exited")
@@ -112,7 +111,7 @@ def _heading(report: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _numbers(report: dict[str, Any], limit: int) -> Iterator[str]:
+def _numbers(report: TargetReport, limit: int) -> Iterator[str]:
     """Show what is measured of a target."""
     yield from _section("Time of a step", parts.curve(report))
     yield from _section("Where a step's time goes", parts.phase_shares(report, step_seconds(report)))
@@ -126,7 +125,7 @@ def _run_page(subject: Subject) -> tuple[str, Iterator[str]]:
 
 
 def _run(subject: Subject) -> Iterator[str]:
-    reports = [one for one in subject.reports if "identity" in one]
+    reports = subject.reports
     yield f"<h1>run {text(subject.name)}</h1>"
     if not reports:
         yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more: this is what is kept of it.</p>"
@@ -141,7 +140,7 @@ def _run(subject: Subject) -> Iterator[str]:
         yield f'<details class="card"><summary>rank {text(rank)}, process {report["pid"]}</summary>{inner}</details>'
 
 
-def _ranks(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _ranks(reports: Sequence[TargetReport]) -> Iterator[str]:
     """Compare the ranks: a table, and their curves in one picture."""
     median = median_step(reports)
     slowest = max((step_seconds(one) or 0 for one in reports), default=0.0)
@@ -167,7 +166,7 @@ def _ranks(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _rank_cells(report: dict[str, Any], median: float | None, slowest: float) -> list[str]:
+def _rank_cells(report: TargetReport, median: float | None, slowest: float) -> list[str]:
     seconds = step_seconds(report)
     is_slow = bool(seconds and median and seconds > SLOW * median)
     of_median = text(ratio(seconds, median))
@@ -186,7 +185,7 @@ def _rank_cells(report: dict[str, Any], median: float | None, slowest: float) ->
     ]
 
 
-def _rank_order(report: dict[str, Any]) -> tuple[int, str]:
+def _rank_order(report: TargetReport) -> tuple[int, str]:
     rank = str(_run_and_rank(report)[1])
     return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
@@ -202,13 +201,12 @@ def _incident(subject: Subject) -> Iterator[str]:
     yield f"<p>run <b>{text(row['run'])}</b>, rank <b>{text(row['rank'])}</b>, {text(process_of(row))}</p>"
     yield from _section("What happened", [parts.incident(_told(row), is_first=True)])
     for report in subject.reports:
-        if "identity" in report:
-            yield "<h2>Its process, as it is now</h2>"
-            yield from _heading(report)
-            yield from _numbers(report, parts.MAX_MODULES)
+        yield "<h2>Its process, as it is now</h2>"
+        yield from _heading(report)
+        yield from _numbers(report, parts.MAX_MODULES)
 
 
-def _told(row: dict[str, Any]) -> dict[str, Any]:
+def _told(row: IncidentRow) -> Incident:
     """Make of a row what a page tells, with whose it is."""
     names = ("id", "time", "kind", "message", "module", "step", "count", "last")
     return {
@@ -225,7 +223,7 @@ def _section(title: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:
     yield "</section>"
 
 
-def _run_and_rank(report: dict[str, Any]) -> tuple[object, object]:
+def _run_and_rank(report: TargetReport) -> tuple[object, object]:
     identity, target = report.get("identity", {}), report.get("target", {})
     return target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
 
@@ -234,6 +232,6 @@ def _moment(unix_s: object) -> str:
     return moment(unix_s) if isinstance(unix_s, (int, float)) and unix_s > 0 else ""
 
 
-def _unseen(report: dict[str, Any]) -> str:
+def _unseen(report: TargetReport) -> str:
     found = {name: count for name, count in report["observed"].items() if name != "observed" and count}
     return ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in found.items())

@@ -113,7 +113,7 @@ class Node:
             target = known.get((row["pid"], row["start_ticks"])) or self._add_unreadable(row)
             target.told = row
 
-    def _add_unreadable(self, row: dict[str, Any]) -> Target:
+    def _add_unreadable(self, row: TargetRow) -> Target:
         """Add and return a target that only the daemon can read, because it is another user's or has ended."""
         target = Target(row["pid"], row["start_ticks"], None)
         self.targets.append(target)

@@ -52,7 +52,7 @@ class Target:
         self.rss = math.nan
         self.ended = ""
         self.error: HookdError | None = None
-        self.told: dict[str, Any] = {}
+        self.told: TargetRow | None = None
         self._reader = reader
         self._user = user_name(uid_of(pid))
         self._steps, self._phases = Growth(WINDOW_S), Growth(WINDOW_S)

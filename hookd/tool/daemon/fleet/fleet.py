@@ -495,7 +495,7 @@ class Fleet:
             if target.ended is not None:
                 target.herald.end(target)
 
-    def _missed(self, target: Target, came: Sequence[dict[str, object]]) -> int:
+    def _missed(self, target: Target, came: Sequence[Incident]) -> int:
         """Count those that had to make way on the page since it was last read."""
         gone = min(max(0, _seq(came[0]) - target.incidents_stored - 1), MOST_COUNTED) if target.incidents_stored else 0
         if gone:

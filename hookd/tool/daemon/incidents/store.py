@@ -77,7 +77,7 @@ class Own(NamedTuple):
     """
 
     told: dict[str, int]
-    ongoing: dict[str, dict[str, Any]]
+    ongoing: dict[str, Ongoing]
 
 
 class IncidentStore:
@@ -179,7 +179,7 @@ class IncidentStore:
     def own(self, target: tuple[int, int, int]) -> Own:
         """Sum up what daemons have seen of a target themselves, whichever daemon it was."""
         told: dict[str, int] = {}
-        ongoing: dict[str, dict[str, Any]] = {}
+        ongoing: dict[str, Ongoing] = {}
         for number, own in sorted(self._own(target).items(), reverse=True):  # as they were told
             kind = own["kind"]
             told[kind] = told.get(kind, 0) + 1

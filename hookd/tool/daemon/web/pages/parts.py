@@ -226,7 +226,5 @@ def logs(report: TargetReport) -> str:
     """Return the last lines of the agent's log."""
     lines = []
     for one in report["logs"]:
-        at = one.get("time")
-        clock = time.strftime("%H:%M:%S ", time.localtime(at)) if isinstance(at, (int, float)) and 0 < at < 1e11 else ""
-        lines.append(clock + text(one.get("message", one)))
+        lines.append(time.strftime("%H:%M:%S ", time.localtime(one["time"])) + text(one.get("message", one)))
     return f"<pre>{chr(10).join(lines)}</pre>" if lines else '<p class="soft">Nothing.</p>'
