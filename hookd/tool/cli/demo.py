@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HOOKD = (sys.executable, "-m", "hookd")
 SHOWN = ("hookd_target_up", "hookd_steps_total", "hookd_timing_forward_seconds_total", "hookd_activations_std")
-"""The families of which a line is shown."""
+"""Metric families of which the demo shows one line."""
 
 
 @click.command(short_help="Attach to a live training, watch a NaN being born, detach.")
@@ -50,7 +50,7 @@ def demo(*, python: str | None) -> None:
 
 
 def command() -> str:
-    """Give the words that start this very hookd: its name where the PATH leads to it, else its path."""
+    """Return the command that starts this hookd: its name if PATH leads to it, else its path."""
     script = Path(sys.argv[0])
     if script.name != "hookd" or not script.exists():
         return shlex.join([sys.executable, "-m", "hookd"])
@@ -104,8 +104,8 @@ class Play:
         return training
 
     def _attach(self, training: Program) -> tuple[Program, str]:
-        # The steps of a toy are so short that a look at each of them costs more than the budget of 1 %, and hookd
-        # would look at fewer. That finds every fault that stays, but the one to come is over after one step.
+        # The steps of a toy model are so short that sampling each of them exceeds the budget of 1 %, and hookd would
+        # sample fewer. That finds every lasting fault, but the fault of the demo lasts for one step.
         _title(2, "Attach to it, live", f"HOOKD_BUDGET=1 hookd attach {training.pid}")
         words = [*HOOKD, "attach", str(training.pid), "--listen", "127.0.0.1:0", "--json"]
         watching = self._start("attach", words, HOOKD_BUDGET="1")
@@ -169,7 +169,7 @@ class Play:
 
 
 def _said(*words: str) -> str:
-    """Run a hookd command and give what it printed."""
+    """Run a hookd command and return its stdout."""
     done = subprocess.run([*HOOKD, *words], capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"`hookd {' '.join(words)}` to succeed\n{done.stderr}")
     return done.stdout
