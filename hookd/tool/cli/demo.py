@@ -1,6 +1,6 @@
-"""`hookd demo`: the whole way, live, on an ordinary training script.
+"""`hookd demo`: attach to, observe and detach from an ordinary training script, live.
 
-Everything is done as a user would: the script is a process of its own, hookd is the command line.
+The demo works as a user would: the script is a separate process, and hookd runs from the command line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ SHOWN = ("hookd_target_up", "hookd_steps_total", "hookd_timing_forward_seconds_t
 
 
 @click.command(short_help="Attach to a live training, watch a NaN being born, detach.")
-@click.option("--python", type=click.Path(exists=True, dir_okay=False), help="Train with this one.  [default: our own]")
+@click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Train with this interpreter.  [default: hookd's own]",
+)
 def demo(*, python: str | None) -> None:
     """Attach to a live training process, watch a NaN being born, detach: half a minute."""
     if python is None and importlib.util.find_spec("torch") is None:
