@@ -117,7 +117,7 @@ class Play:
         target = answer["targets"][0]
         require("error" not in target, f"an attach ({target.get('error')})")
         pause, wall = output.seconds(target["pause_s"]), output.seconds(target["wall_s"])
-        _note(f"in by {target['method']}: training stood still for {pause}, all was in place after {wall}")
+        _note(f"attached by {target['method']}: training paused for {pause}, ready after {wall}")
         return watching, answer["metrics"]
 
     def _look(self, training: Program) -> None:

@@ -34,7 +34,7 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
         if not as_json:
             click.echo(output.plain(str(answer["result"]), lines=True))
         if answer.get("is_cut"):
-            output.say("the result is longer: this is its beginning")
+            output.say("the result is truncated; only its beginning is shown")
         return 0
     output.say(output.plain(_told(answer), lines=True))
     return 1
@@ -44,7 +44,7 @@ def _told(answer: dict[str, object]) -> str:
     if answer["state"] == "raised":
         return str(answer.get("traceback")).rstrip()
     if answer["state"] == "interrupted":
-        return f"hookd: error: interrupted after {answer['seconds']:.3g} s: --timeout gives it longer"
+        return f"hookd: error: interrupted after {answer['seconds']:.3g} s; --timeout allows more time"
     frames = answer.get("frames")
     where = "".join(f"\n  {frame}" for frame in frames) if isinstance(frames, list) else ""
     return f"hookd: error: {answer.get('error') or 'it did not end when it was interrupted, and goes on'}{where}"

@@ -73,7 +73,7 @@ def _name(plugin: str, command: object, taken: Collection[str]) -> str:
     import click
 
     if not isinstance(command, click.Command) or not command.name:
-        raise PluginError(f"{plugin}: register_commands gave a {type(command).__name__}, which is no command")
+        raise PluginError(f"{plugin}: register_commands gave a {type(command).__name__}, which is not a command")
     if command.name in taken:
         raise PluginError(f"{plugin}: there is a command {command.name!r} already")
     return command.name

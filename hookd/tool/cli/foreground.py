@@ -19,7 +19,6 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
 
     Returns the worst exit code of the attaches.
 
-
     Raises:
         HookdError: a plugin is unknown, or the addresses cannot be bound (nothing has been touched then).
     """

@@ -45,7 +45,9 @@ class Since(click.ParamType):  # type: ignore[type-arg]
         try:
             return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError) as exc:
-            raise click.UsageError(f"'{value}' is no time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx) from exc
+            raise click.UsageError(
+                f"'{value}' is not a time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx
+            ) from exc
 
 
 @click.command(short_help="List incidents, the newest last.")
