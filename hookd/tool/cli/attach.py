@@ -212,8 +212,8 @@ def told_detached(entry: dict[str, Any]) -> str:
     """Return the message for a detach: what was restored, and what stays."""
     words = {
         "identity": "nn.Module.__call__ is the original again",
-        "pass-through": "somebody patched on top of hookd, so an empty pass-through stays beneath",
-        "pending": "the patch goes as soon as the calls in flight are over",
+        "pass-through": "other code has patched on top of hookd, so an empty pass-through stays below it",
+        "pending": "the patch is removed when the calls in flight have returned",
         None: str(entry.get("left", "it had gone already")),
     }
     restored = entry.get("restored")

@@ -130,7 +130,7 @@ def native_code(directory: Path) -> Check:
     missing = [name for name in build.SOURCES if not build.place(name, directory=directory).exists()]
     if not missing:
         return Check("native code", "ok", "module calls are entered, and tensors read, in C")
-    cure = "Install a C compiler (apt-get install gcc), then hookd anew (pip install --force-reinstall)."
+    cure = "Install a C compiler (apt-get install gcc), then reinstall hookd (pip install --force-reinstall)."
     found = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch do it, at a higher cost"
     return Check("native code", "note", found, cure)
 
@@ -169,7 +169,7 @@ def plugins() -> Check:
 
     names = sorted(found["name"] for found in plugin.installed(()))
     if not names:
-        return Check("plugins", "bad", "none is installed", "Install hookd anew: its own plugins are missing.")
+        return Check("plugins", "bad", "none is installed", "Reinstall hookd: its own plugins are missing.")
     return Check("plugins", "ok", ", ".join(names))
 
 

@@ -33,14 +33,14 @@ SHOWN = ("hookd_target_up", "hookd_steps_total", "hookd_timing_forward_seconds_t
 """Metric families of which the demo shows one line."""
 
 
-@click.command(short_help="Attach to a live training, watch a NaN being born, detach.")
+@click.command(short_help="Attach to a live training, watch its first NaN appear, detach.")
 @click.option(
     "--python",
     type=click.Path(exists=True, dir_okay=False),
     help="Train with this interpreter.  [default: hookd's own]",
 )
 def demo(*, python: str | None) -> None:
-    """Attach to a live training process, watch a NaN being born, detach: half a minute."""
+    """Attach to a live training process, watch its first NaN appear, and detach. Takes half a minute."""
     if python is None and importlib.util.find_spec("torch") is None:
         raise UsageError(
             "the demo trains a model, and there is no torch here",

@@ -129,7 +129,7 @@ def _run(subject: Subject) -> Iterator[str]:
     reports = [one for one in subject.reports if "identity" in one]
     yield f"<h1>run {text(subject.name)}</h1>"
     if not reports:
-        yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more: this is what is kept of it.</p>"
+        yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more; only its stored incidents are shown.</p>"
     else:
         yield from _ranks(reports)
     yield from _section("Incidents", parts.incidents([_told(row) for row in subject.rows]))
