@@ -1,4 +1,4 @@
-"""`hookd plugin list PID`: the plugins of a target, what became of them, what they cost, and where they fail."""
+"""`hookd plugin list PID`: the plugins of a target, with their state, cost and errors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overh
 
 
 def loaded(report: TargetReport, plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
-    """List the plugins of a target with the options that are in force, and those that its own environment has."""
-    found = [one for one in report.get("plugins", []) if one["state"] is not None]
+    """List the plugins of a target with their current options, and those installed in its own environment."""
+    found = [one for one in report["plugins"] if one["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))
     if as_json:
         plugins = [{**_source(one), **_chosen(one)} for one in found]
@@ -28,23 +28,23 @@ def loaded(report: TargetReport, plugin_dirs: Sequence[Path], *, as_json: bool) 
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
     output.show(output.fill(table, map(_row, found)))
     for one in found:
-        for text in trouble(one):
+        for text in trouble(one["name"], one["error"]):
             output.say(text)
-    for one in there:
-        if one["shadowed_by"] is None or one["shadowed_by"]["version"] != one.get("version"):
-            output.say(_told_installed(one, report["pid"]))
+    for its in there:
+        if its["shadowed_by"] is None or its["shadowed_by"]["version"] != its.get("version"):
+            output.say(_told_installed(its, report["pid"]))
     output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
     return 0
 
 
 def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Give the plugins of the target's own environment; those of ours are taken before them (`shadowed_by`)."""
+    """Yield the plugins of the target's own environment; ours take precedence (`shadowed_by`)."""
     from hookd.tool.attach import sources
     from hookd.tool.attach.change import environment
 
     try:
         found = environment(pid)
-    except (HookdError, OSError):  # it has ended, or its agent is another's or an older one
+    except (HookdError, OSError):  # it has ended, or its agent belongs to another user or is older
         return
     ours = sources.names(plugin_dirs)
     for one in found:
@@ -53,7 +53,7 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]
         if name in ours:
             try:
                 mine = sources.find(name, plugin_dirs)
-            except (HookdError, OSError) as exc:  # that one cannot be carried: the others are listed all the same
+            except (HookdError, OSError) as exc:  # ours cannot be carried; list the others nevertheless
                 told.update(
                     shadowed_by={"version": "", "origin": ""},
                     refused=exc.message if isinstance(exc, HookdError) else worded(exc),
@@ -75,7 +75,7 @@ def _told_installed(one: Mapping[str, Any], pid: int) -> str:
 
 
 def _chosen(one: PluginRow) -> dict[str, Any]:
-    return {key: one[key] for key in KEYS}
+    return {key: value for key, value in one.items() if key in KEYS}
 
 
 def _source(one: PluginRow) -> dict[str, str | None]:
@@ -95,12 +95,14 @@ def _options(one: PluginRow) -> Iterator[str]:
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def trouble(one: PluginRow) -> Iterator[str]:
-    """Tell of a plugin's last error: the author's line before the traceback, which is the target's word as well."""
-    error = one["error"]
+def trouble(name: str, error: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines about a plugin's last error: the author's line, then the traceback.
+
+    The target supplies both.
+    """
     if not error.get("text"):
         return
-    yield f"{one['name']}: {error['text']}, in the hook {error.get('hook')}"
+    yield f"{name}: {error['text']}, in the hook {error.get('hook')}"
     if error.get("where"):
         yield f"  at {error['where']}"
     for line in error.get("traceback", "").splitlines():

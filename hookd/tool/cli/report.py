@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookd.errors import PageError
 from hookd.tool.cli import options, output, targets
 from hookd.tool.cli.status import hang, ongoing
 from hookd.tool.reports.reading import (

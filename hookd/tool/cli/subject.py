@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 

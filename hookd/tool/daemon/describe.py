@@ -12,8 +12,7 @@ from hookd.version import __version__
 
 if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.errors import PageError
-from hookd.tool.daemon.metrics.selection import Limits
+    from hookd.tool.daemon.metrics.selection import Limits
     from hookd.wire.target import ServedTarget, TargetReport, TargetRow
 
 
@@ -62,7 +61,9 @@ def target_report(target: Target, limits: Limits) -> TargetReport:
     if snapshot is None:
         reason = target.ended.reason if target.ended is not None else "corrupt"
         raise PageError(
-            f"the page of process {target.pid} cannot be trusted, and is no longer read", reason=reason, hint="The process continues."
+            f"the page of process {target.pid} cannot be trusted, and is no longer read",
+            reason=reason,
+            hint="The process continues.",
         )
     selection.served(snapshot, 0.0)
     row: ServedTarget = {**target_row(target), "series_dropped": selection.dropped}

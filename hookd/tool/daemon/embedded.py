@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.actions import Order
 
-    Tell = Callable[[str, dict[str, Any]], None]
+    Tell = Callable[[str, Any], None]
 
 
 def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
 
 async def _all_ended(service: Service, poll_s: float, tell: Tell) -> None:
     """Return when no target is served any more; ended ones linger first, so that their end can be scraped."""
-    reported: set[tuple[int, int]] = set()
+    reported: set[tuple[int, float]] = set()
     while rows := service.rows():
         for row in rows:
             key = (row["pid"], row["attached"])

@@ -9,7 +9,6 @@ from hookd.wire.module_names import is_root
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hookd.wire.incident import Incident
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
     from hookd.wire.target import TargetReport
 

@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from array import array
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hookd.errors import PageError
 from hookd.wire.descriptors import fcntl
@@ -52,6 +52,8 @@ from hookd.wire.page.snapshot import Heartbeat, Record, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hookd.wire.incident import Incident, LogLine
 
 T = TypeVar("T")
 
@@ -194,8 +196,8 @@ class PageReader:
             families=[family.freeze(cells) for family in schema.families.values()],
             modules=dict(schema.modules),
             heartbeats=self.heartbeats(),
-            incidents=self._objects("incidents", words),
-            logs=self._objects("logs", words),
+            incidents=cast("list[Incident]", self._objects("incidents", words)),
+            logs=cast("list[LogLine]", self._objects("logs", words)),
             records=self._records() if recorder else [],
             dropped=words[DROPPED_WORD],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError, NoSuchTarget
 from hookd.tool.attach import discover
@@ -15,6 +15,7 @@ from hookd.wire import page
 
 if TYPE_CHECKING:
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.wire.target import TargetRow
 
 SCAN_S = 2.0
 """Interval of the scans for new targets."""

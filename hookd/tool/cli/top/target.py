@@ -16,6 +16,7 @@ from hookd.tool.reports.report import describe_steps
 if TYPE_CHECKING:
     from hookd.wire.page import Family, PageReader, Snapshot
     from hookd.wire.report import Steps
+    from hookd.wire.target import TargetRow
 
 WINDOW_S = 5.0
 """Seconds over which step rates are averaged; steps are too few for one interval."""
@@ -150,14 +151,14 @@ class Target:
     def state(self) -> str:
         """One word: how it ended, why it cannot be read, the daemon's view, else the state in the page."""
         if self.ended:
-            reason = self.told.get("reason")
+            reason = self.told["reason"] if self.told is not None else None
             return self.ended if not reason or self.ended == "detached" else str(reason)
         if self.error is not None:
             return self.error.reason
-        if self.told.get("hang"):
+        if self.told is not None and self.told["hang"]:
             return "hangs"
         if self.snapshot is None:
-            return str(self.told.get("state", "-"))
+            return self.told["state"] if self.told is not None else "-"
         is_paused = any(beat.phase == "paused" for beat in self.snapshot.heartbeats)
         return "paused" if is_paused and self.snapshot.state == "running" else self.snapshot.state
 
@@ -166,8 +167,8 @@ class Target:
         """Its steps, as returned by `hookd.tool.reports.report.describe_steps`."""
         if self.snapshot is not None:
             return describe_steps(self.snapshot)
-        step = self.told.get("step")
-        return step if isinstance(step, dict) else {"counted": 0, "current": 0, "is_absolute": True, "text": "-"}
+        step = self.told["step"] if self.told is not None else None
+        return step or {"counted": 0, "offset": 0, "current": 0, "is_absolute": True, "calls": 0, "text": "-"}
 
     @property
     def steps_per_s(self) -> float:
@@ -199,21 +200,21 @@ class Target:
     @property
     def incidents(self) -> int:
         """Number of its incidents: from the daemon, which adds those that it detects, else from the page."""
-        count = self.told.get("incidents")
-        return count if isinstance(count, int) else len(self.snapshot.incidents) if self.snapshot is not None else 0
+        if self.told is not None:
+            return self.told["incidents"]
+        return len(self.snapshot.incidents) if self.snapshot is not None else 0
 
     @property
     def message(self) -> str:
         """The details line: how it ended, where it hangs, or its most important incident; "" without any."""
         if self.error is not None:
             return f"{self.error.message}. {self.error.hint}".rstrip()
-        if self.told.get("how"):
+        if self.told is not None and self.told["how"]:
             return f"it {self.told['how']}"
-        hang = self.told.get("hang")
-        if isinstance(hang, dict) and not self.ended:
-            return f"hangs {hang.get('where', '')} for {hang.get('for_s', 0):.0f} s"
+        if self.told is not None and self.told["hang"] and not self.ended:
+            return f"hangs {self.told['hang']['where']} for {self.told['hang']['for_s']:.0f} s"
         if self.snapshot is None:
             return "only the daemon can read its page: use `hookd report` for its modules, or run `hookd top` as root"
         rows = [row for row in self.snapshot.incidents if row.get("kind") != ASKED]
-        foremost = next((row for row in rows if row.get("kind") in BORN), rows[-1] if rows else {})
-        return str(foremost.get("message") or foremost.get("kind") or "")
+        foremost = next((row for row in rows if row.get("kind") in BORN), rows[-1] if rows else None)
+        return "" if foremost is None else str(foremost.get("message") or foremost.get("kind") or "")

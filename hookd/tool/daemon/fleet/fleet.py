@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.identity import Identity
     from hookd.tool.daemon.fleet.last_session import Held
     from hookd.tool.daemon.incidents.store import IncidentStore
+    from hookd.wire.incident import Incident
 
 LOOK_S = 0.5
 """How long one poll may look at the targets of one user, and one scan take in those that are new."""
@@ -539,6 +540,5 @@ def _is_same(one: labels.Claim, other: labels.Claim) -> bool:
     return (one.run, one.rank) == (other.run, other.rank)
 
 
-def _seq(incident: dict[str, object]) -> int:
-    seq = incident.get("seq")
-    return seq if isinstance(seq, int) else 0
+def _seq(incident: Incident) -> int:
+    return incident["seq"]

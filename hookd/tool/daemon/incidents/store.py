@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hookd.tool.daemon.incidents.receivers import Receiver
+    from hookd.wire.target import Ongoing
 
 __all__ = ["END", "MAX_BYTES", "MAX_ROWS", "NAME", "IncidentStore", "query", "read_only"]
 

@@ -224,7 +224,8 @@ def threads(report: TargetReport) -> str:
 
 def logs(report: TargetReport) -> str:
     """Return the last lines of the agent's log."""
-    lines = []
-    for one in report["logs"]:
-        lines.append(time.strftime("%H:%M:%S ", time.localtime(one["time"])) + text(one.get("message", one)))
+    lines = [
+        time.strftime("%H:%M:%S ", time.localtime(one["time"])) + text(one.get("message", one))
+        for one in report["logs"]
+    ]
     return f"<pre>{chr(10).join(lines)}</pre>" if lines else '<p class="soft">Nothing.</p>'

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.wire.report import PluginRow
-    from hookd.wire.target import TargetReport
 
 MOST_CURVES = plots.COLOURS
 """Maximum number of ranks whose curves are drawn."""
@@ -121,7 +120,6 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
         said = "The page of this target cannot be trusted, so its content is not shown. The process itself continues."
         yield section("state", "State", tag("p", said, class_="bad"))
         return
-    report["pid"] = chosen.row["pid"]
     yield section("state", "State", *_state(chosen, report))
     heat = Map(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
     yield heat.markup()
@@ -202,9 +200,15 @@ def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
     return [(one.time, one.losses[backward]) for one in rank.samples]
 
 
-def _state(rank: Rank, report: TargetReport) -> Iterator[object]:
+def _state(rank: Rank, report: Report) -> Iterator[object]:
     row = rank.row
-    for why in filter(None, (row["how"] and f"It {row['how']}.", paused({**report, "target": row}))):
+    for why in filter(
+        None,
+        (
+            row["how"] and f"It {row['how']}.",
+            paused({**report, "pid": row["pid"], "target": {**row, "series_dropped": 0}}),
+        ),
+    ):
         yield tag("p", why, class_="bad")
     seen = {state: value for state, value in report["observed"].items() if value}
     blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
@@ -235,7 +239,7 @@ def _state(rank: Rank, report: TargetReport) -> Iterator[object]:
     )
 
 
-def _plugins(report: TargetReport) -> Markup:
+def _plugins(report: Report) -> Markup:
     """Return the table of plugins: state, errors and cost."""
     if not report["plugins"]:
         return tag("p", "None is loaded.", class_="soft")
