@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not insta
 def test_the_demo_shows_the_whole_way():
     with Process([CONSOLE, "demo", "--python", bare_python()], env=tool_environment()) as process:
         text = "\n".join(process.finish())
-    assert re.search(r"in by (ptrace|remote-debug)", text)
+    assert re.search(r"attached by (ptrace|remote-debug)", text)
     assert re.search(r"attention +Attention +\d+", text)
     assert re.search(r"curl http://127\.0\.0\.1:\d+/metrics", text)
     assert 'hookd_target_up{rank="0",run="train.py"} 1.0' in text

@@ -664,7 +664,7 @@ class TestHosted:
         rest = " ".join(message for _, _, message in problems)
         assert "'spread_ms' is in ms; metrics are in base units" in rest
         assert "web_panel gave a int" in rest
-        assert "register_commands gave a int, which is no command" in rest
+        assert "register_commands gave a int, which is not a command" in rest
         assert len(problems) == 4
 
     def test_what_it_refuses_is_told_with_what_to_do(self, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The command `hookd`: one file per command group; here they meet, and errors become messages and exit codes.
+"""The command `hookd`: one file per command group; this one turns errors into messages and exit codes.
 
 Commands import what they need when they run, so that `hookd --help` loads neither torch nor an HTTP stack. A command
 returns its exit code, or None for 0; only `main` prints errors.
@@ -43,24 +43,24 @@ COMMANDS = {
     "demo": "hookd.tool.cli.demo:demo",
     "version": "hookd.tool.cli.version:version",
 }
-"""Where each command is defined, in the order of the help page."""
+"""Module and attribute of each command, in the order of the help page."""
 
 INTERRUPTED = 130
 
 
 class Commands(click.Group):
-    """The commands of `COMMANDS`, each imported when it is asked for, and after them those of plugins."""
+    """The commands of `COMMANDS`, each imported when it is used, followed by those of plugins."""
 
     @functools.cached_property
     def _added(self) -> dict[str, click.Command]:
         return importlib.import_module("hookd.tool.cli.extensions").commands(COMMANDS)  # type: ignore[no-any-return]
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
-        """Give the names in the order of the help page."""
+        """Return the names in the order of the help page."""
         return [*COMMANDS, *self._added]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a command, or give None for a word that is none."""
+        """Import a command and return it, or None if there is none of that name."""
         if cmd_name not in COMMANDS:
             return self._added.get(cmd_name)
         module, _, attribute = COMMANDS[cmd_name].partition(":")
@@ -82,11 +82,9 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `hookd` with these words (default: those of the process) and return the exit code."""
+    """Run `hookd` with these arguments (default: those of the process) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # what a terminal without UTF-8 cannot show is no reason to say nothing
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not raise
         sys.stdout.reconfigure(errors="replace")
     as_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
     try:

@@ -1,4 +1,4 @@
-"""An address that is taken: who serves there, and the command that takes another."""
+"""Explain an address in use: which hookd serves there, and the command that uses another."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ANY_PORT = ("--listen", "127.0.0.1:0")
 
 @contextlib.contextmanager
 def explaining(listen: Address, command: str) -> Iterator[None]:
-    """Name the hookd that holds the address, where a block fails because it is taken.
+    """Add to an address-in-use error of the block which hookd serves there.
 
     Args:
         listen: the address.
-        command: the word after `hookd` by which this process was started.
+        command: the subcommand of `hookd` that this process runs.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def _ports() -> Iterator[tuple[str, int | None]]:
 
 
 def _elsewhere(command: str) -> str:
-    """Give this very command with another address; nothing where it names one itself."""
+    """Return this command with another address, "" if it names an address itself."""
     words = sys.argv[1:]
     if command not in words or any(word.startswith("--listen") for word in words):
         return ""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.client import DaemonClient
 
 AT_ONCE = 16
-"""So many attaches and detaches are asked for at a time; the daemon has as many threads."""
+"""Maximum number of concurrent attaches and detaches; the daemon has as many threads."""
 SILENT_S = 2.0
-"""So long an attach may take without a word."""
+"""Seconds after which a slow attach is reported."""
 WORKER = "a data loader's worker"
 PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 
@@ -35,10 +35,10 @@ PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 @options.host
 @options.json
 def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bool) -> int:
-    """Attach to running processes and serve what they do.
+    """Attach to running processes and serve their metrics.
 
-    With a daemon (`hookd serve`) it tells the daemon and returns. Without one, or with --listen, it serves their
-    metrics itself, in the foreground, and detaches on Ctrl-C.
+    If a daemon (`hookd serve`) runs, ask it to attach, and return. Without a daemon, or with --listen, serve the
+    metrics in the foreground, and detach on Ctrl-C.
     """
     if not pids and watch.match is None:
         raise click.UsageError("Which process? Give a PID (`hookd ps` lists them) or --match RULE.")
@@ -61,7 +61,7 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
 
 @click.command(short_help="Detach from processes and leave them as they were.")
 @PIDS
-@click.option("--all", "everything", is_flag=True, help="Every process that holds an agent.")
+@click.option("--all", "everything", is_flag=True, help="Detach from every process that holds an agent.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
               metavar="S", help="Seconds that one detach may take.")  # fmt: skip
 @options.host
@@ -73,14 +73,14 @@ def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: s
     client = targets.daemon(host)
     if everything:
         pids = tuple(targets.living(client))
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # one that hangs keeps no other waiting
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # one that hangs does not delay the others
         leave = functools.partial(_tried, lambda pid: _leave(client, pid, timeout_s))
         entries = list(pool.map(leave, dict.fromkeys(pids)))
     return finish(entries, as_json=as_json, say=told_detached)
 
 
 def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
-    """Say in a moment what an attach waits for, unless the caller cancels it: it is over by then."""
+    """Start a timer that prints what an attach waits for; the caller cancels it when the attach is over."""
     who = ", ".join(map(str, pids))
     timer = Timer(
         SILENT_S, output.say, [f"waiting for {who} to reach the interpreter, at most {timeout_s:g} s (--timeout)"]
@@ -91,7 +91,10 @@ def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
 
 
 def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> list[dict[str, Any]]:
-    """Attach to all at once; to what changes the training all ranks must agree, so it comes when all are attached."""
+    """Attach to all processes at once.
+
+    All ranks must agree on a plugin that changes the training, so such plugins are enabled when all are attached.
+    """
     from hookd.tool.attach.change import enable_together
     from hookd.tool.attach.payload import apart
 
@@ -158,12 +161,12 @@ def _tried(act: Callable[[int], dict[str, Any]], pid: int) -> dict[str, Any]:
 def finish(
     entries: Sequence[dict[str, Any]], *, as_json: bool, say: Callable[[dict[str, Any]], str], **more: Any
 ) -> int:
-    """Tell what became of each process and return the worst exit code.
+    """Print the outcome for each process and return the worst exit code.
 
     Args:
-        entries: with a pid each, and an error as `output.describe` gives it, or what was done.
+        entries: one per process: its pid, and an error as `HookdError.as_json` returns it, or the result.
         as_json: print `{"targets": entries}` on stdout, with the worst error beside it.
-        say: puts into words what was done.
+        say: returns the message for a result.
         more: further keys of the object.
     """
     worst: dict[str, Any] = {}
@@ -180,7 +183,7 @@ def finish(
 
 
 def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_json: bool, metrics: str) -> int:
-    """Tell what became of the attaches and what was skipped, and return the worst exit code."""
+    """Print the outcome of the attaches and what was skipped, and return the worst exit code."""
     refused = [entry for entry in entries if entry.get("reason") == "data-worker" and not chosen.is_named]
     skipped = chosen.skipped + [{"pid": entry["pid"], "why": WORKER, "cmdline": []} for entry in refused]
     for line in targets.told_skipped(skipped):
@@ -188,13 +191,13 @@ def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_
     rest = [entry for entry in entries if entry not in refused]
     status = finish(rest, as_json=as_json, say=told_attached, skipped=skipped, metrics=metrics)
     for entry in rest:
-        if newer := entry.get("unproven"):  # a daemon of an older version does not say so
+        if newer := entry.get("unproven"):  # a daemon of an older version does not send this
             output.say(f"{entry['pid']}: {newer}")
     return status
 
 
 def told_attached(entry: dict[str, Any]) -> str:
-    """Say how an attach went."""
+    """Return the message for an attach."""
     who = f"{entry['pid']} (run {entry['run']}, rank {entry['rank']})"
     plugins = ", ".join(entry["plugins"]) or "no plugin"
     if entry["method"] == "existing":
@@ -206,11 +209,11 @@ def told_attached(entry: dict[str, Any]) -> str:
 
 
 def told_detached(entry: dict[str, Any]) -> str:
-    """Say what a detach has restored and what it had to leave."""
+    """Return the message for a detach: what was restored, and what stays."""
     words = {
         "identity": "nn.Module.__call__ is the original again",
-        "pass-through": "somebody patched on top of hookd, so an empty pass-through stays beneath",
-        "pending": "the patch goes as soon as the calls in flight are over",
+        "pass-through": "other code has patched on top of hookd, so an empty pass-through stays below it",
+        "pending": "the patch is removed when the calls in flight have returned",
         None: str(entry.get("left", "it had gone already")),
     }
     restored = entry.get("restored")

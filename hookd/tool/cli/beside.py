@@ -1,4 +1,4 @@
-"""A daemon beside the command of `hookd run`, in a thread of its watcher: it serves the processes of the command."""
+"""The daemon of `hookd run`, in a thread of its watcher: it serves the processes of the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Descendants(Collection[int]):
-    """The pids of a process and of all that descend from it, at each moment anew."""
+    """The current pids of a process and its descendants, looked up at each use."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -39,7 +39,7 @@ class Descendants(Collection[int]):
 
 @contextlib.contextmanager
 def serving(config: ServeConfig, pid: int) -> Iterator[str]:
-    """Serve a process and its descendants as long as the block, and give the URL.
+    """Serve a process and its descendants during the block, and yield the URL.
 
     Raises:
         HookdError: the addresses cannot be bound.
@@ -58,7 +58,7 @@ def serving(config: ServeConfig, pid: int) -> Iterator[str]:
 
 
 def _see_ends(fleet: Fleet) -> None:
-    """Take note of who has ended just now, before nobody looks any more."""
+    """Record the targets that have just ended, before the service stops."""
     for target in fleet.targets():
         if target.ended is None and not target.is_running():
             fleet.lose(target)
@@ -79,4 +79,4 @@ def _serve(config: ServeConfig, pid: int, bound: Future[tuple[str, asyncio.Abstr
     except BaseException as error:
         if bound.done():
             raise
-        bound.set_exception(error)  # the main thread tells it
+        bound.set_exception(error)  # the main thread reports it

@@ -1,4 +1,4 @@
-"""What `hookd doctor` looks at: each check finds a fact, judges it, and names the command that mends it."""
+"""The checks of `hookd doctor`: each finds a fact, judges it, and names the command that fixes it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Check:
     """One finding.
 
     Attributes:
-        name: what was looked at.
+        name: the subject of the check.
         state: "ok", "note" (worth knowing) or "bad" (in the way).
         found: the fact.
-        cure: what the reader can do; empty when there is nothing to mend.
+        cure: what the reader can do; empty if there is nothing to fix.
     """
 
     name: str
@@ -58,7 +58,7 @@ def of_machine(host: str | None) -> Iterator[Check]:
 
 
 def machine(system: str, architecture: str) -> Check:
-    """Attaching needs Linux and one of two architectures."""
+    """Whether this machine supports attaching: Linux on one of two architectures."""
     if system == "Linux" and architecture in MACHINES:
         return Check("machine", "ok", f"Linux on {architecture}")
     cure = "Only `hookd run` and `hookd.start()` can work here."
@@ -68,14 +68,14 @@ def machine(system: str, architecture: str) -> Check:
 
 
 def has_capability(status: str | None = None, number: int = CAP_SYS_PTRACE) -> bool:
-    """Say whether a capability is in the effective set of a /proc/PID/status (default: ours)."""
+    """Whether a capability is in the effective set of a /proc/PID/status (default: ours)."""
     text = Path("/proc/self/status").read_text() if status is None else status
     effective = next(line.split()[1] for line in text.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> number & 1)
 
 
 def rights(status: str) -> Check:
-    """Whose processes we may trace."""
+    """Whether we may trace processes of other users."""
     if has_capability(status) and not has_capability(status, CAP_DAC_OVERRIDE):
         return Check("rights", "note", "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: the files of others stay closed",
                      "In a container, add the capability DAC_OVERRIDE.")  # fmt: skip
@@ -88,7 +88,10 @@ def rights(status: str) -> Check:
 
 
 def yama(scope: str | None, *, may_trace_all: bool) -> Check:
-    """What Yama's ptrace_scope allows. Source: Documentation/admin-guide/LSM/Yama.rst of Linux."""
+    """Whether Yama's ptrace_scope allows attaching.
+
+    Source: Documentation/admin-guide/LSM/Yama.rst of Linux.
+    """
     level = int(scope) if scope is not None else 0
     if level == 0:
         return Check("Yama", "ok", "off" if scope is None else "ptrace_scope 0: no restriction")
@@ -101,13 +104,16 @@ def yama(scope: str | None, *, may_trace_all: bool) -> Check:
 
 
 def sandbox(status: str) -> Iterator[Check]:
-    """Whether a seccomp filter is on ourselves, as in most containers: the test with ptrace shows what it lets through."""
+    """Whether this process has a seccomp filter, as in most containers.
+
+    The ptrace test shows what it lets through.
+    """
     if "Seccomp:\t2" in status:
         yield Check("seccomp", "note", "a filter is on this shell (a container's profile, usually)")
 
 
 def self_test() -> Check:
-    """Trace a child of ours, as an attach would: some sandboxes only pretend."""
+    """Trace a child of ours, as an attach would: some sandboxes only pretend to support ptrace."""
     from hookd.tool.inject import selftest
 
     try:
@@ -118,13 +124,13 @@ def self_test() -> Check:
 
 
 def native_code(directory: Path) -> Check:
-    """Whether what is written in C was compiled when hookd was installed."""
+    """Whether the C code was compiled when hookd was installed."""
     from hookd.native import build
 
     missing = [name for name in build.SOURCES if not build.place(name, directory=directory).exists()]
     if not missing:
         return Check("native code", "ok", "module calls are entered, and tensors read, in C")
-    cure = "Install a C compiler (apt-get install gcc), then hookd anew (pip install --force-reinstall)."
+    cure = "Install a C compiler (apt-get install gcc), then reinstall hookd (pip install --force-reinstall)."
     found = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch do it, at a higher cost"
     return Check("native code", "note", found, cure)
 
@@ -147,7 +153,7 @@ def daemon(host: str | None) -> Check:
 
 
 def foregrounds() -> Iterator[Check]:
-    """The foreground attaches of this user, each with its own metrics; of several only how many, to stay on a screen."""
+    """Yield the foreground attaches of this user; of several only their number, to fit on a screen."""
     from hookd.tool.cli import targets
 
     found = targets.foregrounds()
@@ -158,17 +164,17 @@ def foregrounds() -> Iterator[Check]:
 
 
 def plugins() -> Check:
-    """Which plugins are installed."""
+    """Whether plugins are installed."""
     from hookd.tool.cli import plugin
 
     names = sorted(found["name"] for found in plugin.installed(()))
     if not names:
-        return Check("plugins", "bad", "none is installed", "Install hookd anew: its own plugins are missing.")
+        return Check("plugins", "bad", "none is installed", "Reinstall hookd: its own plugins are missing.")
     return Check("plugins", "ok", ", ".join(names))
 
 
 def prometheus() -> Check:
-    """Whether Prometheus' own tools are here; hookd runs without."""
+    """Whether Prometheus' own tools are installed; hookd does not need them."""
     found = [name for name in ("prometheus", "promtool") if shutil.which(name)]
     if found:
         return Check("Prometheus", "ok", f"{' and '.join(found)} found")

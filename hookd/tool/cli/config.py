@@ -1,4 +1,4 @@
-"""`hookd config`: look at a configuration file before a daemon does."""
+"""`hookd config`: check a configuration file before a daemon reads it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
 @click.group()
 def config() -> None:
-    """Look at configuration files."""
+    """Check configuration files."""
 
 
 @config.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @options.json
 def check(*, path: Path, as_json: bool) -> None:
-    """Check a configuration file: every mistake is named, exit code 2 if there is one."""
+    """Check a configuration file, and report every mistake.
+
+    Exit code 2 if there is one.
+    """
     from hookd.tool.config import SETTINGS
     from hookd.tool.config import check as read
 
@@ -47,7 +50,7 @@ def check(*, path: Path, as_json: bool) -> None:
 
 
 def _missing_plugins(config: ServeConfig) -> Iterator[str]:
-    """Say which plugins each attach would fail for, because there are none of that name on this machine."""
+    """Yield an error for each configured plugin that is not on this machine, so that an attach would fail."""
     from hookd.tool.attach import sources
     from hookd.tool.config import plugins_asked_for
 

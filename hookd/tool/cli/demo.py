@@ -1,6 +1,6 @@
-"""`hookd demo`: the whole way, live, on an ordinary training script.
+"""`hookd demo`: attach to, observe and detach from an ordinary training script, live.
 
-Everything is done as a user would: the script is a process of its own, hookd is the command line.
+The demo works as a user would: the script is a separate process, and hookd runs from the command line.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 
 HOOKD = (sys.executable, "-m", "hookd")
 SHOWN = ("hookd_target_up", "hookd_steps_total", "hookd_timing_forward_seconds_total", "hookd_activations_std")
-"""The families of which a line is shown."""
+"""Metric families of which the demo shows one line."""
 
 
-@click.command(short_help="Attach to a live training, watch a NaN being born, detach.")
-@click.option("--python", type=click.Path(exists=True, dir_okay=False), help="Train with this one.  [default: our own]")
+@click.command(short_help="Attach to a live training, watch its first NaN appear, detach.")
+@click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Train with this interpreter.  [default: hookd's own]",
+)
 def demo(*, python: str | None) -> None:
-    """Attach to a live training process, watch a NaN being born, detach: half a minute."""
+    """Attach to a live training process, watch its first NaN appear, and detach. Takes half a minute."""
     if python is None and importlib.util.find_spec("torch") is None:
         raise UsageError(
             "the demo trains a model, and there is no torch here",
@@ -50,7 +54,7 @@ def demo(*, python: str | None) -> None:
 
 
 def command() -> str:
-    """Give the words that start this very hookd: its name where the PATH leads to it, else its path."""
+    """Return the command that starts this hookd: its name if PATH leads to it, else its path."""
     script = Path(sys.argv[0])
     if script.name != "hookd" or not script.exists():
         return shlex.join([sys.executable, "-m", "hookd"])
@@ -104,8 +108,8 @@ class Play:
         return training
 
     def _attach(self, training: Program) -> tuple[Program, str]:
-        # The steps of a toy are so short that a look at each of them costs more than the budget of 1 %, and hookd
-        # would look at fewer. That finds every fault that stays, but the one to come is over after one step.
+        # The steps of a toy model are so short that sampling each of them exceeds the budget of 1 %, and hookd would
+        # sample fewer. That finds every lasting fault, but the fault of the demo lasts for one step.
         _title(2, "Attach to it, live", f"HOOKD_BUDGET=1 hookd attach {training.pid}")
         words = [*HOOKD, "attach", str(training.pid), "--listen", "127.0.0.1:0", "--json"]
         watching = self._start("attach", words, HOOKD_BUDGET="1")
@@ -113,7 +117,7 @@ class Play:
         target = answer["targets"][0]
         require("error" not in target, f"an attach ({target.get('error')})")
         pause, wall = output.seconds(target["pause_s"]), output.seconds(target["wall_s"])
-        _note(f"in by {target['method']}: training stood still for {pause}, all was in place after {wall}")
+        _note(f"attached by {target['method']}: training paused for {pause}, ready after {wall}")
         return watching, answer["metrics"]
 
     def _look(self, training: Program) -> None:
@@ -169,7 +173,7 @@ class Play:
 
 
 def _said(*words: str) -> str:
-    """Run a hookd command and give what it printed."""
+    """Run a hookd command and return its stdout."""
     done = subprocess.run([*HOOKD, *words], capture_output=True, text=True, check=False)
     require(done.returncode == 0, f"`hookd {' '.join(words)}` to succeed\n{done.stderr}")
     return done.stdout

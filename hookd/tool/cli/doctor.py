@@ -1,4 +1,4 @@
-"""`hookd doctor`: why attaching works here or not, and what mends it."""
+"""`hookd doctor`: whether attaching works here, and how to fix it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hookd.tool.cli import options, output
 MARKS = {"ok": "✓", "note": "·", "bad": "✗"}
 
 
-@click.command(short_help="Say why attaching works here or not, and what mends it.")
+@click.command(short_help="Check whether attaching works here, and how to fix it.")
 @click.argument("pid", type=options.Pid(), required=False)
 @options.host
 @options.json
 def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
-    """Say why attaching works here or not, for one process if PID is given, and the command that mends it.
+    """Check whether attaching works here, to one process if PID is given, and name the commands that fix problems.
 
-    Exit code 1 if something is in the way.
+    Exit code 1 if there is a problem.
     """
     from hookd.tool.cli import checks, target_checks
 
@@ -26,7 +26,7 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
     if as_json:
         output.emit({"ok": not bad, "checks": [check.__dict__ for check in found]})
         return int(bool(bad))
-    # With a process to look at, what is fine with the machine takes one line: all has to go on one screen.
+    # With a PID, the passed checks of the machine share one line: all checks have to fit on one screen.
     fine = [check for check in of_machine if check.state == "ok"] if pid else []
     if fine:
         names = ", ".join(check.name for check in fine)

@@ -12,14 +12,14 @@ from hookd.tool.cli import options, output, root_daemon, targets
 @click.argument("pid", type=options.Pid())
 @click.argument("expression", metavar="EXPR")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True, max=3600), default=5.0, metavar="S",
-              show_default=True, help="Seconds that it may take; then it is interrupted.")  # fmt: skip
+              show_default=True, help="Seconds after which the evaluation is interrupted.")  # fmt: skip
 @options.host
 @options.json
 def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, as_json: bool) -> int:
     """Evaluate a Python expression in a target, and print the result.
 
-    It knows `model` and `models`, `optimizers`, `torch` and `step`. Only a daemon whose configuration says so does this
-    ([eval] allow = true), and each evaluation is noted in its log and as an incident of the target.
+    The names `model`, `models`, `optimizers`, `torch` and `step` are available. The daemon's configuration must allow this
+    ([eval] allow = true); each evaluation is recorded in its log and as an incident of the target.
     """
     client = targets.daemon(host)
     if client is None:
@@ -34,7 +34,7 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
         if not as_json:
             click.echo(output.plain(str(answer["result"]), lines=True))
         if answer.get("is_cut"):
-            output.say("the result is longer: this is its beginning")
+            output.say("the result is truncated; only its beginning is shown")
         return 0
     output.say(output.plain(_told(answer), lines=True))
     return 1
@@ -44,7 +44,7 @@ def _told(answer: dict[str, object]) -> str:
     if answer["state"] == "raised":
         return str(answer.get("traceback")).rstrip()
     if answer["state"] == "interrupted":
-        return f"hookd: error: interrupted after {answer['seconds']:.3g} s: --timeout gives it longer"
+        return f"hookd: error: interrupted after {answer['seconds']:.3g} s; --timeout allows more time"
     frames = answer.get("frames")
     where = "".join(f"\n  {frame}" for frame in frames) if isinstance(frames, list) else ""
     return f"hookd: error: {answer.get('error') or 'it did not end when it was interrupted, and goes on'}{where}"

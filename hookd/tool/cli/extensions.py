@@ -1,6 +1,6 @@
-"""Commands that plugins add to `hookd`: sought where a word is none of hookd's own, and for the help page.
+"""Commands that plugins add to `hookd`: looked up for an unknown command, and for the help page.
 
-Only plugins whose source names the hook `register_commands` are imported; one that fails is told of, and is left out.
+Only plugins whose source names the hook `register_commands` are imported; one that fails is reported and left out.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def commands(taken: Collection[str]) -> dict[str, click.Command]:
-    """Give the commands of all plugins by name; never raises.
+    """Return the commands of all plugins by name; never raise.
 
     Args:
-        taken: names that are hookd's own: a plugin's command of such a name is told of, and left out.
+        taken: names of hookd's own commands: a plugin's command of such a name is reported and left out.
     """
     found: dict[str, click.Command] = {}
     try:
         for half in _halves():
             _tried(found, half, taken)
-    except Exception as error:  # noqa: BLE001  the help page comes, whatever is installed
+    except Exception as error:  # noqa: BLE001  a broken plugin must not hide the help page
         output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
     return found
 
@@ -44,11 +44,11 @@ def _halves() -> Iterator[Half]:
 
 
 def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
-    """Import a plugin, and add the commands that its `register_commands` gives to `found`, by name.
+    """Import a plugin, and add the commands that its `register_commands` returns to `found`, by name.
 
     Raises:
-        PluginError: it cannot be imported, or what it gives is no command or has a name that is taken. What its hook
-            raises comes as it is.
+        PluginError: it cannot be imported, or it returns an object that is not a command, or a name that is taken.
+            Exceptions of its hook propagate unchanged.
     """
     _, hooks = half.load()
     function, _ = hooks.get("register_commands", (tuple, ()))
@@ -59,21 +59,21 @@ def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> 
 def _tried(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
     try:
         add(found, half, taken)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not take the others' commands away
+    except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not remove the others' commands
         told = error.message if isinstance(error, HookdError) else f"{half.name}: {worded(error)}"
         output.complain(PluginError(f"plugin {told}"))
 
 
 def _name(plugin: str, command: object, taken: Collection[str]) -> str:
-    """Give the name of a command that a plugin adds.
+    """Return the name of a command that a plugin adds.
 
     Raises:
-        PluginError: it is no command, or there is one of that name.
+        PluginError: it is not a command, or its name is taken.
     """
     import click
 
     if not isinstance(command, click.Command) or not command.name:
-        raise PluginError(f"{plugin}: register_commands gave a {type(command).__name__}, which is no command")
+        raise PluginError(f"{plugin}: register_commands gave a {type(command).__name__}, which is not a command")
     if command.name in taken:
         raise PluginError(f"{plugin}: there is a command {command.name!r} already")
     return command.name

@@ -1,4 +1,4 @@
-"""Recordings as files: speedscope's format, and a flame graph as one SVG that needs no script."""
+"""Write recordings in speedscope's format, and as a flame graph in one SVG without scripts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 WIDTH, ROW, LETTER = 1200, 18, 6.6
-"""Pixels: of the picture, of a row, of a letter."""
+"""Width of the picture, height of a row, and width of a letter, in pixels."""
 NARROWEST = 0.2
-"""What is narrower, in pixels, is not drawn."""
+"""Frames narrower than this, in pixels, are not drawn."""
 _TOP = 44
 _PHASES = {"forward": "#f2b25c", "backward": "#7fa8d9", "optimizer": "#8cc08a", "data": "#d99bc3", "paused": "#d98880"}
 _PLAIN = "#d5d5d0"
 
 
 def speedscope(recording: Recording, name: str) -> dict[str, Any]:
-    """Give a recording as speedscope reads it: one sampled profile for each thread, the busiest first.
+    """Return a recording in speedscope's format: one sampled profile per thread, the busiest first.
 
     Source: https://www.speedscope.app/file-format-schema.json (`FileFormat.SampledProfile`).
     """
@@ -45,14 +45,14 @@ def speedscope(recording: Recording, name: str) -> dict[str, Any]:
 
 @dataclass
 class Node:
-    """A frame with all the time that was spent in it, and in what it called."""
+    """A frame, with the time spent in it and in the frames that it called."""
 
     name: str
     seconds: float = 0.0
     below: dict[str, Node] = field(default_factory=dict)
 
     def add(self, stack: Iterable[str], seconds: float) -> None:
-        """Add a stack that lies in this frame."""
+        """Add a stack below this frame."""
         node = self
         node.seconds += seconds
         for name in stack:
@@ -61,12 +61,12 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """How many rows it takes."""
+        """The number of rows that the frame and those below it take."""
         return 1 + max((node.depth for node in self.below.values()), default=0)
 
 
 def tree(recording: Recording) -> Node:
-    """Add all stacks of a recording up; its threads are apart where there are several."""
+    """Sum all stacks of a recording; if it has several threads, each has its own frame."""
     root = Node("all")
     for track in _busiest(recording):
         first: Stack = (f"{track.name} ({track.tid})",) if len(recording.tracks) > 1 else ()
@@ -76,7 +76,10 @@ def tree(recording: Recording) -> Node:
 
 
 def svg(recording: Recording, title: str) -> str:
-    """Draw a recording: what calls stands above what is called, and the width is the time. Every text is escaped."""
+    """Draw a recording as a flame graph, callers above callees, width for time.
+
+    Every text is escaped.
+    """
     root = tree(recording)
     height = _TOP + root.depth * ROW + 10
     lines = [
@@ -106,7 +109,7 @@ def _drawn(node: Node, root: Node, x: float, y: float, pixels: float) -> Iterato
 
 
 def _colour(name: str) -> str:
-    """Give a phase its own colour, and modules of a class the same."""
+    """Return the colour of a frame: one per phase, and one per module class."""
     if name in _PHASES or not name.endswith(")"):
         return _PHASES.get(name, _PLAIN)
     mark = zlib.crc32(name.rpartition("(")[2].encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""`hookd attach` where no daemon runs: a daemon of its own in the foreground, and what it says."""
+"""`hookd attach` where no daemon runs: a daemon in the foreground, and its messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
-    """Attach, serve until Ctrl-C or until all targets have ended, detach; give the worst exit code of the attaches.
+    """Attach, serve until Ctrl-C or the end of all targets, and detach.
+
+    Returns the worst exit code of the attaches.
 
     Raises:
         HookdError: a plugin is unknown, or the addresses cannot be bound (nothing has been touched then).
@@ -30,7 +32,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     config = load({"listen": watch.listen}, os.environ)
     payload.build(watch.plugins, watch.plugin_dirs)
     pids = chosen.pids
-    if len(pids) == 1:  # a taken port must not hide that this process cannot be attached to
+    if len(pids) == 1:  # an address in use must not hide that this process cannot be attached to
         try:
             target.look(pids[0], is_forced=watch.force)
         except HookdError as error:
@@ -52,13 +54,13 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
 
 
 class Teller:
-    """Puts into words what happens.
+    """Prints messages about events.
 
     Args:
-        chosen: the processes that were asked for.
-        watch: what is done with them.
-        linger_s: for how long an ended target is served.
-        as_json: print the results of the attaches on stdout, once all are there.
+        chosen: the requested processes.
+        watch: the options of the attach.
+        linger_s: how long an ended target is served, in seconds.
+        as_json: print the results of the attaches on stdout when all are complete.
 
     Attributes:
         status: the worst exit code of the attaches.
@@ -75,7 +77,7 @@ class Teller:
         self._gone: set[int] = set()
 
     def tell(self, what: str, about: dict[str, Any]) -> None:
-        """Say one thing; see `attach_and_serve` for what there is."""
+        """Print the message for an event; for the events see `attach_and_serve`."""
         if what == "serving":
             self._url = about["url"]
             self._reminder = words.waiting(self._chosen.pids, self._watch.timeout_s)
@@ -93,7 +95,7 @@ class Teller:
             output.say(words.told_detached(about))
 
     def tell_kept(self) -> None:
-        """Say at the end which agents stay because they were to be kept."""
+        """Print at the end which agents stay, because they are to be kept."""
         for entry in self._entries:
             is_there = "error" not in entry and entry["pid"] not in self._gone
             if is_there and (self._watch.keep or entry["identity"].get("keep") is True):
@@ -103,7 +105,7 @@ class Teller:
         metrics = f"{self._url}/metrics"
         self.status = words.finish_attached(self._entries, self._chosen, as_json=self._as_json, metrics=metrics)
         attached = [entry["identity"] for entry in self._entries if "error" not in entry]
-        if attached:  # of agents that belong to their process, or were to be kept, nobody holds a lease
+        if attached:  # agents that belong to their process, or are kept, have no lease
             detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)
             output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
 

@@ -1,4 +1,4 @@
-"""`hookd plugin list`: the plugins that run in the daemon, or would."""
+"""`hookd plugin list`: the daemon plugins, running or available."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[dict[str, Any]]:
-    """Give a row for each plugin of the daemon that runs here; without one for each that can be found, state None."""
+    """Return a row per plugin of the running daemon; without a daemon one per available plugin, state None."""
     from hookd.tool.daemon.plugins import discovery
 
     client = targets.daemon(host)
     if client is not None:
         try:
             return client.plugins()
-        except HookdError:  # an older one
+        except HookdError:  # a daemon of an older version
             return []
     found, _ = discovery.found(plugin_dirs, lambda _: True)
     return [
@@ -32,7 +32,7 @@ def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[dict[str, A
 
 
 def show_in_daemon(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of them, if there are any, and what is wrong with some."""
+    """Print a table of the daemon plugins, if there are any, and their errors."""
     if not rows:
         return
     cells = [

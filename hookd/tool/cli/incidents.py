@@ -1,4 +1,4 @@
-"""`hookd incidents`: what was worth telling a person, also of targets that are long gone."""
+"""`hookd incidents`: recorded incidents, including those of exited processes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 SUGGESTED = 8
-"""Runs or kinds that are named where one is not known."""
+"""Maximum number of runs or kinds that are suggested for an unknown one."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]
-    """A time: a span before now, or a moment."""
+    """A time: a span before now, or a date and time."""
 
     name = "since"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ARG002
-        """Give unix seconds, or say how to write them."""
+        """Return the time in Unix seconds."""
         if isinstance(value, float):
             return value
         if match := _SPAN.match(value):
@@ -45,18 +45,20 @@ class Since(click.ParamType):  # type: ignore[type-arg]
         try:
             return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError) as exc:
-            raise click.UsageError(f"'{value}' is no time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx) from exc
+            raise click.UsageError(
+                f"'{value}' is not a time; write 90s, 30m, 2h, 7d or 2026-01-31T12:00.", ctx
+            ) from exc
 
 
 @click.command(short_help="List incidents, the newest last.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with those to come, until Ctrl-C.")
-@click.option("--run", metavar="RUN", help="Of this run.")
+@click.option("-f", "--follow", is_flag=True, help="Print new incidents as they occur, until Ctrl-C.")
+@click.option("--run", metavar="RUN", help="List incidents of this run only.")
 @options.user
-@click.option("--pid", type=options.Pid(), help="Of this process.")
-@click.option("--kind", metavar="KIND", help="Of this kind, as nan, hang or lost.")
+@click.option("--pid", type=options.Pid(), help="List incidents of this process only.")
+@click.option("--kind", metavar="KIND", help="List incidents of this kind only, such as nan, hang or lost.")
 @click.option("--since", type=Since(), metavar="TIME", help="Not older than 90s, 30m, 2h, 7d, or a moment.")
 @click.option("-n", "--limit", type=click.IntRange(0, 1000), default=50, show_default=True, metavar="N",
-              help="The last N of them.")  # fmt: skip
+              help="Print the last N incidents.")  # fmt: skip
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Read the file in this directory, not the daemon's.")
 @options.host
 @options.json
@@ -65,8 +67,8 @@ def incidents(
 ) -> None:
     """List incidents, in the order in which hookd learned of them: the newest last.
 
-    They are asked of the daemon, or read from its file where none answers. While a run is watched, --run means that of its
-    user, else of all users who have had one of this name.
+    They come from the daemon, or from its file if no daemon answers. While a run is watched, --run selects the run of
+    its user, else the runs of this name of all users.
     """
     client = targets.reader(host)
     if wanted["run"] is not None and wanted["user"] is None and state_dir is None:
@@ -85,7 +87,7 @@ def incidents(
 
 
 def _say_of_others(every: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    """Say whose run is listed, and of which other users there are incidents under its name."""
+    """Print whose run is listed, and which other users have incidents under its name."""
     others = sorted({user_name(row["owner"]) or "?" for row in every if wanted["user"] not in (None, row["owner"])})
     if others:
         output.say(
@@ -95,7 +97,7 @@ def _say_of_others(every: Iterable[dict[str, Any]], wanted: dict[str, Any]) -> N
 
 
 def _nothing(every: list[dict[str, Any]], wanted: dict[str, Any]) -> str:
-    """Say that there is nothing to show, and where a run or a kind is not known at all, which are."""
+    """Return the message for an empty list; for an unknown run or kind it suggests known ones."""
     for what in ("run", "kind"):
         known = dict.fromkeys(row[what] for row in every)
         if every and wanted[what] is not None and wanted[what] not in known:
@@ -105,19 +107,19 @@ def _nothing(every: list[dict[str, Any]], wanted: dict[str, Any]) -> str:
 
 
 def _pause() -> None:
-    """Wait until it is time to look again.
+    """Wait for the polling interval.
 
     Raises:
-        BrokenPipeError: nobody reads what we print any more.
+        BrokenPipeError: nobody reads our output any more.
     """
     waiting = select.poll()
-    waiting.register(sys.stdout.fileno(), 0)  # an error or a hang-up is told whatever is asked for
+    waiting.register(sys.stdout.fileno(), 0)  # POLLERR and POLLHUP are always reported
     if any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(POLL_S * 1000)):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:
-    """Show what comes; a daemon that goes away or hangs, and comes again, is waited for."""
+    """Print new incidents; wait for a daemon that stops or hangs to answer again."""
     was_there = True
     while True:
         _pause()
@@ -134,7 +136,7 @@ def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bo
 
 
 def show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print a line for each, and flush: somebody may be waiting."""
+    """Print one line per incident, and flush: a reader may be waiting."""
     for row in found:
         if as_json:
             click.echo(json.dumps(output.finite(row)))
@@ -145,7 +147,10 @@ def show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Put an incident into one line that no terminal obeys: number, moment, kind, run and rank, process, owner, message."""
+    """Format an incident as one line without terminal control sequences.
+
+    The line has its number, time, kind, run and rank, process, owner and message.
+    """
     from hookd.tool.daemon.incidents.incident_log import plain
 
     number = "-" if row["id"] is None else f"#{row['id']}"

@@ -1,4 +1,4 @@
-"""`hookd plugin list PID`: the plugins of a target, what became of them, what they cost, and where they fail."""
+"""`hookd plugin list PID`: the plugins of a target, with their state, cost and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overh
 
 
 def loaded(report: dict[str, Any], plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
-    """List the plugins of a target with the options that are in force, and those that its own environment has."""
+    """List the plugins of a target with their current options, and those installed in its own environment."""
     found = [one for one in report.get("plugins", []) if one["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))
     if as_json:
@@ -35,13 +35,13 @@ def loaded(report: dict[str, Any], plugin_dirs: Sequence[Path], *, as_json: bool
 
 
 def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Give the plugins of the target's own environment; those of ours are taken before them (`shadowed_by`)."""
+    """Yield the plugins of the target's own environment; ours take precedence (`shadowed_by`)."""
     from hookd.tool.attach import sources
     from hookd.tool.attach.change import environment
 
     try:
         found = environment(pid)
-    except (HookdError, OSError):  # it has ended, or its agent is another's or an older one
+    except (HookdError, OSError):  # it has ended, or its agent belongs to another user or is older
         return
     ours = sources.names(plugin_dirs)
     for one in found:
@@ -50,7 +50,7 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]
         if name in ours:
             try:
                 mine = sources.find(name, plugin_dirs)
-            except (HookdError, OSError) as exc:  # that one cannot be carried: the others are listed all the same
+            except (HookdError, OSError) as exc:  # ours cannot be carried; list the others nevertheless
                 told.update(
                     shadowed_by={"version": "", "origin": ""},
                     refused=exc.message if isinstance(exc, HookdError) else worded(exc),
@@ -93,7 +93,10 @@ def _options(one: Mapping[str, Any]) -> Iterator[str]:
 
 
 def trouble(one: Mapping[str, Any]) -> Iterator[str]:
-    """Tell of a plugin's last error: the author's line before the traceback, which is the target's word as well."""
+    """Yield the lines about a plugin's last error: the author's line, then the traceback.
+
+    The target supplies both.
+    """
     error = one["error"]
     if not error.get("text"):
         return

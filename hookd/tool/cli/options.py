@@ -18,12 +18,12 @@ json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Pid(click.ParamType):  # type: ignore[type-arg]
-    """The pid of a process; of its existence nothing is said yet."""
+    """A process id; the process need not exist."""
 
     name = "pid"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002
-        """Read it, or say how the right number is found."""
+        """Return the pid, or raise an error that names `hookd ps`."""
         if isinstance(value, int):
             return value
         if not value.isdecimal() or int(value) == 0:
@@ -43,7 +43,7 @@ class User(click.ParamType):  # type: ignore[type-arg]
         return value if isinstance(value, int) else uid_named(value)
 
 
-user = click.option("--user", type=User(), metavar="USER", help="Of this user alone, by name or number.")
+user = click.option("--user", type=User(), metavar="USER", help="Select this user only, by name or number.")
 
 host = click.option(
     "--host",
@@ -73,17 +73,17 @@ plugin_dirs = click.option(
 
 @dataclass(frozen=True)
 class Watch:
-    """What `attach` is asked to do; the defaults stand at the options below.
+    """Options of `attach`; for their defaults see the options below.
 
     Attributes:
-        plugins: with their options; empty: what the daemon's configuration says, else nan, timing and activations.
+        plugins: with their options; empty: those of the daemon's configuration, else nan, timing and activations.
         tree: the process and all its descendants.
-        match: a rule that picks targets.
-        user: whose processes alone `match` and `tree` pick.
+        match: a rule that selects targets.
+        user: `match` and `tree` select only processes of this user.
         timeout_s: how long one attach may take.
         listen: HOST:PORT of an embedded daemon, or None.
-        keep: the agent stays when hookd goes.
-        force: also try what can disturb a target that hangs, or has little room.
+        keep: the agent stays in the target when hookd ends.
+        force: also try methods that may disturb a target that hangs or is short of resources.
         plugin_dirs: where else to look for plugins.
     """
 
@@ -100,9 +100,13 @@ class Watch:
 
 OF_WATCH = (
     plugins,
-    click.option("--tree", is_flag=True, help="The process and all its descendants that train."),
-    click.option("--match", metavar="RULE", help="Those whose command line contains RULE (or matches it as a glob)."),
-    click.option("--user", metavar="USER", help="Of those that --match or --tree picks the processes of USER alone."),
+    click.option("--tree", is_flag=True, help="Attach to the process and all its descendants that train."),
+    click.option(
+        "--match",
+        metavar="RULE",
+        help="Attach to processes whose command line contains RULE (or matches it as a glob).",
+    ),
+    click.option("--user", metavar="USER", help="With --match or --tree, attach to processes of USER only."),
     click.option(
         "--timeout",
         "timeout_s",
@@ -112,15 +116,17 @@ OF_WATCH = (
         metavar="S",
         help="Seconds that one attach may take.",
     ),
-    click.option("--listen", metavar="ADDR", help="Serve these targets alone, on HOST:PORT, until Ctrl-C."),
+    click.option("--listen", metavar="ADDR", help="Serve only these targets, on HOST:PORT, until Ctrl-C."),
     click.option("--keep", is_flag=True, help="Leave the agent in the target when hookd ends."),
-    click.option("--force", is_flag=True, help="Also try what may disturb a target that hangs, or has little room."),
+    click.option(
+        "--force", is_flag=True, help="Also try methods that may disturb a target that hangs or is short of resources."
+    ),
     plugin_dirs,
 )
 
 
 def parse_plugins(texts: Sequence[str]) -> tuple[PluginSpec, ...]:
-    """Read what stands after each -p."""
+    """Parse the value of each -p."""
     from hookd.tool.config import PluginSpec
 
     chosen = tuple(PluginSpec.parse(text) for text in texts)
@@ -130,7 +136,7 @@ def parse_plugins(texts: Sequence[str]) -> tuple[PluginSpec, ...]:
 
 
 def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Give `attach` its options, as one argument `watch`."""
+    """Add the options of `attach` to a command, as one argument `watch`."""
 
     @functools.wraps(command)
     def with_watch(

@@ -1,4 +1,4 @@
-"""What commands write: data as tables or JSON on stdout, talk and errors on stderr."""
+"""Output of commands: data as tables or JSON on stdout, messages and errors on stderr."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ __all__ = [
 ]  # fmt: skip
 
 WIDTH = 160
-"""The most columns of a table that goes into a file or a pipe; the tables of `status` and `report` keep to 80."""
+"""Maximum width of a table in a file or a pipe, in columns; the tables of `status` and `report` keep to 80."""
 NARROWEST = 40
 
 
 def emit(data: Any) -> None:
-    """Print data as JSON (NaN and infinities as strings, for JSON has none) and flush: a script may be waiting."""
+    """Print data as JSON, with NaN and infinities as strings, and flush: a script may be waiting."""
     click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
     sys.stdout.flush()
 
 
 def say(message: str) -> None:
-    """Print talk, on stderr; it may quote a target."""
+    """Print a message on stderr; it may quote a target."""
     click.echo(plain(message, lines=True), err=True)
 
 
 def complain(error: HookdError) -> None:
-    """Print an error and what the reader can do, on stderr."""
+    """Print an error and its hint on stderr."""
     say(f"hookd: error: {error.message}")
     if error.hint:
         say(f"hint: {error.hint}")
 
 
 def fail(error: HookdError, *, as_json: bool) -> int:
-    """Print an error, with `--json` also as an object on stdout; return its exit code."""
+    """Print an error, with `--json` also as an object on stdout, and return its exit code."""
     complain(error)
     if as_json:
         emit(error.as_json())
@@ -57,7 +57,7 @@ def fail(error: HookdError, *, as_json: bool) -> int:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """Make an empty table; a column whose name starts with `>` is aligned to the right."""
+    """Create an empty table; a column whose name starts with `>` is right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -70,7 +70,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def fill(empty: Table, rows: Iterable[Sequence[str]]) -> Table:
-    """Add rows of plain text (square brackets in a command line are no markup); it may be a target's."""
+    """Add rows of plain text, which may be a target's; square brackets are not markup."""
     from rich.text import Text
 
     for row in rows:
@@ -79,7 +79,10 @@ def fill(empty: Table, rows: Iterable[Sequence[str]]) -> Table:
 
 
 def show(*renderables: Table | str) -> None:
-    """Print tables and lines on stdout: styled on a terminal only (and as NO_COLOR says), wide when nobody looks."""
+    """Print tables and lines on stdout.
+
+    They are styled on a terminal only (NO_COLOR applies); elsewhere they are `WIDTH` columns wide.
+    """
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH)
@@ -88,7 +91,7 @@ def show(*renderables: Table | str) -> None:
 
 
 def columns() -> int:
-    """Give the width that lines should keep: the terminal's; without one what COLUMNS says, or 80."""
+    """Return the line width: the terminal's; without a terminal COLUMNS, or 80."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     text = os.environ.get("COLUMNS", "")
@@ -96,6 +99,6 @@ def columns() -> int:
 
 
 def wrap(text: str, indent: str = "  ") -> str:
-    """Break a line for people, of text that may be a target's; what follows the first part is indented."""
+    """Wrap text, which may be a target's, to the line width; all lines but the first are indented."""
     text = plain(text, lines=True)
     return textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

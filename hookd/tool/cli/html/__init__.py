@@ -1,1 +1,1 @@
-"""The report as one HTML page: no script, no network, light and dark, to be sent to a colleague or printed."""
+"""The report as one HTML page, light and dark, to send or print; it uses no script and no network."""

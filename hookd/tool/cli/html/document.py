@@ -1,4 +1,4 @@
-"""The whole page, for a target, a run or an incident."""
+"""Render the whole page, for a target, a run or an incident."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from hookd.tool.cli.subject import Subject
 
 MAX_CURVES = COLOURS
-"""Ranks whose curves are drawn: the slowest ones, and the first."""
+"""Maximum number of ranks whose curves are drawn: the slowest ones."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write(path: Path, subject: Subject) -> None:
-    """Write the page to a file, readable by its owner alone: it tells of code and data.
+    """Write the page to a file that only its owner can read: it reveals code and data.
 
     Raises:
         HookdError: the file cannot be written.
@@ -47,7 +47,7 @@ def write(path: Path, subject: Subject) -> None:
 
 
 def document(subject: Subject) -> str:
-    """Give the page as HTML."""
+    """Return the page as HTML."""
     bodies = {"target": _target_page, "run": _run_page, "incident": _incident_page}
     title, body = bodies[subject.kind](subject)
     made = f"made {moment(time.time())} on {socket.gethostname()} by hookd {__version__}"
@@ -113,7 +113,7 @@ def _heading(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _numbers(report: dict[str, Any], limit: int) -> Iterator[str]:
-    """Show what is measured of a target."""
+    """Yield the sections with the measurements of a target."""
     yield from _section("Time of a step", parts.curve(report))
     yield from _section("Where a step's time goes", parts.phase_shares(report, step_seconds(report)))
     if report["modules"]:
@@ -129,7 +129,7 @@ def _run(subject: Subject) -> Iterator[str]:
     reports = [one for one in subject.reports if "identity" in one]
     yield f"<h1>run {text(subject.name)}</h1>"
     if not reports:
-        yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more: this is what is kept of it.</p>"
+        yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more; only its stored incidents are shown.</p>"
     else:
         yield from _ranks(reports)
     yield from _section("Incidents", parts.incidents([_told(row) for row in subject.rows]))
@@ -142,7 +142,7 @@ def _run(subject: Subject) -> Iterator[str]:
 
 
 def _ranks(reports: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Compare the ranks: a table, and their curves in one picture."""
+    """Yield the comparison of the ranks: a table, and their curves in one picture."""
     median = median_step(reports)
     slowest = max((step_seconds(one) or 0 for one in reports), default=0.0)
     yield parts.tiles(
@@ -209,7 +209,7 @@ def _incident(subject: Subject) -> Iterator[str]:
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """Make of a row what a page tells, with whose it is."""
+    """Return a row as an incident of a page, with its rank and process."""
     names = ("id", "time", "kind", "message", "module", "step", "count", "last")
     return {
         **row["detail"],
