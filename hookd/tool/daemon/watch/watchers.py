@@ -37,7 +37,7 @@ class Guarded:
         self._known: set[type[Exception]] = set()
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Let the watcher look; see `watch.Watcher`."""
+        """Call `look` of the watcher; see `watch.Watcher`."""
         try:
             self._watcher.look(targets)
         except Exception as exc:  # noqa: BLE001  a bug in one watcher must not stop the others
