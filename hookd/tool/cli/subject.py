@@ -88,7 +88,7 @@ def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
     if not word.isdecimal():
         return _run(word, client, user)
     if int(word) == 0:
-        raise click.UsageError(f"'{word}' is no process id; `hookd ps` lists the training processes.")
+        raise click.UsageError(f"'{word}' is not a process id; `hookd ps` lists the training processes.")
     try:
         return _target(int(word), client)
     except (NoSuchTarget, PermissionDenied) as error:
