@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hookd.wire.page import PageReader
-    from hookd.wire.target import ProcessReport
+    from hookd.wire.report import Report
 
 _log = logging.getLogger("hookd")
 DEFAULT = ("nan", "timing", "activations")
@@ -63,7 +63,7 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
     return bootstrap.stop(timeout_s)
 
 
-def read() -> ProcessReport:
+def read() -> Report:
     """Return a report on this process so far, as `hookd report PID --json` prints it.
 
     It includes `step`, `overhead`, `modules` with the metrics of each, `plugins`, `incidents`. Any thread may call it. It
@@ -89,10 +89,10 @@ def _page() -> Iterator[PageReader]:
         reader.close()
 
 
-def _report(reader: PageReader) -> ProcessReport:
+def _report(reader: PageReader) -> Report:
     from hookd.tool.reports.report import build_report
 
-    return {"pid": posix.getpid(), **build_report(reader.read())}
+    return build_report(reader.read(), posix.getpid())
 
 
 class Observation:
@@ -113,7 +113,7 @@ class Observation:
         rank: int | None = None,
         budget: float = 0.01,
     ) -> None:
-        self.report: ProcessReport | None = None
+        self.report: Report | None = None
         self._plugins = plugins if plugins is DEFAULT else tuple(plugins)
         self._run, self._rank, self._budget = run, rank, budget
         self._came: float | None = None

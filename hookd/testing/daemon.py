@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.receivers import Caller
     from hookd.tool.daemon.plugins.discovery import Half
     from hookd.tool.daemon.plugins.worker import Hosted
+    from hookd.wire.incident import IncidentRow
 
 RUN = "train.py"
 JOIN_S = 5.0
@@ -302,7 +303,7 @@ class FakeDaemon:
         return panel
 
     @property
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[IncidentRow]:
         """All stored incidents, the oldest first, in the format of `hookd incidents --json`."""
         return self._fleet.incidents()[::-1]
 

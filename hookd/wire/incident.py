@@ -47,8 +47,8 @@ class LogLine(_Dated, total=False):
     message: str
 
 
-class IncidentRow(TypedDict):
-    """An incident in the daemon's store, as `hookd incidents --json` prints it."""
+class StoredIncident(TypedDict):
+    """An incident in the daemon's store."""
 
     id: int | None
     """Its number, for `hookd report '#ID'`; None until it is stored."""
@@ -58,8 +58,8 @@ class IncidentRow(TypedDict):
     """Pid of the process, as the daemon sees it."""
     start: int
     """Start of the process in clock ticks since the boot: with `boot` and `pid`, it names the process."""
-    page: str
-    """Names the attach."""
+    page: int
+    """Inode of its page: names the attach."""
     same: str
     """The same for equal incidents of a process."""
     seq: int
@@ -75,8 +75,6 @@ class IncidentRow(TypedDict):
     """For a person."""
     owner: int
     """Uid of the user to whom the process belongs; -1 if that is unknown."""
-    user: str
-    """The name of that user."""
     count: int
     """How often it has occurred."""
     last: float
@@ -85,3 +83,10 @@ class IncidentRow(TypedDict):
     """The number of the last occurrence within the process."""
     detail: dict[str, Any]
     """The incident as the target reported it."""
+
+
+class IncidentRow(StoredIncident):
+    """An incident as `hookd incidents --json` prints it."""
+
+    user: str
+    """The name of its owner."""

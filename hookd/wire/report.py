@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from hookd.wire.incident import Incident, LogLine
+    from hookd.wire.target import ServedTarget
 
 
 class Steps(TypedDict):
@@ -96,9 +97,34 @@ class Overhead(TypedDict):
     """Seconds taken by hookd without its plugins."""
 
 
-class Report(TypedDict):
+class CurvePoint(TypedDict):
+    """The duration of some consecutive steps."""
+
+    step: int
+    """The last of them, counted from the attach."""
+    time: float
+    """Unix seconds of its end."""
+    seconds: float
+    """Their median duration."""
+    longest: float
+    """The longest duration, in seconds."""
+
+
+class Elsewhere(TypedDict):
+    """The incidents of another rank of the same run."""
+
+    rank: str
+    pid: int
+    incidents: int
+    """Their number."""
+    message: str | None
+    """Of the last one."""
+
+
+class PageReport(TypedDict):
     """Everything that the page of a target says, by module, plugin and incident."""
 
+    pid: int
     identity: dict[str, Any]
     """What the agent says of its process: `run`, `rank`, `world_size`, `python`, `torch`, `agent_version` and more."""
     state: str
@@ -120,3 +146,16 @@ class Report(TypedDict):
     """The last lines of the agent's log."""
     dropped_series: int
     """Series that the page has no space for."""
+
+
+class Report(PageReport, total=False):
+    """The report of a target."""
+
+    target: ServedTarget
+    """The daemon's row; absent if the page was read without a daemon."""
+    user: str
+    """The user to whom the process belongs, if there is no `target`."""
+    curve: list[CurvePoint]
+    """The durations of its last steps, if they were asked for."""
+    elsewhere: list[Elsewhere]
+    """The other ranks of its run that have incidents."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict, final
 
 from hookd.errors import ErrorAnswer
-from hookd.wire.report import Report
 
 if TYPE_CHECKING:
     from hookd.wire.report import Steps
@@ -101,50 +100,6 @@ class ErrorRow(ErrorAnswer):
     """A process for which a command has failed."""
 
     pid: int
-
-
-class CurvePoint(TypedDict):
-    """The duration of some consecutive steps."""
-
-    step: int
-    """The last of them, counted from the attach."""
-    time: float
-    """Unix seconds of its end."""
-    seconds: float
-    """Their median duration."""
-    longest: float
-    """The longest duration, in seconds."""
-
-
-class Elsewhere(TypedDict):
-    """The incidents of another rank of the same run."""
-
-    rank: str
-    pid: int
-    incidents: int
-    """Their number."""
-    message: str | None
-    """Of the last one."""
-
-
-class ProcessReport(Report):
-    """The report of this process, as `hookd.read()` returns it."""
-
-    pid: int
-
-
-class TargetReport(Report, total=False):
-    """The report of a target, with what its server knows of it."""
-
-    pid: int
-    target: ServedTarget
-    """The daemon's row; absent if the page was read without a daemon."""
-    user: str
-    """The user to whom the process belongs, if there is no `target`."""
-    curve: list[CurvePoint]
-    """The durations of its last steps, if they were asked for."""
-    elsewhere: list[Elsewhere]
-    """The other ranks that have incidents."""
 
 
 class BackingOff(TypedDict):

@@ -507,7 +507,7 @@ def test_what_is_no_pid_is_called_so(words):
     done = hookd(*words)
     assert done.returncode == 2
     assert "Invalid value" not in done.stderr
-    assert words == ["doctor", "-p"] or f"'{words[1]}' is no process id; `hookd ps`" in done.stderr
+    assert words == ["doctor", "-p"] or f"'{words[1]}' is not a process id; `hookd ps`" in done.stderr
 
 
 def test_status_names_the_foreground_attach_that_holds_and_serves_a_target(training):

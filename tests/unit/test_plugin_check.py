@@ -663,7 +663,7 @@ class TestHosted:
         assert (12, "raised", "target_lost: AttributeError: 'Spread' object has no attribute 'ends'") in problems
         rest = " ".join(message for _, _, message in problems)
         assert "'spread_ms' is in ms; metrics are in base units" in rest
-        assert "web_panel gave a int" in rest
+        assert "web_panel returned int" in rest
         assert "register_commands gave a int, which is not a command" in rest
         assert len(problems) == 4
 

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from hookd.wire.report import PluginRow
-    from hookd.wire.target import TargetReport
+    from hookd.wire.report import PluginRow, Report
+
 
 KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overhead_seconds", "series", "error")
 
 
-def loaded(report: TargetReport, plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
+def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
     """List the plugins of a target with their current options, and those installed in its own environment."""
     found = [one for one in report["plugins"] if one["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))

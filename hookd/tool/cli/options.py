@@ -27,7 +27,7 @@ class Pid(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, int):
             return value
         if not value.isdecimal() or int(value) == 0:
-            raise click.UsageError(f"'{value}' is no process id; `hookd ps` lists the training processes.", ctx)
+            raise click.UsageError(f"'{value}' is not a process id; `hookd ps` lists the training processes.", ctx)
         return int(value)
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hookd.tool.cli.subject import Subject
-    from hookd.wire.report import ModuleRow, PluginRow
-    from hookd.wire.target import TargetReport
+    from hookd.wire.report import ModuleRow, PluginRow, Report
 
 STATISTICS = ("mean", "std", "min", "max")
 TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE")
@@ -91,7 +90,7 @@ def _show(chosen: Subject, limit: int | None) -> None:
             click.echo(output.wrap(line, " " * 4))
 
 
-def _show_target(report: TargetReport, limit: int | None) -> None:
+def _show_target(report: Report, limit: int | None) -> None:
     for line in heading(report):
         click.echo(output.wrap(line))
     for table in modules(report, limit) if report["modules"] else ():
@@ -104,7 +103,7 @@ def _show_target(report: TargetReport, limit: int | None) -> None:
     output.show(plugins(report))
 
 
-def heading(report: TargetReport) -> Iterator[str]:
+def heading(report: Report) -> Iterator[str]:
     """Yield lines on the target's identity, its progress, and the phases of its steps."""
     identity, target = report["identity"], report.get("target", {})
     run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
@@ -136,7 +135,7 @@ def heading(report: TargetReport) -> Iterator[str]:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
 
 
-def of_user(report: TargetReport) -> str:
+def of_user(report: Report) -> str:
     """Return the name of a report's process and of its user."""
     owner = targets.owner(report)
     return f"process {report['pid']}" + (f" of user {owner}" if owner else "")
@@ -156,7 +155,7 @@ def clock(unix_s: object) -> str:
     return moment(unix_s).rpartition(" ")[2] if isinstance(unix_s, (int, float)) else "-"
 
 
-def modules(report: TargetReport, limit: int | None) -> Iterator[Table | str]:
+def modules(report: Report, limit: int | None) -> Iterator[Table | str]:
     """Yield tables of the modules: time of one call, share of the model's time, statistics of the outputs.
 
     A wide terminal gets one table, a narrow one two tables and the findings as lines.
@@ -249,7 +248,7 @@ def _state(plugin: PluginRow) -> str:
     return "changes training" if plugin["changes_training"] else "dry run"
 
 
-def incidents(report: TargetReport) -> Iterator[str]:
+def incidents(report: Report) -> Iterator[str]:
     """Yield a line for each incident, as it was reported, and for the incidents of other ranks."""
     elsewhere = report.get("elsewhere", [])
     yield "incidents:" if report["incidents"] else f"incidents: none{' of this rank' if elsewhere else ''}"
@@ -263,7 +262,7 @@ def incidents(report: TargetReport) -> Iterator[str]:
         yield f"  of rank {row['rank']} (process {row['pid']}): {row['message']}{more}"
 
 
-def plugins(report: TargetReport) -> Table:
+def plugins(report: Report) -> Table:
     """Return a table of the plugins: state, sampling, errors and cost; and of the cost of hookd itself."""
     table = output.table("PLUGIN", "STATE", "SAMPLING", ">ERRORS", ">TIME SPENT")
     rows = []

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hookd.wire.incident import IncidentRow
-    from hookd.wire.target import TargetReport
+    from hookd.wire.report import Report
 
 SLOW = 1.1
 """A rank is slow if its step takes this many times the median."""
 
 
-def ranks(reports: Sequence[TargetReport]) -> Table:
+def ranks(reports: Sequence[Report]) -> Table:
     """Return a table of a run's ranks: the progress of each, and its step time compared with the median."""
     head = (">RANK", ">PID", "STATE", ">STEPS", ">A STEP", ">MEDIANS", ">FWD", ">DATA", ">COST", ">INC")
     table = output.table(*head)
@@ -32,12 +32,12 @@ def ranks(reports: Sequence[TargetReport]) -> Table:
     return output.fill(table, [_cells(report, median) for report in reports])
 
 
-def owners(reports: Sequence[TargetReport]) -> str:
+def owners(reports: Sequence[Report]) -> str:
     """Return the name of the user to whom the ranks of a run belong; normally there is one."""
     return ", ".join(sorted({targets.owner(report) for report in reports} - {""}))
 
 
-def _cells(report: TargetReport, median: float | None) -> tuple[str, ...]:
+def _cells(report: Report, median: float | None) -> tuple[str, ...]:
     seconds = step_seconds(report)
     return (
         str(report.get("target", {}).get("rank", report["identity"].get("rank"))),
@@ -53,13 +53,13 @@ def _cells(report: TargetReport, median: float | None) -> tuple[str, ...]:
     )
 
 
-def median_step(reports: Sequence[TargetReport]) -> float | None:
+def median_step(reports: Sequence[Report]) -> float | None:
     """Return the median of the ranks' mean step times, in seconds."""
     times = [seconds for report in reports if (seconds := step_seconds(report))]
     return statistics.median(times) if times else None
 
 
-def of_step(report: TargetReport, phase: str) -> float | None:
+def of_step(report: Report, phase: str) -> float | None:
     """Return the seconds per step that a phase takes.
 
     Ranks that wait for each other have equal step times, but differ in these.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from hookd.tool.cli.root_daemon import RootDaemon
     from hookd.wire.incident import Incident
-    from hookd.wire.report import Steps
-    from hookd.wire.target import ErrorRow, Hang, Ongoing, Server, ServerStatus, TargetReport
+    from hookd.wire.report import Report, Steps
+    from hookd.wire.target import ErrorRow, Hang, Ongoing, Server, ServerStatus
 
 ASKED = "eval"
 """The kind of incident that records an evaluated expression; nothing is wrong with the target."""
@@ -172,7 +172,7 @@ def _is_from_attach(step: Steps) -> bool:
     return not step["is_absolute"] and not is_called_only(step)
 
 
-def _row(pid: int, report: TargetReport | HookdError) -> StatusRow | ErrorRow:
+def _row(pid: int, report: Report | HookdError) -> StatusRow | ErrorRow:
     if isinstance(report, HookdError):
         return {"pid": pid, **report.as_json()}
     identity, target = report["identity"], report.get("target", {})

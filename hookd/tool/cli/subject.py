@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.client import DaemonClient
     from hookd.wire.incident import Incident, IncidentRow
-    from hookd.wire.target import Elsewhere, TargetReport
+    from hookd.wire.report import Elsewhere, Report
 
 ROWS = 200
 """Incidents of a run that are shown: the last ones."""
@@ -38,7 +38,7 @@ class Subject:
 
     kind: str
     name: str
-    reports: list[TargetReport] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
     rows: list[IncidentRow] = field(default_factory=list)
 
     @property
@@ -52,7 +52,7 @@ class Subject:
         """The uid of the owner of the target or incident, None if unknown."""
         return _user_of(self.reports) if self.reports else next((_known(row["owner"]) for row in self.rows), None)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Report | dict[str, Any]:
         """Return the object that `--json` prints."""
         if self.kind == "target":
             return self.reports[0]
@@ -90,7 +90,7 @@ def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
     if not word.isdecimal():
         return _run(word, client, user)
     if int(word) == 0:
-        raise click.UsageError(f"'{word}' is no process id; `hookd ps` lists the training processes.")
+        raise click.UsageError(f"'{word}' is not a process id; `hookd ps` lists the training processes.")
     try:
         return _target(int(word), client)
     except (NoSuchTarget, PermissionDenied) as error:
@@ -111,7 +111,7 @@ def _target(pid: int, client: DaemonClient | None) -> Subject:
     return Subject("target", str(pid), [_with(report, rows)], rows)
 
 
-def _elsewhere(report: TargetReport, client: DaemonClient | None) -> Iterator[Elsewhere]:
+def _elsewhere(report: Report, client: DaemonClient | None) -> Iterator[Elsewhere]:
     """Yield the incidents of the other ranks of a target's run, one row for each rank.
 
     A hang, for example, is an incident of the rank that stopped, not of those that wait for it.
@@ -128,9 +128,7 @@ def _elsewhere(report: TargetReport, client: DaemonClient | None) -> Iterator[El
             yield {"rank": _rank_of(other), "pid": other["pid"], "incidents": len(incidents), "message": message}
 
 
-def _ranks(
-    label: str, client: DaemonClient | None, of: TargetReport | None = None, user: int | None = None
-) -> list[TargetReport]:
+def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, user: int | None = None) -> list[Report]:
     """Return the reports of the ranks of one user's run, by rank.
 
     The user is `user`, else the one of the report `of`, else the one with the oldest process.
@@ -144,7 +142,7 @@ def _ranks(
     return sorted(_of_one_user(ranks, of), key=_rank)
 
 
-def _of_one_user(reports: Sequence[TargetReport], of: TargetReport | None) -> list[TargetReport]:
+def _of_one_user(reports: Sequence[Report], of: Report | None) -> list[Report]:
     """Return the reports of one user.
 
     Without a daemon that keeps run names unique, several users can have runs of the same name.
@@ -216,37 +214,37 @@ def _incident(number: str, client: DaemonClient | None) -> Subject:
         raise NoSuchTarget(
             f"there is no incident #{number}", reason="no-such-incident", hint="`hookd incidents` lists them."
         )
-    reports: list[TargetReport] = []
+    reports: list[Report] = []
     with contextlib.suppress(HookdError):  # the target is gone, or we may not read it
         report = targets.report(int(rows[0]["pid"]), client, has_curve=True)
         reports = [_with(report, rows)] if _of([report], rows) else []
     return Subject("incident", number, reports, rows)
 
 
-def _is_of(report: TargetReport, label: str) -> bool:
+def _is_of(report: Report, label: str) -> bool:
     return _label(report) == label
 
 
-def _label(report: TargetReport) -> str:
+def _label(report: Report) -> str:
     return str(report.get("target", {}).get("run", report["identity"].get("run")))
 
 
-def _rank_of(report: TargetReport) -> str:
+def _rank_of(report: Report) -> str:
     return str(report.get("target", {}).get("rank", report["identity"].get("rank")))
 
 
-def _rank(report: TargetReport) -> tuple[int, str]:
+def _rank(report: Report) -> tuple[int, str]:
     rank = _rank_of(report)
     return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
 
-def _of(reports: Iterable[TargetReport], rows: Iterable[IncidentRow]) -> list[IncidentRow]:
+def _of(reports: Iterable[Report], rows: Iterable[IncidentRow]) -> list[IncidentRow]:
     """Return the rows of exactly these processes, by pid and start time, since pids are reused."""
     processes = {(report["pid"], _start(report)) for report in reports}
     return [row for row in rows if (row["pid"], row["start"]) in processes]
 
 
-def _user_of(reports: Sequence[TargetReport]) -> int | None:
+def _user_of(reports: Sequence[Report]) -> int | None:
     """Return the uid of the owner of these targets; None without targets, or if unknown."""
     from hookd.tool.linux.accounts import uid_of
 
@@ -259,7 +257,7 @@ def _known(uid: int) -> int | None:
     return uid if uid >= 0 else None
 
 
-def _start(report: TargetReport) -> int | None:
+def _start(report: Report) -> int | None:
     from hookd.tool.linux import proc
 
     if "target" in report:
@@ -269,7 +267,7 @@ def _start(report: TargetReport) -> int | None:
     return None
 
 
-def _with(report: TargetReport, rows: Iterable[IncidentRow]) -> TargetReport:
+def _with(report: Report, rows: Iterable[IncidentRow]) -> Report:
     """Return a report with the incidents that the daemon has detected added, and with the numbers of all."""
     incidents = [incident.copy() for incident in report["incidents"]]
     by_name: dict[object, Incident] = {(incident.get("seq"), incident.get("time")): incident for incident in incidents}

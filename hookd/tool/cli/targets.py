@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.daemon.client import DaemonClient
-    from hookd.wire.target import ServerStatus, TargetReport
+    from hookd.wire.report import Report
+    from hookd.wire.target import ServerStatus
 
 POLL_S = 0.2
 ANSWER_S = 10.0
@@ -133,7 +134,7 @@ def report(
     others: Sequence[ServerStatus] | None = None,
     *,
     has_curve: bool = False,
-) -> TargetReport:
+) -> Report:
     """Return the report of one target.
 
     It comes from the daemon or foreground attach that serves the target, which knows it even after its end; otherwise from
@@ -153,12 +154,12 @@ def report(
 
     if client is not None:
         with contextlib.suppress(NoSuchTarget):  # perhaps just attached by another tool
-            return {"pid": pid, **client.report(pid, has_curve=has_curve)}
+            return client.report(pid, has_curve=has_curve)
     for status in foregrounds() if others is None else others:
         if pid in _pids(status):
             with contextlib.suppress(HookdError):
                 server = DaemonClient(Path(status["control"]), EMBEDDED_TIMEOUT_S)
-                return {"pid": pid, **server.report(pid, has_curve=has_curve)}
+                return server.report(pid, has_curve=has_curve)
     return _report_of_page(pid, has_curve=has_curve)
 
 
@@ -166,7 +167,7 @@ def _pids(server: ServerStatus) -> set[int]:
     return {int(target["pid"]) for target in server["targets"]}
 
 
-def _report_of_page(pid: int, *, has_curve: bool) -> TargetReport:
+def _report_of_page(pid: int, *, has_curve: bool) -> Report:
     from hookd.tool.attach.discover import open_page
     from hookd.tool.daemon.fleet import curve
     from hookd.tool.linux.accounts import uid_of
@@ -174,18 +175,19 @@ def _report_of_page(pid: int, *, has_curve: bool) -> TargetReport:
     from hookd.tool.reports.report import build_report
 
     with contextlib.closing(open_page(pid)) as reader:
-        report: TargetReport = {"pid": pid, **build_report(reader.read()), "user": user_name(uid_of(pid))}
+        report = build_report(reader.read(), pid)
+        report["user"] = user_name(uid_of(pid))
         if has_curve:
             report["curve"] = curve.of(reader.records())
         return report
 
 
-def owner(report: TargetReport) -> str:
+def owner(report: Report) -> str:
     """Return the user who owns the process of a report, "" if unknown."""
     return str(report.get("target", report).get("user", ""))
 
 
-def is_of(pid: int, report: TargetReport | HookdError, user: int | None) -> bool:
+def is_of(pid: int, report: Report | HookdError, user: int | None) -> bool:
     """Whether a target belongs to a user; always true for None.
 
     Without a report, the owner of the process is used.
@@ -201,7 +203,7 @@ def is_of(pid: int, report: TargetReport | HookdError, user: int | None) -> bool
 
 def reports(
     client: DaemonClient | None, others: Sequence[ServerStatus], *, has_curve: bool = False
-) -> Iterator[tuple[int, TargetReport | HookdError]]:
+) -> Iterator[tuple[int, Report | HookdError]]:
     """Yield the pid of every target with its report, or with the error if there is none.
 
     This includes targets that have ended and are still served.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.wire.incident import IncidentRow
-    from hookd.wire.target import ServerStatus, TargetReport, TargetRow
+    from hookd.wire.report import Report
+    from hookd.wire.target import ServerStatus, TargetRow
 
 _BY_EXIT_CODE: Mapping[int, type[HookdError]] = {
     kind.exit_code: kind for kind in (UsageError, DaemonNotRunning, NoSuchTarget, PermissionDenied, TargetUnsupported)
@@ -160,11 +161,9 @@ class DaemonClient:
         body = {"expression": expression, "timeout_s": timeout_s}
         return self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
 
-    def report(self, pid: int, *, has_curve: bool = False) -> TargetReport:
+    def report(self, pid: int, *, has_curve: bool = False) -> Report:
         """Return the report of a target, with `has_curve` including the times of its last steps."""
-        return cast(
-            "TargetReport", self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else ""))
-        )
+        return cast("Report", self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else "")))
 
     def incidents(self, **wanted: Any) -> list[IncidentRow]:
         """Return incidents; see `rows.query` for the filters."""

@@ -13,7 +13,8 @@ from hookd.version import __version__
 if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.metrics.selection import Limits
-    from hookd.wire.target import ServedTarget, TargetReport, TargetRow
+    from hookd.wire.report import Report
+    from hookd.wire.target import TargetRow
 
 
 def target_row(target: Target) -> TargetRow:
@@ -49,7 +50,7 @@ def target_row(target: Target) -> TargetRow:
     }
 
 
-def target_report(target: Target, limits: Limits) -> TargetReport:
+def target_report(target: Target, limits: Limits) -> Report:
     """Return the report of a target's page, see `report.build_report`, plus the daemon's row for it as `target`.
 
     The row also has `series_dropped`: the number of series that the limits exclude from /metrics.
@@ -66,8 +67,9 @@ def target_report(target: Target, limits: Limits) -> TargetReport:
             hint="The process continues.",
         )
     selection.served(snapshot, 0.0)
-    row: ServedTarget = {**target_row(target), "series_dropped": selection.dropped}
-    return {"pid": target.pid, **build_report(snapshot), "target": row}
+    report = build_report(snapshot, target.pid)
+    report["target"] = {**target_row(target), "series_dropped": selection.dropped}
+    return report
 
 
 def daemon_version() -> dict[str, Any]:

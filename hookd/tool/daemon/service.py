@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Receiver
     from hookd.tool.daemon.turns import Want
-    from hookd.wire.target import ServerStatus, TargetReport, TargetRow
+    from hookd.wire.report import Report
+    from hookd.wire.target import ServerStatus, TargetRow
 
 EMBEDDED_LEASE_S = 60.0
 """Lease of a foreground attach: how long its agents stay after it was killed."""
@@ -309,7 +310,7 @@ class Service:
         """Return the summary rows of all targets."""
         return [describe.target_row(target) for target in self.fleet.targets()]
 
-    def report(self, pid: int, *, has_curve: bool = False) -> TargetReport:
+    def report(self, pid: int, *, has_curve: bool = False) -> Report:
         """Return the report of a target, with `has_curve` including the times of its last steps. Blocks on its page.
 
         Raises:
@@ -317,7 +318,9 @@ class Service:
         """
         target = self.fleet.get(pid)
         report = describe.target_report(target, self._limits)
-        return {**report, "curve": target.curve()} if has_curve else report
+        if has_curve:
+            report["curve"] = target.curve()
+        return report
 
     def status(self) -> ServerStatus:
         """Return the state of the daemon and the rows of its targets."""

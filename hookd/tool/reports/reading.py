@@ -10,30 +10,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
-    from hookd.wire.target import TargetReport
+    from hookd.wire.target import TargetRow
+
 
 MAX_LINE = 100
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
 
 
-def state(report: TargetReport) -> str:
+def state(report: Report, row: TargetRow | None = None) -> str:
     """Return the state of a target.
 
     That is the daemon's view of it if this says more than the page, else the page's.
 
     It is "hangs" while the target hangs, and "paused" while one of its threads waits for a person.
+
+    Args:
+        report: of the target.
+        row: the daemon's row; by default that of the report.
     """
-    served_state = report.get("target", {}).get("state")
-    if report.get("target", {}).get("hang"):
+    row = row or report.get("target")
+    served_state = row["state"] if row is not None else None
+    if row is not None and row["hang"]:
         return "hangs"
     is_paused = report["state"] == "running" and any(thread["phase"] == "paused" for thread in report["threads"])
     return str(served_state if served_state not in (None, "attached") else "paused" if is_paused else report["state"])
 
 
-def paused(report: TargetReport) -> str | None:
-    """Return a plugin's message on why a target is paused and how to resume it, or None."""
-    if state(report) != "paused":
+def paused(report: Report, row: TargetRow | None = None) -> str | None:
+    """Return a plugin's message on why a target is paused and how to resume it, or None; arguments as of `state`."""
+    if state(report, row) != "paused":
         return None
     messages = (row.get("message") for row in reversed(report["incidents"]) if row.get("kind") == "paused")
     return str(next(messages, None) or "a plugin has paused it").replace(" PID ", f" {report['pid']} ")

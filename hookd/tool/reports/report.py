@@ -21,7 +21,7 @@ MAX_LOGS = 50
 """How many lines of the agent's log a report has, the last ones."""
 
 
-def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> Report:
+def build_report(snapshot: Snapshot, pid: int, *, has_modules: bool = True) -> Report:
     """Merge the families of a page by module, plugin and incident.
 
     A metric `hookd_<plugin>_<thing>` of a module is at `modules[n]["metrics"][plugin][thing]`: a number, a
@@ -31,17 +31,19 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> Report:
 
     Args:
         snapshot: of a page; may be the last one of a process that has exited.
+        pid: of the target.
         has_modules: whether to include a row for each module, which takes most of the time; else `modules` is empty.
     """
     values = _values(snapshot)
     if _single(values, "hookd_overhead_ratio") is None:  # no step was metered yet: a 0 is not a measurement
         _make_unknown(values.get("hookd_overhead_seconds", []))
     return {
+        "pid": pid,
         "identity": snapshot.identity,
         "state": snapshot.state,
         "step": describe_steps(snapshot),
-        "modules": _modules(snapshot) if has_modules else [],
-        "metrics": _metrics(family for family in snapshot.families if "module" not in family.labels),
+        "modules": module_rows(snapshot) if has_modules else [],
+        "metrics": metrics(snapshot),
         "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
         "plugins": _plugins(values, snapshot),
         "overhead": {
@@ -50,7 +52,7 @@ def build_report(snapshot: Snapshot, *, has_modules: bool = True) -> Report:
             "own_seconds": _own(values.get("hookd_overhead_seconds", [])),
         },
         "incidents": collapse(snapshot.incidents),
-        "threads": _threads(snapshot),
+        "threads": thread_rows(snapshot),
         "logs": snapshot.logs[-MAX_LOGS:],
         "dropped_series": snapshot.dropped,
     }
@@ -103,7 +105,7 @@ def _count(snapshot: Snapshot, counter: str) -> int:
     return int(value) if 0 <= value < 2**53 else 0
 
 
-def _modules(snapshot: Snapshot) -> list[ModuleRow]:
+def module_rows(snapshot: Snapshot) -> list[ModuleRow]:
     """Return a row for each module in the agent's order: parents before their children."""
     rows: dict[str, ModuleRow] = {
         entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
@@ -120,9 +122,12 @@ def _modules(snapshot: Snapshot) -> list[ModuleRow]:
     return list(rows.values())
 
 
-def _metrics(families: Iterator[Family]) -> dict[str, dict[str, Any]]:
+def metrics(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Return the metrics without a module, by plugin and thing."""
     by_plugin: dict[str, dict[str, Any]] = {}
-    for family in families:
+    for family in snapshot.families:
+        if "module" in family.labels:
+            continue
         plugin, thing = _split(family.name)
         for labels, value in _series(family):
             _put(by_plugin.setdefault(plugin, {}), thing, labels, value)
@@ -220,7 +225,7 @@ def owner_of(family: str, plugins: Iterable[str]) -> str | None:
     return max((name for name in plugins if family.startswith(f"hookd_{name}_")), key=len, default=None)
 
 
-def _threads(snapshot: Snapshot) -> list[ThreadRow]:
+def thread_rows(snapshot: Snapshot) -> list[ThreadRow]:
     """Return a row for each thread, as of when the page was copied."""
     nowhere = {"name": None}
     return [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.cli.subject import Subject
     from hookd.wire.incident import Incident, IncidentRow
-    from hookd.wire.target import TargetReport
+    from hookd.wire.report import Report
 
 MAX_CURVES = COLOURS
 """Maximum number of ranks whose curves are drawn: the slowest ones."""
@@ -70,7 +70,7 @@ def _target_page(subject: Subject) -> tuple[str, Iterator[str]]:
     return f"{script} · {run}, rank {rank}", _target(report)
 
 
-def _target(report: TargetReport) -> Iterator[str]:
+def _target(report: Report) -> Iterator[str]:
     yield from _heading(report)
     yield from _section("Incidents", parts.incidents(report["incidents"]))
     yield from _numbers(report, parts.MAX_MODULES)
@@ -78,7 +78,7 @@ def _target(report: TargetReport) -> Iterator[str]:
     yield from _section("What the agent has logged", [parts.logs(report)])
 
 
-def _heading(report: TargetReport) -> Iterator[str]:
+def _heading(report: Report) -> Iterator[str]:
     identity, target = report["identity"], report.get("target", {})
     run, rank = _run_and_rank(report)
     is_well = state(report) in ("running", "attached", "exited")
@@ -111,7 +111,7 @@ def _heading(report: TargetReport) -> Iterator[str]:
     )
 
 
-def _numbers(report: TargetReport, limit: int) -> Iterator[str]:
+def _numbers(report: Report, limit: int) -> Iterator[str]:
     """Yield the sections with the measurements of a target."""
     yield from _section("Time of a step", parts.curve(report))
     yield from _section("Where a step's time goes", parts.phase_shares(report, step_seconds(report)))
@@ -140,7 +140,7 @@ def _run(subject: Subject) -> Iterator[str]:
         yield f'<details class="card"><summary>rank {text(rank)}, process {report["pid"]}</summary>{inner}</details>'
 
 
-def _ranks(reports: Sequence[TargetReport]) -> Iterator[str]:
+def _ranks(reports: Sequence[Report]) -> Iterator[str]:
     """Yield the comparison of the ranks: a table, and their curves in one picture."""
     median = median_step(reports)
     slowest = max((step_seconds(one) or 0 for one in reports), default=0.0)
@@ -166,7 +166,7 @@ def _ranks(reports: Sequence[TargetReport]) -> Iterator[str]:
     )  # fmt: skip
 
 
-def _rank_cells(report: TargetReport, median: float | None, slowest: float) -> list[str]:
+def _rank_cells(report: Report, median: float | None, slowest: float) -> list[str]:
     seconds = step_seconds(report)
     is_slow = bool(seconds and median and seconds > SLOW * median)
     of_median = text(ratio(seconds, median))
@@ -185,7 +185,7 @@ def _rank_cells(report: TargetReport, median: float | None, slowest: float) -> l
     ]
 
 
-def _rank_order(report: TargetReport) -> tuple[int, str]:
+def _rank_order(report: Report) -> tuple[int, str]:
     rank = str(_run_and_rank(report)[1])
     return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
@@ -219,7 +219,7 @@ def _section(title: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:
     yield "</section>"
 
 
-def _run_and_rank(report: TargetReport) -> tuple[object, object]:
+def _run_and_rank(report: Report) -> tuple[object, object]:
     identity, target = report.get("identity", {}), report.get("target", {})
     return target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
 
@@ -228,6 +228,6 @@ def _moment(unix_s: object) -> str:
     return moment(unix_s) if isinstance(unix_s, (int, float)) and unix_s > 0 else ""
 
 
-def _unseen(report: TargetReport) -> str:
+def _unseen(report: Report) -> str:
     found = {name: count for name, count in report["observed"].items() if name != "observed" and count}
     return ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in found.items())

@@ -126,17 +126,17 @@ class Target:
     @property
     def run(self) -> str:
         """The label of its run: the daemon's, which resolves clashes, else the page's."""
-        return str(self.told.get("run") or self._identity("run") or "-")
+        return (self.told["run"] if self.told is not None else "") or str(self._identity("run") or "-")
 
     @property
     def user(self) -> str:
         """The user who owns the process."""
-        return str(self.told.get("user") or self._user)
+        return (self.told["user"] if self.told is not None else "") or self._user
 
     @property
     def rank(self) -> str:
         """Its rank as text, since it is a label."""
-        rank = self.told.get("rank", self._identity("rank"))
+        rank = self.told["rank"] if self.told is not None else self._identity("rank")
         return "-" if rank is None else str(rank)
 
     def _identity(self, key: str) -> Any:
@@ -145,7 +145,7 @@ class Target:
     @property
     def script(self) -> str:
         """The name of its script."""
-        return str(self._identity("script") or self.told.get("script") or "-")
+        return str(self._identity("script") or (self.told["script"] if self.told is not None else "") or "-")
 
     @property
     def state(self) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hookd.wire.page import Record
-    from hookd.wire.target import CurvePoint
+    from hookd.wire.report import CurvePoint
 
 POINTS = 400
 """Points of a curve at most."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.errors import HookdError
 from hookd.tool.daemon.incidents.incident_log import plain as one_line
 from hookd.tool.linux import exits, oom, proc
-from hookd.tool.reports.report import build_report, describe_steps
+from hookd.tool.reports.report import describe_steps, metrics, module_rows, thread_rows
 from hookd.wire.module_names import ROOT
 from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD
 from hookd.wire.page.layout import plain
@@ -271,9 +271,8 @@ def _told(exception: Mapping[str, str]) -> str:
 
 def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
     """Give where each thread was last, the last events, and what the plugins said last."""
-    report = build_report(snapshot)
     step = describe_steps(snapshot)
-    threads = report["threads"][:MAX_THREADS]
+    threads = thread_rows(snapshot)[:MAX_THREADS]
     main = next((one for one in threads if one["tid"] == snapshot.identity.get("pid")), None)
     first = next((one for one in (main, *threads) if one is not None and one["module"]), main)
     modules = {one["module"] for one in threads}
@@ -284,7 +283,7 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
         "phase": first["phase"] if first is not None else None,
         "threads": threads,
         "events": [_event(snapshot, one) for one in records[-LAST:]],
-        "statistics": _bounded(report["metrics"], [one for one in report["modules"] if one["name"] in modules]),
+        "statistics": _bounded(metrics(snapshot), [one for one in module_rows(snapshot) if one["name"] in modules]),
     }
 
 

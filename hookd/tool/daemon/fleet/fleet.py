@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.identity import Identity
     from hookd.tool.daemon.fleet.last_session import Held
     from hookd.tool.daemon.incidents.store import IncidentStore
-    from hookd.wire.incident import Incident
+    from hookd.wire.incident import Incident, IncidentRow
 
 LOOK_S = 0.5
 """How long one poll may look at the targets of one user, and one scan take in those that are new."""
@@ -87,7 +87,7 @@ class Fleet:
         with self._lock:
             return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
 
-    def incidents(self, **wanted: Any) -> list[dict[str, Any]]:
+    def incidents(self, **wanted: Any) -> list[IncidentRow]:
         """Give incidents from the store, see `incidents.query`; of a daemon for certain pids those of its targets."""
         with self._lock:
             processes = None if self._only is None else frozenset(self._seen)

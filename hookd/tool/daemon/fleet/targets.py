@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.deaths import Death
     from hookd.wire.incident import Incident
     from hookd.wire.page import Heartbeat, Record, Snapshot
-    from hookd.wire.target import CurvePoint, Hang, Ongoing
+    from hookd.wire.report import CurvePoint
+    from hookd.wire.target import Hang, Ongoing
 
 _log = logging.getLogger(__name__)
 

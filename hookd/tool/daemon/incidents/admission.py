@@ -1,4 +1,4 @@
-"""Where every incident enters: how many kinds there may be, how many rows a second, and how it is told what was dropped."""
+"""Admit incidents to the store: limit their kinds and their rate, and report how many were dropped."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from hookd.wire.labels import Claim
 
 SUM_UP_S = 5.0
-"""How often that incident is written anew while more are dropped."""
+"""Interval at which the incident `dropped` is updated while more are dropped, in seconds."""
 LOG_S, LINES = 60.0, 5
-"""How often the log says so, and in how many lines at a time."""
+"""Interval at which dropped incidents are logged, in seconds, and the maximum number of lines each time."""
 MOST_COUNTED = 10**12
-"""Dropped incidents of one scope are counted so far."""
+"""Maximum count of dropped incidents of one scope."""
 MAX_KNOWN = 20_000
-"""Incidents of all targets that are known to be repeated when they come again; of others the store knows it."""
+"""Maximum number of incidents, of all targets, that are remembered to recognize repeated ones; the store knows the others."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How many new rows: `burst` at once, after that `per_s`."""
+    """A limit on new rows: `burst` at once, after that `per_s` per second."""
 
     burst: int
     per_s: float
@@ -46,12 +46,12 @@ LIMITS = {"target": Limit(100, 1.0), "run": Limit(400, 4.0), "user": Limit(1000,
 
 @dataclass(frozen=True)
 class Source:
-    """Whose incidents they are.
+    """The process that incidents come from.
 
     Attributes:
         process: pid, start ticks, inode of the page.
-        claim: the run and rank as they are served.
-        owner: the uid of the process, from the kernel; -1: not known.
+        claim: the run and rank under which it is served.
+        owner: the uid of the process, from the kernel; -1: unknown.
     """
 
     process: tuple[int, int, int]
@@ -60,14 +60,14 @@ class Source:
 
 
 class Scope(NamedTuple):
-    """What a limit counts: a target, a run of a user, all of a user's. The daemon's own incidents are counted apart."""
+    """The scope of a limit: a target, a run of a user, or a user; the daemon's own incidents are counted separately."""
 
     level: str
     name: tuple[object, ...]
     is_own: bool
 
     def words(self, source: Source) -> str:
-        """Name it, given one of its sources."""
+        """Return the scope in words, given one of its sources."""
         claim, user = source.claim, user_name(source.owner)
         process = process_of({"pid": source.process[0], "user": user})
         return {
@@ -86,13 +86,13 @@ class _Bucket:
         self._seen = now
 
     def left(self, now: float) -> float:
-        """Return how many rows there is room for."""
+        """Return the number of rows that are allowed now."""
         self._left = min(float(self._limit.burst), self._left + (now - self._seen) * self._limit.per_s)
         self._seen = now
         return self._left
 
     def take(self) -> None:
-        """Use the room of one row."""
+        """Take one token."""
         self._left -= 1
 
 
@@ -121,14 +121,14 @@ class _Loss:
 
 
 class Admission:
-    """Admits incidents to the store. Any thread may call.
+    """Admits incidents to the store; thread-safe.
 
     Args:
-        store: where they go.
+        store: where admitted incidents are stored.
         clock: monotonic seconds.
 
     Attributes:
-        kinds: those that there are.
+        kinds: the kinds in use.
     """
 
     def __init__(self, store: IncidentStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +145,7 @@ class Admission:
         """Store incidents of a page.
 
         Returns:
-            Those that are neither repeated nor dropped, and how many were dropped.
+            The incidents that are neither repeated nor dropped, and the number of dropped ones.
         """
         new: list[Mapping[str, Any]] = []
         admitted: list[Mapping[str, Any]] = []
@@ -166,7 +166,7 @@ class Admission:
         return new, dropped
 
     def tell(self, source: Source, incident: Mapping[str, Any]) -> bool | None:
-        """Store what the daemon itself has seen, see `IncidentStore.tell`; None if it is dropped."""
+        """Store an incident of the daemon itself, see `IncidentStore.tell`; return None if it is dropped."""
         with self._lock:
             if not self._admit(source, is_own=True):
                 return None
@@ -174,7 +174,7 @@ class Admission:
             return self._store.tell(source.process, claim.run, claim.rank, incident, owner=source.owner)
 
     def missed(self, source: Source, count: int) -> None:
-        """Count incidents that were gone from a page before they were read."""
+        """Count incidents that were overwritten on a page before they were read."""
         with self._lock:
             narrowest = next(_scopes(source, is_own=False))
             # What is told of them is a row, for which there must be room; where there is none it counts them itself.
@@ -182,11 +182,11 @@ class Admission:
                 self._lose(narrowest, source, count)
 
     def keep(self, processes: Collection[tuple[int, int, int]]) -> None:
-        """Forget the kinds of all targets but these."""
+        """Forget the kinds of all targets except these."""
         self.kinds.keep(processes)
 
     def sum_up(self, *, is_last: bool = False) -> None:
-        """Write down how many were dropped, and forget what is over; about once a second, and at the end."""
+        """Store and log the numbers of dropped incidents, and forget old ones; called about once a second and at the end."""
         now = self._clock()
         with self._lock:
             self._log(now)
@@ -201,7 +201,7 @@ class Admission:
     # ---- one incident. Locked.
 
     def _bounded(self, source: Source, incident: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the incident under a kind that there may be."""
+        """Return the incident, with the kind OTHER if there are too many kinds."""
         told = str(incident.get("kind", ""))
         kind = self.kinds.bounded(source.owner, source.process, told)
         return (

@@ -1,6 +1,6 @@
-"""The file of the incident store: its tables, how an older one is brought up to date, and what becomes of a broken one.
+"""The file of the incident store: its tables, the migration of older files, and the handling of damaged ones.
 
-A step of STEPS leads from one schema to the next. One that has been released is never changed: another is appended.
+A step of STEPS leads from one schema to the next. A released step is never changed: new steps are appended.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 NAME = "incidents.sqlite"
 BUSY_S = 2.0
-"""How long another program may hold the file's lock before a write fails."""
+"""How long another program may hold the file's lock before a write fails, in seconds."""
 SPARE_BYTES = 1_000_000
-"""Free bytes that the file may keep."""
+"""Maximum number of free bytes in the file."""
 MAX_LOG_BYTES = 16_000_000
-"""Bytes that the write-ahead log may have: it grows while somebody reads in one long transaction."""
+"""Maximum size of the write-ahead log, which grows during a long read transaction, in bytes."""
 _JOURNAL_LIMIT = 1 << 20  # bytes of the write-ahead log that stay after a checkpoint
 _INCREMENTAL = 2  # PRAGMA auto_vacuum
 KEPT = 0.9
-"""Share of what fits that is kept when something has to go."""
+"""Share of the maximum size that is kept when incidents are deleted."""
 _EVICT = """
 WITH targets AS (
     SELECT id, owner, bytes, SUM(bytes) OVER (PARTITION BY owner, pid, start ORDER BY id DESC) AS held FROM incidents
@@ -42,7 +42,7 @@ WITH targets AS (
 )
 DELETE FROM incidents WHERE id IN (SELECT id FROM every WHERE held > ?)
 """
-"""What goes is the oldest of the target that holds most, of the owner that holds most, and so on until the rest fits."""
+"""Deletes the oldest incidents of the largest target of the largest owner, and so on until the rest fits."""
 
 STEPS: tuple[tuple[str, ...], ...] = (
     (
@@ -166,15 +166,15 @@ _log = logging.getLogger(__name__)
 
 
 class NewerSchemaError(Exception):
-    """The file was written by a newer hookd: it is left alone."""
+    """The file was written by a newer hookd, and is not touched."""
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """Open the file, make it if there is none, and bring it up to date. No transaction is begun by itself.
+    """Open the file, create it if necessary, and migrate it; transactions are explicit.
 
     Raises:
         OSError, sqlite3.Error: it cannot be opened or written.
-        NewerSchemaError: it is of a newer hookd.
+        NewerSchemaError: it was written by a newer hookd.
     """
     make_private(path.parent)
     _make_private(path)
@@ -188,10 +188,10 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file for its owner alone, whatever the umask is; SQLite gives its log the same mode.
+    """Create the file with access for its owner alone, whatever the umask is; SQLite gives its log the same mode.
 
     Raises:
-        OSError: others may put a file or a link of theirs there.
+        OSError: others may write to the directory, and could put a file or a link there.
     """
     status, own = path.parent.stat(), os.geteuid()
     if status.st_mode & stat.S_IWOTH or (own and status.st_uid not in (0, own)):
@@ -224,7 +224,7 @@ def _refuse_newer(connection: sqlite3.Connection) -> int:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Take the steps that a file lacks, all in one transaction: killed in the middle, it is as before."""
+    """Apply the missing steps in one transaction, so that a file is unchanged if the process is killed."""
     if _refuse_newer(connection) == SCHEMA:
         return
     with transaction(connection):
@@ -235,7 +235,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection | None:
-    """Open the file for reading, beside a daemon that writes or without one; None when there is none.
+    """Open the file for reading, whether or not a daemon writes to it; return None if it does not exist.
 
     Raises:
         sqlite3.Error: it cannot be read.
@@ -251,7 +251,7 @@ def open_to_read(path: Path) -> sqlite3.Connection | None:
 
 
 def open_unchanging(path: Path) -> sqlite3.Connection:
-    """Open a file for reading that nobody writes, without its write-ahead log.
+    """Open a file that no process writes for reading, without its write-ahead log.
 
     Raises:
         sqlite3.Error: it cannot be read.
@@ -275,9 +275,9 @@ def _reader(path: Path, how: str) -> sqlite3.Connection:
 
 
 def is_broken(error: sqlite3.Error) -> bool:
-    """Tell a damaged file from a disk that is full, a lock, or a mistake of ours.
+    """Whether an error means a damaged file, and not a full disk, a lock, or a bug.
 
-    The texts are SQLite's for SQLITE_CORRUPT and SQLITE_NOTADB; Python 3.10 gives no codes.
+    The texts are SQLite's for SQLITE_CORRUPT and SQLITE_NOTADB; Python 3.10 does not provide the codes.
     """
     return "malformed" in str(error) or "not a database" in str(error)
 
@@ -286,7 +286,7 @@ def check(connection: sqlite3.Connection) -> None:
     """Read the whole file, about 0.2 s for 100 MB in the page cache.
 
     Raises:
-        sqlite3.DatabaseError: it is damaged; `is_broken` says so.
+        sqlite3.DatabaseError: it is damaged; `is_broken` is true for this error.
     """
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
@@ -294,9 +294,9 @@ def check(connection: sqlite3.Connection) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged file, with its write-ahead log, another name; returns that.
+    """Rename a damaged file and its write-ahead log; return the new path.
 
-    The log goes first: left behind, SQLite would replay it into the file that comes next.
+    The log is renamed first: SQLite would replay a remaining log into the next file.
     """
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     first = path.with_name(f"{path.name}.corrupt-{stamp}")
@@ -310,24 +310,24 @@ def set_aside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Have all that is executed in the block, or nothing of it."""
+    """Execute the block as one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # where the disk is full SQLite has done it itself
+        with contextlib.suppress(sqlite3.Error):  # on a full disk, SQLite has rolled back itself
             connection.execute("ROLLBACK")
         raise
 
 
 def bound(connection: sqlite3.Connection, path: Path, max_bytes: float) -> None:
-    """Let incidents go where the file has become too large, a tenth at a time; return what is free.
+    """Delete incidents if the file is too large, a tenth at a time, and release free pages.
 
-    The largest owner's go first, of these the largest target's, of these the oldest: who holds little loses nothing.
+    The oldest incidents of the largest target of the largest owner are deleted first, so small owners lose none.
 
     Raises:
-        OSError: a reader keeps the write-ahead log from being shortened.
+        OSError: a reader prevents the write-ahead log from being truncated.
     """
     used, free = _sizes(connection)
     while used > max_bytes and (held := connection.execute("SELECT SUM(bytes) FROM incidents").fetchone()[0]):
@@ -336,7 +336,7 @@ def bound(connection: sqlite3.Connection, path: Path, max_bytes: float) -> None:
         used, free = _sizes(connection)
     log = path.with_name(path.name + "-wal")
     if free > max(SPARE_BYTES, used / 4) or _file_bytes(log) > MAX_LOG_BYTES / 2:
-        connection.execute("PRAGMA busy_timeout = 0")  # readers are not waited for
+        connection.execute("PRAGMA busy_timeout = 0")  # do not wait for readers
         connection.execute("PRAGMA incremental_vacuum").fetchall()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
@@ -345,7 +345,7 @@ def bound(connection: sqlite3.Connection, path: Path, max_bytes: float) -> None:
 
 
 def _sizes(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Give the bytes of the file's pages that are in use, and of those that are free."""
+    """Return the bytes of the file's used pages, and of its free pages."""
     pages, free, size = (
         int(connection.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")

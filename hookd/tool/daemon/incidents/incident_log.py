@@ -1,4 +1,4 @@
-"""Tell of incidents while they happen: a line each in the daemon's log, or on the terminal of a foreground attach."""
+"""Log incidents as they happen, one line each, in the daemon's log or on the terminal of a foreground attach."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
 
 LINES = 3
-"""So many lines of one kind from one target in WINDOW_S; more are counted: what vanishes does so in every layer."""
+"""Maximum number of lines of one kind from one target in WINDOW_S seconds; further incidents are only counted."""
 WINDOW_S = 30.0
 KINDS = 20
-"""So many kinds are told apart in that time; there are about a dozen."""
+"""Maximum number of different kinds in that time; there are about a dozen."""
 MAX_LENGTH = 400
-"""Characters of a message, which is the target's own word."""
+"""Maximum length of a message, which comes from the target, in characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ class _Window:
 
 
 class Herald:
-    """Logs the incidents of one target, the first of each kind at once. Used by one thread at a time.
+    """Logs the incidents of one target, the first ones of each kind at once; used by one thread at a time.
 
     Args:
         clock: monotonic seconds.
@@ -44,7 +44,7 @@ class Herald:
         self._windows: dict[str, _Window] = {}
 
     def tell(self, target: Target | Held, incidents: Iterable[Mapping[str, object]]) -> None:
-        """Log new incidents, as far as there were not too many of their kind."""
+        """Log new incidents, unless there were too many of their kind."""
         now = self._clock()
         for incident in incidents:
             kind = plain(incident.get("kind"))
@@ -59,7 +59,7 @@ class Herald:
         self._sum_up(target, now - WINDOW_S)
 
     def end(self, target: Target | Held) -> None:
-        """Log how many were held back: there will be no more."""
+        """Log the number of suppressed incidents, at the end of the target."""
         self._sum_up(target, self._clock())
 
     def _sum_up(self, target: Target | Held, until: float) -> None:
@@ -72,7 +72,7 @@ class Herald:
 
 
 def line(target: Target | Held, incident: Mapping[str, object]) -> str:
-    """Put an incident into one line: kind, target and its user, step, message."""
+    """Return an incident as one line: kind, target and its user, step, message."""
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
     at = f" at step {step}{counted}" if isinstance(step, int) else ""
@@ -80,13 +80,13 @@ def line(target: Target | Held, incident: Mapping[str, object]) -> str:
 
 
 def who(target: Target | Held) -> str:
-    """Name a target in a line."""
+    """Return the description of a target in a line."""
     owner = user_name(target.claim.uid)
     whose = f" of user {plain(owner)}" if owner else ""
     return f"in process {target.pid}{whose} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
 
 
 def plain(text: object) -> str:
-    """Make one line of what a target says, without anything that a terminal would obey."""
+    """Return a target's text as one line, without control characters."""
     clean = "".join(char if char.isprintable() else " " for char in str(text)[: MAX_LENGTH + 1])
     return clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…"

@@ -1,4 +1,4 @@
-"""How many kinds of incidents there may be: each is a series, a label of webhooks, and a word that a person looks for."""
+"""Limit the number of kinds of incidents, because each is a series, a label of webhooks, and a word to search for."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 OTHER = "other"
-"""As what all further kinds count."""
+"""The kind that stands for all kinds over a limit."""
 MOST_OF_TARGET = 64
-"""Kinds of one target beside hookd's own; a plugin has at most 32."""
+"""Maximum number of kinds of one target, without hookd's own; a plugin has at most 32."""
 MOST_OF_OWNER = 200
-"""Kinds of all targets of a user."""
+"""Maximum number of kinds of all targets of a user."""
 MOST = 2000
-"""Kinds of all users."""
+"""Maximum number of kinds of all users."""
 LONGEST = 64
-"""Characters of a kind."""
+"""Maximum length of a kind, in characters."""
 OURS = frozenset({
     OTHER, "nan", "inf", "bundle", "bundle_failed", "refused", "paused", "dead", "saturated", "near_overflow", "vanishing",
     "exploding", "unchanged", "batchnorm_eval", "loss_spike", "leak", "option", "quarantine", "plugin_memory",
     "training_changed", "eval", "hang", "hang_over", "straggler", "straggler_over", "drift", "drift_over", "lost",
     "corrupt", "dropped",
 })  # fmt: skip
-"""Those of hookd and its plugins: there is always room for them. docs/incidents.md explains each."""
+"""The kinds of hookd and its plugins, which have no limit. docs/incidents.md explains each."""
 
 
 class Kinds:
-    """The kinds that are known. Any thread may ask; an answer for a target never changes while it is known."""
+    """The kinds in use; thread-safe. An answer for a target never changes while the target is known."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,12 +37,12 @@ class Kinds:
         self._count = 0
 
     def bounded(self, owner: int, process: tuple[int, int, int], kind: str) -> str:
-        """Return the kind as which an incident counts: itself, or OTHER where there are too many.
+        """Return the kind under which an incident counts: its own, or OTHER if there are too many.
 
         Args:
             owner: the uid of the process.
             process: pid, start ticks, inode of the page.
-            kind: as the target tells it.
+            kind: as the target reports it.
         """
         if kind in OURS:
             return kind
@@ -59,7 +59,7 @@ class Kinds:
             return kind
 
     def keep(self, processes: Collection[tuple[int, int, int]]) -> None:
-        """Forget all targets but these, and the kinds that none of these has: users that are gone hold no room."""
+        """Forget all targets except these, and the kinds that none of these has."""
         with self._lock:
             self._of_target = {one: kinds for one, kinds in self._of_target.items() if one in processes}
             self._of_owner = {}

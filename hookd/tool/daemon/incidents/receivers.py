@@ -13,37 +13,37 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.store import IncidentStore
 
 MAX_WAITING = 1000
-"""Incidents that wait for a receiver; more of them are not told to it before the next start of the daemon."""
+"""Maximum number of incidents that wait for a receiver; further ones reach it after the next start of the daemon."""
 _log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """Is told of incidents. The store keeps in its table `notices` what each receiver was told, by its name.
+    """A receiver of incidents; the store records deliveries by the receiver's name, in its table `notices`.
 
     Attributes:
-        name: the same after a restart.
+        name: must be the same after a restart.
     """
 
     name: str
 
     def wants(self, incident: Mapping[str, Any]) -> bool:
-        """Say whether to tell of an incident, a row as `incidents.query` gives it. Any thread; it must not wait."""
+        """Whether to deliver an incident, a row as returned by `rows.query`; called in any thread, must not block."""
 
     def receive(self, incident: Mapping[str, Any]) -> None:
-        """Take an incident in, as a rule once. Called in the store's own thread: it must not wait.
+        """Accept an incident, usually once; called in the store's own thread, must not block.
 
-        What has been dealt with is told to `IncidentStore.delivered`; all else is given out again by
-        `IncidentStore.undelivered` after a restart.
+        The receiver calls `IncidentStore.delivered` for handled incidents. After a restart,
+        `IncidentStore.undelivered` returns all others again.
         """
 
 
 class Caller:
-    """A receiver that calls a function with each incident, in a thread of its own: it may take its time, and may fail.
+    """A receiver that calls a function with each incident in its own thread; the function may block and may raise.
 
     Args:
-        name: of whose function it is.
+        name: of the receiver.
         function: called with the row of an incident; one at a time.
-        store: is told that the incident is delivered when the function has returned or raised.
+        store: records the delivery when the function has returned or raised.
     """
 
     def __init__(self, name: str, function: Callable[[Mapping[str, Any]], object], store: IncidentStore) -> None:
@@ -51,12 +51,12 @@ class Caller:
         self._function = function
         self._store = store
         self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
-        # A daemon thread: a function that never returns must not keep the process.
+        # A daemon thread, because a function that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"hookd-tell-{name}", daemon=True)
         self._thread.start()
 
-    def wants(self, incident: Mapping[str, Any]) -> bool:  # noqa: ARG002  it chooses by itself
-        """Want each of them."""
+    def wants(self, incident: Mapping[str, Any]) -> bool:  # noqa: ARG002  the function chooses by itself
+        """Whether to deliver an incident: always."""
         return True
 
     def receive(self, incident: Mapping[str, Any]) -> None:
@@ -67,12 +67,12 @@ class Caller:
             _log.warning("%s is behind by %d incidents: the newest is not told to it", self.name, MAX_WAITING)
 
     def catch_up(self) -> None:
-        """Take in what no daemon has told it; blocks. To be called before the first incident comes."""
+        """Queue the undelivered incidents of earlier daemons; blocks. Call this before the first incident."""
         for incident in self._store.undelivered(self.name, MAX_WAITING):
             self.receive(incident)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Wait a while for what is on its way, and in the queue; the next daemon tells the rest."""
+        """Wait up to the timeout for pending incidents; the next daemon delivers the rest."""
         self._store.flush(timeout_s)
         try:
             self._waiting.put(None, timeout=timeout_s)
@@ -84,6 +84,6 @@ class Caller:
         while (incident := self._waiting.get()) is not None:
             try:
                 self._function(incident)
-            except Exception:  # noqa: BLE001  whatever it is, the next incident comes
+            except Exception:  # noqa: BLE001  an error must not stop further deliveries
                 _log.exception("%s failed with an incident", self.name)
             self._store.delivered(self.name, [incident])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from hookd.wire.incident import IncidentRow, StoredIncident
+
+R = TypeVar("R", bound="StoredIncident")
 MAX_ROWS = 1000
 """Maximum number of rows that one query returns."""
 AHEAD_S = 60.0
@@ -46,15 +49,15 @@ def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def merged(old: StoredIncident, new: StoredIncident) -> StoredIncident:
     """Merge two rows of the same key: the first message, and the sum of both counts.
 
     Incidents that the daemon itself has seen are not counted: the newer row replaces the older.
     """
     if new["seq"] < 0:
-        return dict(new)
-    ends = {name: max(old[name], new[name]) for name in ("last", "last_seq")}
-    return {**old, **ends, "count": old["count"] + new["count"]}
+        return new.copy()
+    last, last_seq = max(old["last"], new["last"]), max(old["last_seq"], new["last_seq"])
+    return {**old, "last": last, "last_seq": last_seq, "count": old["count"] + new["count"]}
 
 
 def insertion(row: Mapping[str, Any], detail: str) -> list[tuple[str, tuple[Any, ...]]]:
@@ -72,14 +75,14 @@ def size(row: Mapping[str, Any], detail: str) -> int:
     return _OVERHEAD + len(row["message"]) + len(detail)
 
 
-def named(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def named(rows: Iterable[StoredIncident]) -> list[IncidentRow]:
     """Return rows with their owner's name as `user`. Each name is looked up once, because that may use the network."""
     every = list(rows)
     names = {owner: user_name(owner) for owner in {row["owner"] for row in every}}
     return [{**row, "user": names[row["owner"]]} for row in every]
 
 
-def fair(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+def fair(rows: Iterable[R], limit: int) -> list[R]:
     """Choose `limit` rows so that nobody's are crowded out: owners take turns, and targets have shares within an owner.
 
     Args:
@@ -121,7 +124,7 @@ def query(
     limit: int = MAX_ROWS,
     order: str = "time",
     processes: Collection[tuple[str, int, int]] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[IncidentRow]:
     """Return incidents that match all given conditions, the newest first, `MAX_ROWS` at most.
 
     If more than `limit` match, they are chosen as `fair` does. With `run` or `pid`, each owner's newest are chosen:
@@ -221,10 +224,10 @@ def fits(
     )
 
 
-def row_of(values: Sequence[Any]) -> dict[str, Any]:
+def row_of(values: Sequence[Any]) -> StoredIncident:
     """Return a row from the values of COLUMNS."""
     row = dict(zip(COLUMNS, values, strict=True))
-    return {**row, "detail": json.loads(row["detail"])}
+    return cast("StoredIncident", {**row, "detail": json.loads(row["detail"])})
 
 
 def values_of(incident: Mapping[str, Any], run: str, rank: str, owner: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can be read of a damaged incident store goes into the new one, with its numbers."""
+"""Copy the readable incidents of a damaged store into a new one, with their numbers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _TYPES = {
     **dict.fromkeys(("id", "pid", "start", "page", "seq", "owner", "count", "last_seq"), int),
     **dict.fromkeys(("time", "last"), float),
     **dict.fromkeys(("boot", "same", "run", "rank", "kind", "message"), str),
+    "detail": dict,
 }
 
 
 def salvage(damaged: Path, into: sqlite3.Connection) -> int:
-    """Copy the incidents that can be read; return how many.
+    """Copy the readable incidents; return their number.
 
     Raises:
-        sqlite3.Error: they cannot be written.
+        sqlite3.Error: the new store cannot be written.
     """
     with database.transaction(into):
         return sum(into.execute(_INSERT, values).rowcount for values in _rows(damaged))
 
 
 def _rows(damaged: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of COLUMNS and the size of what can be read: from the first on, and from the last back."""
+    """Yield the values of COLUMNS and the size of each readable row, from the first row on, then from the last row back."""
     with contextlib.suppress(sqlite3.Error, OSError):
         has_log = damaged.with_name(damaged.name + "-wal").exists()
         old = (database.open_to_read if has_log else database.open_unchanging)(damaged)
@@ -53,4 +54,4 @@ def _is_whole(values: tuple[Any, ...]) -> bool:
         row = row_of(values)
     except (ValueError, TypeError):
         return False
-    return isinstance(row["detail"], dict) and all(isinstance(row[name], kind) for name, kind in _TYPES.items())
+    return all(isinstance(value, _TYPES.get(name, object)) for name, value in row.items())

@@ -1,4 +1,4 @@
-"""The incident store: what was worth telling a person, kept beyond the life of target and daemon. SQLite."""
+"""The incident store, an SQLite file that outlives targets and daemons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from hookd.tool.daemon.incidents import database
 from hookd.tool.daemon.incidents.database import NAME
@@ -32,20 +32,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hookd.tool.daemon.incidents.receivers import Receiver
+    from hookd.wire.incident import IncidentRow, StoredIncident
     from hookd.wire.target import Ongoing
 
 __all__ = ["END", "MAX_BYTES", "MAX_ROWS", "NAME", "IncidentStore", "query", "read_only"]
 
 END = -1
-"""The number of the incident that tells of a target's end: there is one at most."""
+"""The number of the incident that reports a target's end; there is at most one."""
 DROPPED = "dropped"
-"""The kind of the incident that says how many others were dropped; it is never over."""
+"""The kind of the incident that counts dropped incidents; it never ends."""
 OVER = "_over"
-"""What lasts is told by a kind, that it is over by the same with this behind it: `hang`, `hang_over`."""
+"""The suffix of the kind that reports the end of a lasting incident: `hang`, `hang_over`."""
 MAX_BYTES = 100_000_000
-"""Bytes of the file where nobody says otherwise."""
+"""Default maximum size of the file, in bytes."""
 ANSWER_S = 1.0
-"""How long who asks waits for what is being written; then it comes from the list."""
+"""How long a query waits for pending writes, in seconds; after that it merges them from the queue."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,12 +70,18 @@ _SEEN = "SELECT MAX(last_seq) FROM incidents WHERE boot = ? AND pid = ? AND star
 _IS_DISMISSED = "SELECT 1 FROM dismissed WHERE boot = ? AND pid = ? AND start = ?"
 
 
+class _OwnIncident(TypedDict):
+    kind: str
+    time: float
+    message: str
+
+
 class Own(NamedTuple):
-    """What daemons have seen of one target themselves.
+    """The incidents of one target that daemons have reported themselves.
 
     Attributes:
-        told: by kind, how many incidents.
-        ongoing: by kind, `time` and `message` of those that are not over; not the end.
+        told: the number of incidents, by kind.
+        ongoing: `time` and `message` of those that have not ended, by kind; without the target's end.
     """
 
     told: dict[str, int]
@@ -82,14 +89,14 @@ class Own(NamedTuple):
 
 
 class IncidentStore:
-    """Takes incidents in and gives them out. Any thread may call; nothing is raised for what the disk does.
+    """Stores incidents and answers queries; thread-safe, and raises no errors of the disk.
 
-    Only `flush`, `close` and who asks for incidents wait for the disk; see `Ledger`.
+    Only `flush`, `close` and queries wait for the disk; see `Ledger`.
 
     Args:
         path: of the file; None: in memory only.
-        max_bytes: how large the file may become; then the oldest incidents go.
-        retry_s: how long to wait after a write that failed.
+        max_bytes: maximum size of the file; beyond it the oldest incidents are deleted.
+        retry_s: how long to wait after a failed write, in seconds.
     """
 
     def __init__(self, path: Path | None, *, max_bytes: float = MAX_BYTES, retry_s: float = RETRY_S) -> None:
@@ -100,16 +107,16 @@ class IncidentStore:
 
     @classmethod
     def open(cls, state_dir: Path | None, *, max_bytes: float = MAX_BYTES) -> IncidentStore:
-        """Open the store in `state_dir`; without one it is in memory alone.
+        """Open the store in `state_dir`, or in memory only if that is None.
 
-        Where the file cannot be written that is logged, the incidents are kept in memory, and it is tried again.
+        If the file cannot be written, this is logged, incidents are kept in memory, and the write is tried again.
         """
         return cls(None if state_dir is None else state_dir / NAME, max_bytes=max_bytes)
 
     # ---- what is told to it
 
     def listen(self, receiver: Receiver) -> None:
-        """Tell a receiver of each incident that is new to it. To be called before the first one comes."""
+        """Add a receiver, which gets each incident that is new to it; call this before the first incident."""
         self._receivers.append(receiver)
 
     def add(
@@ -121,17 +128,16 @@ class IncidentStore:
         *,
         owner: int = UNKNOWN,
     ) -> None:
-        """Store incidents of one page; of equal ones the first, with their number, see `collapse.same`.
+        """Store incidents of one page; equal ones become one row with a count, see `collapse.same`.
 
         Args:
             target: pid, start ticks, inode of the page.
             run: as it is served.
             rank: as it is served.
-            incidents: with `seq`, and as far as they have them `time`, `kind`, `module`, `step`, `message`. The
-                numbers of a page grow.
+            incidents: with `seq`, which grows on a page, and optionally `time`, `kind`, `module`, `step`, `message`.
             owner: the uid of the process.
         """
-        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        rows: dict[tuple[Any, ...], StoredIncident] = {}
         for incident in incidents:
             row = self._row(target, run, rank, incident, owner)
             rows[key(row)] = merged(rows[key(row)], row) if key(row) in rows else row
@@ -139,7 +145,7 @@ class IncidentStore:
 
     @property
     def repairs(self) -> int:
-        """Return how often a damaged file was replaced: what it had, and a page still has, can be added again."""
+        """The number of times that a damaged file was replaced; incidents still on a page can be added again."""
         return self._ledger.repairs
 
     def seen(self, target: tuple[int, int, int]) -> int:
@@ -155,7 +161,7 @@ class IncidentStore:
     def replace(
         self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
     ) -> None:
-        """Store what the daemon itself has seen, with its `seq` and `last`, in place of what it told before."""
+        """Store an incident of the daemon itself, with its `seq` and `last`, in place of its previous version."""
         row = self._row(target, run, rank, incident, owner)
         row["last"] = incident["last"]
         values = (row["message"], json.dumps(row["detail"]), row["last"], *key(row))
@@ -164,13 +170,13 @@ class IncidentStore:
     def tell(
         self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
     ) -> bool:
-        """Store what the daemon itself has seen. Without a `seq` it gets the next free number below 0.
+        """Store an incident of the daemon itself; without a `seq` it gets the next free number below 0.
 
         Returns:
-            False if it was told already: there is one of this number, or what lasts is not over. Several daemons may
-            look at one target; the receivers of each are told nevertheless.
+            False if it was reported already: its number exists, or a lasting incident has not ended. Several daemons may
+            watch one target; the receivers of each get the incident nevertheless.
         """
-        with self._telling:  # no other thread gives such numbers
+        with self._telling:  # only one thread at a time allocates numbers
             own = self._own(target)
             known = _told_as(incident, own)
             number = min([END, *own]) - 1 if known is None else known
@@ -178,10 +184,10 @@ class IncidentStore:
         return known is None
 
     def own(self, target: tuple[int, int, int]) -> Own:
-        """Sum up what daemons have seen of a target themselves, whichever daemon it was."""
+        """Summarize the incidents of a target that this and other daemons have reported themselves."""
         told: dict[str, int] = {}
         ongoing: dict[str, Ongoing] = {}
-        for number, own in sorted(self._own(target).items(), reverse=True):  # as they were told
+        for number, own in sorted(self._own(target).items(), reverse=True):  # in the order of their reports
             kind = own["kind"]
             told[kind] = told.get(kind, 0) + 1
             if kind.endswith(OVER):
@@ -191,26 +197,26 @@ class IncidentStore:
         return Own(told, ongoing)
 
     def prune(self, before: float) -> None:
-        """Forget what is older than `before`, in unix seconds, also of what no disk has taken yet."""
+        """Delete incidents older than `before`, in unix seconds, including those that are not written yet."""
         waiting = {name for name, one in self._ledger.waiting().items() if one.row and one.row["last"] < before}
         self._ledger.drop(waiting.__contains__)
         old = ("DELETE FROM incidents WHERE last < ?", (before,))
         self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
 
     def dismiss(self, pid: int, start: int) -> None:
-        """Remember that somebody has detached from a process."""
+        """Record that a person has detached from a process."""
         row = (self._boot, pid, start, time.time())
         write = Write([("INSERT OR IGNORE INTO dismissed VALUES (?, ?, ?, ?)", row)])
         self._ledger.put({("dismissed", pid, start): write})
 
     def recall(self, pid: int) -> None:
-        """Forget it: somebody has attached to the process again."""
+        """Undo `dismiss`, because a person has attached to the process again."""
         self._ledger.drop(lambda name: name[:2] == ("dismissed", pid))
         write = Write([("DELETE FROM dismissed WHERE boot = ? AND pid = ?", (self._boot, pid))])
         self._ledger.put({("recalled", pid): write})
 
     def is_dismissed(self, pid: int, start: int) -> bool:
-        """Tell whether somebody has detached from the process and nobody has attached since."""
+        """Whether a person has detached from the process, and none has attached since."""
         waiting = self._ledger.waiting()
         if ("dismissed", pid, start) in waiting or ("recalled", pid) in waiting:
             return ("dismissed", pid, start) in waiting
@@ -218,7 +224,7 @@ class IncidentStore:
         return self._ledger.read(lambda one: one.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
 
     def delivered(self, receiver: str, incidents: Iterable[Mapping[str, Any]]) -> None:
-        """Remember that a receiver need not be told of these incidents again."""
+        """Record that a receiver does not need these incidents again."""
         now = time.time()
         names = [key(incident) for incident in incidents]
         self._ledger.put(
@@ -227,76 +233,84 @@ class IncidentStore:
 
     # ---- what is asked of it
 
-    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[dict[str, Any]]:
-        """Give incidents, the newest first; see `rows.query`. `of`: only those of these processes, by pid and start ticks.
+    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[IncidentRow]:
+        """Return incidents, the newest first; see `rows.query`.
 
-        What is not in the file yet has no `id`.
+        An incident that is not in the file yet has no `id`.
+
+        Args:
+            of: limits the result to these processes, by pid and start ticks.
+            wanted: the other arguments of `rows.query`.
         """
         processes = None if of is None else [(self._boot, *one) for one in of]
         self.flush(ANSWER_S)
         waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
-        stored: list[dict[str, Any]] = self._ledger.read(lambda one: query(one, processes=processes, **wanted), [])
+        nothing: list[IncidentRow] = []
+        stored = self._ledger.read(lambda one: query(one, processes=processes, **wanted), nothing)
         if not waiting:
             return stored
         found = {key(row): row for row in stored}
-        by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        by_key: dict[tuple[Any, ...], list[IncidentRow]] = {}
         for row in waiting:
             by_key.setdefault(key(row), []).append(row)
         for name, rows in reversed(by_key.items()):
             for row in rows:
                 old = found.get(name)
                 if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
-                    found[name] = row if old is None else {**merged(old, row), "id": old["id"]}
+                    found[name] = row if old is None else {**merged(old, row), "id": old["id"], "user": old["user"]}
         limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
-        if wanted.get("order") == "id":  # what has no number yet is the newest
+        if wanted.get("order") == "id":  # rows without a number are the newest
             order = sorted(found.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True)
         else:
             order = sorted(found.values(), key=lambda row: row["last"], reverse=True)
         return fair(order, limit)
 
-    def undelivered(self, receiver: str, limit: int) -> list[dict[str, Any]]:
-        """Return incidents in the file of which a receiver was not told yet, the oldest first; owners have equal shares."""
+    def undelivered(self, receiver: str, limit: int) -> list[IncidentRow]:
+        """Return incidents in the file that a receiver has not got yet, the oldest first; owners have equal shares."""
         self.flush(ANSWER_S)
         waiting = self._ledger.waiting()
         found: list[Any] = self._ledger.read(lambda one: one.execute(_UNDELIVERED, (receiver, limit)).fetchall(), [])
         return named(row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all is in the file, or cannot be written; tell whether it is."""
+        """Wait until all incidents are in the file or cannot be written; return whether they are in it."""
         return self._ledger.flush(timeout_s)
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write pending incidents, and close the file."""
         self._ledger.close()
 
     # ---- rows
 
     def _row(
         self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], owner: int
-    ) -> dict[str, Any]:
+    ) -> StoredIncident:
         names = zip(KEY, (self._boot, *target), strict=False)
-        return {"id": None, **dict(names), **values_of(incident, run, rank, owner), "detail": dict(incident)}
+        values = {**dict(names), **values_of(incident, run, rank, owner)}
+        return cast("StoredIncident", {"id": None, **values, "detail": dict(incident)})
 
-    def _put(self, row: dict[str, Any], *more: tuple[str, tuple[Any, ...]]) -> None:
+    def _put(self, row: StoredIncident, *more: tuple[str, tuple[Any, ...]]) -> None:
         self._ledger.put({key(row): self._write(row, *more)})
 
-    def _write(self, row: dict[str, Any], *more: tuple[str, tuple[Any, ...]]) -> Write:
+    def _write(self, row: StoredIncident, *more: tuple[str, tuple[Any, ...]]) -> Write:
         notices = [(_NOTICE, (one.name, *key(row))) for one in self._receivers if one.wants(row)]
         return Write([*more, *notices], row)
 
-    def _waiting(self) -> list[dict[str, Any]]:
-        """Give what is on its way. To be asked before the file is: then nothing falls between the two."""
+    def _waiting(self) -> list[StoredIncident]:
+        """Return the pending rows; read them before the file, so that no row is missed in between."""
         return self._ledger.rows()
 
-    def _own(self, target: tuple[int, int, int]) -> dict[int, dict[str, Any]]:
-        """Give the numbers below 0 of a target, with `kind`, `time` and `message`."""
+    def _own(self, target: tuple[int, int, int]) -> dict[int, _OwnIncident]:
+        """Return the incidents of a target with numbers below 0."""
         of = (self._boot, *target)
-        own = {row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0}
+        own: dict[int, _OwnIncident] = {
+            row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0
+        }
         rows: list[Any] = self._ledger.read(lambda one: one.execute(_OWN, of).fetchall(), [])
         return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
 
     def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
-        """Find out who is to be told of what. The file is asked, so that a restart tells nothing twice."""
+        """Determine the receivers of each incident; the file prevents duplicates after a restart."""
         rows = [self._whole(write.row) for write in writes if write.row is not None]
         news = [
             (receiver, row)
@@ -310,13 +324,13 @@ class IncidentStore:
             for (receiver, _), row in zip(news, told, strict=True):
                 try:
                     receiver.receive({**row, "id": self._number(row)})
-                except Exception:  # noqa: BLE001  whatever it is, incidents are stored
+                except Exception:  # noqa: BLE001  a failing receiver must not stop the store
                     _log.exception("%s cannot be told of an incident", receiver.name)
 
         return tell
 
-    def _whole(self, row: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return a row with what the file has of it, and whether its count has one more digit by this."""
+    def _whole(self, row: StoredIncident) -> tuple[StoredIncident, bool]:
+        """Return a row merged with the one in the file, and whether its count has gained a digit."""
         sql = f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE {_IS}"  # noqa: S608  ours
         found: Any = self._ledger.read(lambda one: one.execute(sql, key(row)).fetchone(), None)
         old = None if found is None else row_of(found)
@@ -334,8 +348,8 @@ class IncidentStore:
         return self._ledger.read(lambda one: one.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
 
 
-def _told_as(incident: Mapping[str, Any], own: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """Find the number under which something is told already: its own, or that of the last word on what lasts."""
+def _told_as(incident: Mapping[str, Any], own: Mapping[int, _OwnIncident]) -> int | None:
+    """Return the number under which an incident is reported already: its own, or the last one of its kind."""
     if "seq" in incident:
         number: int = incident["seq"]
         return number if number in own else None
@@ -345,12 +359,12 @@ def _told_as(incident: Mapping[str, Any], own: Mapping[int, Mapping[str, Any]]) 
 
 
 def read_only(state_dir: Path) -> sqlite3.Connection | None:
-    """Open the store for reading, beside a daemon that writes or without one; None when there is none."""
+    """Open the store for reading, whether or not a daemon writes to it; return None if it does not exist."""
     return database.open_to_read(state_dir / NAME)
 
 
 def boot_id() -> str:
-    """Name this boot of the machine."""
+    """Return the id of this boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

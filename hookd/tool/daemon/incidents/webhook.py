@@ -1,4 +1,4 @@
-"""Post incidents to a webhook: one message for each user, run, rank and kind, again and again until it is taken."""
+"""Post incidents to a webhook, one message for each user, run, rank and kind, with retries until it is accepted."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.store import IncidentStore
 
 MAX_WAITING = 1000
-"""Incidents that wait in memory; more of them wait in the store until these are told."""
+"""Maximum number of incidents that wait in memory; others wait in the store until these are sent."""
 MAX_INCIDENTS = 20
-"""Incidents in one message; `truncated` counts the others."""
+"""Maximum number of incidents in one message; `truncated` counts the others."""
 _FIELDS = ("id", "time", "last", "count", "user", "run", "rank", "pid", "kind", "module", "step", "message")
 """The columns of a stored incident that a message carries."""
 _log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pace:
-    """How often, and how patiently. All in seconds.
+    """The rate of messages and retries, in seconds.
 
     Attributes:
-        window_s: so long after a message, what is like it is gathered for the next: storms are collapsed.
+        window_s: minimum time between two messages of a group; incidents in between are collected for the next message.
         timeout_s: how long one attempt may take.
-        first_s: the wait after the first failure, doubled with each more, of which a random half is taken off.
-        longest_s: no wait is longer.
+        first_s: wait after the first failure; it doubles with each further one, and is reduced randomly by up to half.
+        longest_s: maximum wait.
     """
 
     window_s: float = 30.0
@@ -55,7 +55,7 @@ class Pace:
     longest_s: float = 300.0
 
     def wait_s(self, failures: int) -> float:
-        """Give the wait after so many failures in a row."""
+        """Return the wait after this number of failures in a row."""
         whole: float = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
         return whole * random.uniform(0.5, 1)  # noqa: S311  spreads daemons, keeps no secret
 
@@ -69,15 +69,15 @@ class _Group:
 
 
 class Sender:
-    """A receiver of incidents that posts them. `run` belongs to the event loop; `receive` to the store's thread.
+    """A receiver that posts incidents: `run` runs in the event loop, `receive` in the store's thread.
 
-    A message that was taken is marked in the store, so what is not marked is posted after a restart: at least once.
+    Delivery is at least once: accepted messages are recorded in the store, and all others are posted after a restart.
 
     Args:
-        config: whom to tell of what.
-        store: where it is marked.
-        url: gives the address of this daemon.
-        pace: how often.
+        config: the webhook and the kinds that it wants.
+        store: records deliveries.
+        url: returns the address of this daemon.
+        pace: the rate of messages and retries.
         clock: monotonic seconds.
     """
 
@@ -99,32 +99,32 @@ class Sender:
         self._inbox: deque[Mapping[str, Any]] = deque(maxlen=MAX_WAITING)
         self._groups: dict[tuple[int | str, ...], _Group] = {}
         self._sent: dict[tuple[int | str, ...], float] = {}
-        self._turns: dict[int, float] = {}  # by owner, when one of theirs was posted last
+        self._turns: dict[int, float] = {}  # by owner, the time of their last message
         self._queued: set[tuple[Any, ...]] = set()
-        self._told: dict[tuple[Any, ...], None] = {}  # lately: the store may give one out before it tells of it
-        self._is_behind = True  # of the store: what an earlier daemon has left
+        self._told: dict[tuple[Any, ...], None] = {}  # sent recently: `undelivered` and `receive` may both return one
+        self._is_behind = True  # whether the store has more: at first, the rest of an earlier daemon
         self._is_failing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came = asyncio.Event()
 
     def wants(self, incident: Mapping[str, Any]) -> bool:
-        """Want the kinds that were chosen."""
+        """Whether the configuration selects the kind of an incident."""
         return not self._config.kinds or incident["kind"] in self._config.kinds
 
     def receive(self, incident: Mapping[str, Any]) -> None:
-        """Take an incident in."""
+        """Queue an incident."""
         self._is_behind = self._is_behind or len(self._inbox) == MAX_WAITING
         self._inbox.append(incident)
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the next daemon tells it
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the next daemon sends it
                 self._loop.call_soon_threadsafe(self._came.set)
 
     async def run(self) -> None:
-        """Post what comes, until cancelled."""
+        """Post incidents until cancelled."""
         self._loop, self._came = asyncio.get_running_loop(), asyncio.Event()
         self._groups, self._queued, self._is_behind = {}, set(), True  # an earlier round may have failed
         timeout = aiohttp.ClientTimeout(total=self._pace.timeout_s)
-        # The proxies of the environment are used, as any other client's are.
+        # Proxies of the environment are used, as by other clients.
         async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
             while True:
                 self._take_in()
@@ -144,7 +144,7 @@ class Sender:
             self._queue(self._inbox.popleft())
 
     async def _catch_up(self) -> None:
-        """Take in what the store has, and memory had no room for."""
+        """Queue incidents from the store for which memory had no room."""
         self._is_behind = False
         rows = await asyncio.to_thread(self._store.undelivered, self.name, MAX_WAITING)
         self._is_behind = len(rows) == MAX_WAITING
@@ -164,7 +164,7 @@ class Sender:
             last = self._sent.get(name)
             due = self._clock() if last is None else last + self._pace.window_s
             self._groups[name] = _Group(name, incident["owner"], due)
-        self._groups[name].incidents[key(incident)] = incident  # of one that has grown the last
+        self._groups[name].incidents[key(incident)] = incident  # if its count has grown, the newest row
 
     def _due(self) -> _Group | None:
         now = self._clock()
@@ -185,7 +185,7 @@ class Sender:
     # ---- one message
 
     async def _deliver(self, session: aiohttp.ClientSession, group: _Group) -> None:
-        """Post until it is taken, or refused for good."""
+        """Post a message until it is accepted, or refused permanently."""
         incidents = list(group.incidents.values())
         body = message(incidents, instance=self._instance, url=self._url(), labels=self._config.labels)
         names = [_news(incident) for incident in incidents]
@@ -203,19 +203,19 @@ class Sender:
             del self._told[name]
 
     async def _post(self, session: aiohttp.ClientSession, number: str, body: bytes) -> str | None:
-        """Post once; give why it must be posted again, None if not.
+        """Post once; return the reason for a retry, or None.
 
-        2xx is success. 408, 425, 429 and 5xx may pass with time.
+        2xx is success. 408, 425, 429 and 5xx are temporary.
         """
         headers = {"Content-Type": "application/json", "User-Agent": f"hookd/{__version__}"}
         headers |= signed(self._config.secret, number, int(time.time()), body)
         try:
-            # A redirect is not followed: it would carry the message to whom nobody has named.
+            # Redirects are not followed: they could lead to an address that is not configured.
             async with session.post(self._config.url, data=body, headers=headers, allow_redirects=False) as response:
                 status = response.status
         except asyncio.TimeoutError:
             return f"no answer within {self._pace.timeout_s:g} s"
-        except (aiohttp.ClientError, OSError) as exc:  # its text may hold the whole address
+        except (aiohttp.ClientError, OSError) as exc:  # its text may contain the whole address
             return f"{type(exc).__name__} {getattr(exc, 'strerror', None) or ''}".strip()
         if status >= 500 or status in (408, 425, 429):
             return f"status {status}"
@@ -239,7 +239,7 @@ def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, 
         incidents: rows of the store, the oldest first.
         instance: the name of this machine.
         url: of this daemon.
-        labels: from the configuration, sent as they are.
+        labels: from the configuration, sent unchanged.
     """
     body = {
         "version": 1,
@@ -253,18 +253,18 @@ def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, 
 
 
 def _told(incident: Mapping[str, Any]) -> dict[str, Any]:
-    # The texts are the target's own words: whatever shows them must not obey them.
+    # The texts come from the target: `plain` removes control characters.
     told = {name: plain(value) if isinstance(value := incident[name], str) else value for name in _FIELDS}
     return told if incident["id"] is None else {**told, "command": f"hookd report '#{incident['id']}'"}
 
 
 def _news(incident: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Name what is told once: an incident, and again each time that its count has one more digit."""
+    """Return the key of a notification: an incident is sent once, and again when its count gains a digit."""
     return (*key(incident), len(str(incident["count"])))
 
 
 def signed(secret: bytes | None, number: str, unix_s: int, body: bytes) -> dict[str, str]:
-    """Give the headers by which the receiver knows the sender, and a message that it has had.
+    """Return the headers that authenticate the sender and identify a repeated message.
 
     Source: Standard Webhooks 1.0 (https://www.standardwebhooks.com): HMAC-SHA256 over `id.timestamp.body`.
     """

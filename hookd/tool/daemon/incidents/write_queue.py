@@ -1,7 +1,7 @@
-"""What is to go into the store's file, and the one thread that writes it.
+"""The queue of writes to the store's file, and the one thread that executes them.
 
-Who has something to write puts it into a list and goes on, so a slow disk delays nobody; what a full one does not take
-stays in the list until there is room. Whoever asks has to look at both, the list first.
+Callers append to the queue and go on, so a slow disk delays nobody. If the disk is full, writes stay in the queue until there
+is room. A reader has to look at both the queue and the file, the queue first.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeVar
 
+    from hookd.wire.incident import StoredIncident
+
     T = TypeVar("T")
 
 MAX_WAITING = 10_000
-"""Writes that wait for a disk; beyond that those of who has most are given up, which is logged."""
+"""Maximum number of pending writes; beyond it, those of the owner with the most are dropped, which is logged."""
 MAX_WAITING_BYTES = 30_000_000
-"""Bytes that they may have, about."""
+"""Approximate maximum size of the pending writes, in bytes."""
 MAX_BATCH = 500
-"""Writes in one transaction."""
+"""Maximum number of writes in one transaction."""
 RETRY_S = 5.0
-"""How long to wait after a write that failed."""
+"""How long to wait after a failed write, in seconds."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Write:
-    """What is executed together.
+    """Statements that are executed together.
 
     Attributes:
-        statements: with their values, behind the one that stores the row.
-        row: the incident to be stored, if there is one; `count` is by how much it has grown since the last write.
+        statements: with their values; executed after the one that stores the row.
+        row: the incident to store, if there is one; its `count` is the increase since the last write.
         is_told: whether `news` has seen it.
-        detail: the row's, as JSON.
+        detail: of the row, as JSON.
     """
 
     statements: list[tuple[str, tuple[Any, ...]]]
-    row: dict[str, Any] | None = None
+    row: StoredIncident | None = None
     is_told: bool = False
     detail: str = field(init=False)
 
@@ -58,38 +60,38 @@ class Write:
 
     @property
     def bytes(self) -> int:
-        """Return about how many bytes it takes."""
+        """The approximate size of the write, in bytes."""
         return 0 if self.row is None else size(self.row, self.detail)
 
     def execute(self, connection: sqlite3.Connection) -> None:
-        """Write it.
+        """Execute the statements.
 
         Raises:
-            sqlite3.Error: it cannot be written.
+            sqlite3.Error: the file cannot be written.
         """
         first = [] if self.row is None else insertion(self.row, self.detail)
         for sql, values in (*first, *self.statements):
             connection.execute(sql, values)
 
     def then(self, other: Write) -> Write:
-        """Return one write for two of the same incident."""
+        """Merge two writes of the same incident into one."""
         assert self.row is not None
         assert other.row is not None
         return Write(other.statements, merged(self.row, other.row), self.is_told)
 
 
 class Ledger:
-    """Writes to the file and reads from it. Any thread may call; nothing is raised for what the disk does.
+    """Writes to the file and reads from it; thread-safe, and raises no errors of the disk.
 
     Args:
-        path: of the file; None: there is none, and all stays in the list.
-        max_bytes: how large the file may become, see `database.bound`.
-        news: called in the writing thread with writes that it has not seen yet, before they are written; what it
-            returns is called after the attempt, whether that failed or not.
-        retry_s: how long to wait after a write that failed.
+        path: of the file; None: there is none, and all writes stay in the queue.
+        max_bytes: maximum size of the file, see `database.bound`.
+        news: called in the writing thread with writes that it has not seen yet, before they are written. The function
+            that it returns is called after the attempt, whether the attempt failed or not.
+        retry_s: how long to wait after a failed write, in seconds.
 
     Attributes:
-        repairs: how often a damaged file was replaced.
+        repairs: the number of times that a damaged file was replaced.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Ledger:
         self._thread.start()
 
     def put(self, writes: Mapping[tuple[Any, ...], Write]) -> None:
-        """Put writes into the list by name: an incident that is there is counted, anything else is replaced."""
+        """Add writes to the queue by name; counts of one incident are added up, any other write is replaced."""
         with self._changed:
             for name, write in writes.items():
                 old = self._waiting.get(name)
@@ -135,7 +137,7 @@ class Ledger:
             self._changed.notify_all()
 
     def drop(self, is_meant: Callable[[tuple[Any, ...]], bool]) -> None:
-        """Take writes out of the list again."""
+        """Remove writes from the queue."""
         with self._changed:
             for name in [name for name in self._waiting if is_meant(name)]:
                 self._remove(name)
@@ -150,7 +152,7 @@ class Ledger:
             self._bytes -= old.bytes
 
     def _make_room(self) -> None:
-        """Give up a tenth of the incidents that wait, or half of those that are too large: of who has most. Locked."""
+        """Drop a tenth of the pending incidents, or half if they are too large, of the owners with the most. Locked."""
         names = {id(write.row): name for name, write in self._waiting.items() if write.row is not None}
         rows = [write.row for write in reversed(self._waiting.values()) if write.row is not None]
         few = len(rows) // 2 if self._bytes > MAX_WAITING_BYTES else len(rows) - MAX_WAITING // 10
@@ -162,18 +164,18 @@ class Ledger:
             self._remove(next(iter(self._waiting)))
 
     def waiting(self) -> dict[tuple[Any, ...], Write]:
-        """Give what is on its way."""
+        """Return the pending writes, by name."""
         with self._changed:
             return dict(self._waiting)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the incidents on their way, as they came: of one name that is being written and has grown since, both."""
+    def rows(self) -> list[StoredIncident]:
+        """Return the pending incidents in order; one that has grown while being written is returned in both parts."""
         with self._changed:
             grown = [write for name, write in self._writing.items() if self._waiting.get(name, write) is not write]
             return [write.row for write in (*grown, *self._waiting.values()) if write.row is not None]
 
     def read(self, ask: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Ask the file; one that cannot be read has nothing to say."""
+        """Query the file; return `otherwise` if it cannot be read."""
         try:
             with self._reading:
                 return otherwise if self._reader is None else ask(self._reader)
@@ -182,7 +184,7 @@ class Ledger:
             return otherwise
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all is in the file, or cannot be written; tell whether it is."""
+        """Wait until the queue is written or cannot be written; return whether it is empty."""
         with self._changed:
             self._was_tried = False
             self._changed.notify_all()
@@ -190,7 +192,7 @@ class Ledger:
             return not self._waiting
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write the queue, and close the file."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -224,7 +226,7 @@ class Ledger:
                     return
 
     def _is_work(self) -> bool:
-        """Say whether there is something to do; a disk that refuses is asked again when somebody waits for it. Locked."""
+        """Whether there is work; after a failure, a write is tried again at once if a caller waits for it. Locked."""
         if self._is_closing or self._is_damaged:
             return True
         if not self._failure:
@@ -232,7 +234,7 @@ class Ledger:
         return not self._was_tried or any(not write.is_told for write in self._waiting.values())
 
     def _write(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
-        """Write all or nothing; a failure is logged when it begins and when it is over."""
+        """Write all or nothing; a failure is logged when it begins and when it ends."""
         try:
             if self._writer is None or self._is_damaged:
                 self._mend()
@@ -242,7 +244,7 @@ class Ledger:
             with database.transaction(self._writer):
                 for write in batch.values():
                     write.execute(self._writer)
-        except Exception as exc:  # noqa: BLE001  a thread that ended would store nothing any more
+        except Exception as exc:  # noqa: BLE001  the thread must go on, or nothing would be stored any more
             self._suspect(exc)
             self._failed(str(exc), batch)
         else:
@@ -275,7 +277,7 @@ class Ledger:
     # ---- the file
 
     def _connect(self) -> None:
-        """Open the file before anybody asks; what is wrong with it is mended by the first write, or told."""
+        """Open the file before the first query; replace a damaged one, and log other failures."""
         try:
             self._open()
         except (OSError, sqlite3.Error, database.NewerSchemaError) as exc:
@@ -292,7 +294,7 @@ class Ledger:
             self._writer = database.open_to_write(self._path)
         except (OSError, sqlite3.OperationalError):
             with contextlib.suppress(sqlite3.Error):
-                self._reader = database.open_to_read(self._path)  # a disk that cannot be written can be read, perhaps
+                self._reader = database.open_to_read(self._path)  # the disk may be readable, although not writable
             raise
         self._reader = database.open_to_read(self._path)
         self._inode = self._path.stat().st_ino
@@ -305,14 +307,14 @@ class Ledger:
         self._reader = self._writer = None
 
     def _suspect(self, error: Exception) -> None:
-        """Have the file mended where an error says that it is damaged."""
+        """Schedule a replacement of the file, if an error shows that it is damaged."""
         if isinstance(error, sqlite3.Error) and database.is_broken(error):
             with self._changed:
                 self._is_damaged = True
                 self._changed.notify_all()
 
     def _mend(self) -> None:
-        """Open the file anew; a damaged one is given another name first, unless somebody else has done so."""
+        """Reopen the file; a damaged one is renamed first, unless another process has replaced it."""
         kept = None
         with self._reading:
             self._disconnect()
@@ -333,7 +335,7 @@ class Ledger:
             return False
 
     def _check(self) -> None:
-        """Look for damage once, behind the back of a daemon that begins to serve."""
+        """Look for damage once at the start, in the background."""
         try:
             reader = database.open_to_read(self._path) if self._path is not None else None
             if reader is not None:

@@ -1,1 +1,1 @@
-"""What Prometheus is served."""
+"""The metrics that the daemon serves to Prometheus."""

@@ -1,4 +1,4 @@
-"""Turn the fleet into Prometheus families, anew at every scrape: what is not there any more leaves no ghost."""
+"""Convert the fleet to Prometheus families, from scratch at every scrape, so that no stale series remains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _INFO_LABELS = (
 
 
 class Tally:
-    """Attaches of this daemon, counted. Any thread may count."""
+    """Counts the attaches of this daemon; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,12 @@ class Tally:
         self._pause_sum_s = 0.0
 
     def count(self, result: str, pause_s: float | None = None) -> None:
-        """Count one attach: "ok", or the reason why not; with the seconds that the main thread stood still."""
+        """Count one attach.
+
+        Args:
+            result: "ok", or the reason of the failure.
+            pause_s: how long the target's main thread was stopped, in seconds.
+        """
         with self._lock:
             self._results[result] = self._results.get(result, 0) + 1
             if pause_s is not None:
@@ -62,12 +67,12 @@ class Tally:
                 self._pause_sum_s += pause_s
 
     def sums(self) -> tuple[int, int]:
-        """Give how many attaches were done, and how many were not."""
+        """Return the number of successful attaches, and of failed ones."""
         with self._lock:
             return self._results["ok"], sum(self._results.values()) - self._results["ok"]
 
     def families(self) -> Iterator[Metric]:
-        """Give hookd_attach_total and hookd_attach_pause_seconds."""
+        """Yield hookd_attach_total and hookd_attach_pause_seconds."""
         attaches = CounterMetricFamily("hookd_attach", "Attaches by their result.", labels=["result"])
         pauses = HistogramMetricFamily(
             "hookd_attach_pause_seconds", "How long an attach stopped the target's main thread."
@@ -81,17 +86,17 @@ class Tally:
 
 
 class FleetCollector:
-    """A prometheus_client collector over a fleet. One `collect` at a time.
+    """A prometheus_client collector over a fleet, which runs one `collect` at a time.
 
     Args:
         fleet: whose targets are served.
         tally: of the daemon's attaches.
         limits: of each target's series.
-        backing_off: gives the processes in which an attach by rule has failed.
+        backing_off: returns the processes in which an attach by rule has failed.
         clock: monotonic seconds.
-        watchers: who have more to say of each target.
-        kinds: of incidents, those that there are.
-        more: gives the families of plugins, told which names of families, with their kinds, are free.
+        watchers: which add samples of each target.
+        kinds: bounds the kinds of incidents.
+        more: returns the families of plugins; its argument says whether a family's name, with its kind, is free.
     """
 
     def __init__(
@@ -120,16 +125,16 @@ class FleetCollector:
         self._last_scrape_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
-        """Give every family of every target as prometheus_client has them."""
+        """Yield every family of every target, as a `Metric` of prometheus_client."""
         for family in self.families():
             yield family.metric() if isinstance(family, PageFamily) else family
 
     def families(self) -> list[Metric | PageFamily]:
-        """Give every family of every target, those of the same name merged."""
+        """Return every family of every target; those of the same name are merged."""
         with self._lock:
             started = self._clock()
             targets = self._fleet.targets()
-            self._series = {one: self._series_of(one) for one in targets}
+            self._series = {target: self._series_of(target) for target in targets}
             merged = _Merged(family for watcher in self._watchers for family in watcher.families)
             of_user = Counter(target.identity.uid for target in targets)
             for target, series in self._series.items():
@@ -137,26 +142,24 @@ class FleetCollector:
                     series.add_to(merged, started, MAX_PER_USER // of_user[target.identity.uid])
                     for watcher in self._watchers:
                         series.add_samples(merged, watcher)
-                except Exception:  # noqa: BLE001  whatever is wrong with one target, the others are served
+                except Exception:  # noqa: BLE001  an error in one target must not affect the others
                     self._failed(target)
                 merged.core(*_ERRORS).add_sample(_ERRORS[0] + "_total", series.standard, float(self._errors[target]))
-            self._errors = Counter({one: self._errors[one] for one in targets})
+            self._errors = Counter({target: self._errors[target] for target in targets})
             own = list(self._own_families())
             self._last_scrape_s = self._clock() - started
         of_pages = [family for family in merged.of_pages.values() if family.parts]
         return [*own, *merged.own.values(), *of_pages, *self._more(merged.is_free)]
 
     def told(self) -> dict[str, float | None]:
-        """Say for a person what the last scrape took, and how many attaches were done and refused."""
+        """Return facts for people: the seconds of the last scrape, and the numbers of attaches done and refused."""
         attached, refused = self._tally.sums()
         return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
 
     def _failed(self, target: Target) -> None:
         self._errors[target] += 1
         if self._errors[target] == 1:
-            _log.exception(
-                "process %d is not served, or not as a whole: that it is not is an error of hookd's", target.pid
-            )
+            _log.exception("process %d is not served, or only in part, because of an error in hookd", target.pid)
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)
@@ -176,10 +179,13 @@ class FleetCollector:
 
 
 class _Merged:
-    """Families of one scrape by name. Targets may disagree on a name: who comes first is right.
+    """The families of one scrape, by name.
+
+    If targets disagree on the family of a name, the first one wins.
 
     Attributes:
         own: the daemon's families about its targets.
+        incidents: the family of incidents, which the pages and the daemon both add to.
         of_pages: the pages' families.
     """
 
@@ -188,20 +194,20 @@ class _Merged:
         self.incidents = PageFamily(*_INCIDENTS)
         self.of_pages = {_INCIDENTS[0]: self.incidents}
         reserved = [*_CORE_NAMES, *(name for family in watched for name in _names(family.name, family.kind))]
-        self._owners = dict.fromkeys(reserved, "")  # by name of a family or sample, the family that has it
+        self._owners = dict.fromkeys(reserved, "")  # by name of a family or sample, the family that owns it
 
     def core(self, name: str, kind: str, text: str) -> Metric:
-        """Give one of the daemon's own families."""
+        """Return one of the daemon's own families, and create it if necessary."""
         if name not in self.own:
             self.own[name] = Metric(name, text, kind)
         return self.own[name]
 
     def is_free(self, name: str, kind: str) -> bool:
-        """Whether neither the daemon nor a page has a family, or a sample, of such a name."""
-        return not any(one in self._owners for one in _names(name, kind))
+        """Whether neither the daemon nor a page has a family or sample with one of these names."""
+        return not any(used in self._owners for used in _names(name, kind))
 
     def of_page(self, family: Family) -> PageFamily | None:
-        """Give the family to which a page's is added; None if its name or labels collide with another's."""
+        """Return the family to which a page's is added; None if its name or labels collide with others."""
         if set(_STANDARD_LABELS) & set(family.labels) or not family.name.startswith(PREFIX):
             return None
         names = _names(family.name, family.kind)
@@ -215,7 +221,7 @@ class _Merged:
 
 
 class TargetSeries:
-    """The series of one target under one claim, with what is kept of them from scrape to scrape."""
+    """The series of one target under one claim, with the state that is kept between scrapes."""
 
     def __init__(self, target: Target, limits: Limits, kinds: Kinds) -> None:
         self._target = target
@@ -228,7 +234,7 @@ class TargetSeries:
         self._told = 0
 
     def add_to(self, merged: _Merged, now: float, most: int) -> None:
-        """Add everything that this target has to say, in `most` lines of its page."""
+        """Add all families of this target, with at most `most` lines of its page."""
         target = self._target
         snapshot = target.read()
         is_alive = target.ended is None
@@ -236,7 +242,7 @@ class TargetSeries:
         self._add_process(merged, is_alive=is_alive)
         if snapshot is None or target.state == "corrupt":
             return
-        before, self._heads = self._heads, {}  # what a page has retired is forgotten with its key, see `page.Family`
+        before, self._heads = self._heads, {}  # retired series go with their key, see `page.Family`
         refused = 0
         counts: dict[str, float] = {}
         for family, indexes in self._selection.served(snapshot, now, most):
@@ -259,13 +265,13 @@ class TargetSeries:
         self._tell_dropped()
 
     def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
-        """Add what a watcher has to say of this target."""
+        """Add the samples of a watcher for this target."""
         for family, extra, value in watcher.samples(self._target):
             name = family.name + SUFFIXES[family.kind][0]
             merged.core(family.name, family.kind, family.help).add_sample(name, {**self.standard, **extra}, value)
 
     def _count_incidents(self, counts: dict[str, float], family: Family) -> None:
-        """Add a page's counts of incidents, under kinds that there may be."""
+        """Add a page's counts of incidents; `Kinds` bounds the number of different kinds."""
         if family.labels != ("kind",) or family.kind != "counter":
             return
         target, kinds = self._target, self._kinds
@@ -276,8 +282,9 @@ class TargetSeries:
                 counts[name] = counts.get(name, 0.0) + value
 
     def _tell_dropped(self) -> None:
-        """Log it, once: who looks for a series that is not there looks at the log next."""
-        if self._selection.dropped > 2 * self._told:  # a model is met module by module
+        """Log that series are left out, because a person who misses a series looks at the log next."""
+        # Once per doubling: the modules of a model appear one after another.
+        if self._selection.dropped > 2 * self._told:
             self._told = self._selection.dropped
             _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), told(self._told))
 
@@ -312,15 +319,15 @@ class TargetSeries:
                 merged.core(name, kind, text).add_sample(sample, self.standard, float(value))
 
     def _add_dropped(self, merged: _Merged, snapshot: Snapshot) -> None:
-        told = next((family for family in snapshot.families if family.name == _DROPPED and family.first), None)
-        by_agent = max(float(snapshot.dropped), told.cells[told.first[0]] if told is not None else 0.0)
+        dropped = next((family for family in snapshot.families if family.name == _DROPPED and family.first), None)
+        by_agent = max(float(snapshot.dropped), dropped.cells[dropped.first[0]] if dropped is not None else 0.0)
         if math.isfinite(by_agent):
             value = by_agent + self._selection.dropped + self._refused
             merged.core(*_DROPS).add_sample(_DROPPED + "_total", self.standard, value)
 
 
 def _names(name: str, kind: str) -> list[str]:
-    """Give all that a family and its samples are called."""
+    """Return the name of a family and the names of its samples."""
     return [name, *(name + suffix for suffix in SUFFIXES[kind])]
 
 
@@ -332,13 +339,13 @@ _CPU = ("hookd_process_cpu_seconds", "counter", "CPU time of the target.")
 _MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of the target.")
 _THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
 _FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
-_INCIDENTS = ("hookd_incidents", "Things worth telling a person.", "counter")
+_INCIDENTS = ("hookd_incidents", "Incidents, by kind.", "counter")
 _LOST = (
     "hookd_incidents_dropped",
     "counter",
-    "Incidents that were too many of their target, run or user to be stored.",
+    "Incidents that were not stored, because their target, run or user had too many.",
 )
-_ERRORS = ("hookd_target_errors", "counter", "Scrapes in which something of this target was left out for an error.")
+_ERRORS = ("hookd_target_errors", "counter", "Scrapes in which an error left out series of this target.")
 _DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
 _BACKING_OFF = (
     "hookd_attach_backing_off",
@@ -351,4 +358,4 @@ _CORE_NAMES = (
     _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
     _LOST[0], _LOST[0] + "_total", _ERRORS[0], _ERRORS[0] + "_total",
 )  # fmt: skip
-"""What no page may use for a family or a sample."""
+"""Names that a page must not use for a family or a sample."""

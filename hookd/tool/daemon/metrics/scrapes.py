@@ -1,4 +1,4 @@
-"""The text of scrapes: made one at a time, in a thread of its own, and shared by all who wait for the same."""
+"""Render scrapes: one at a time, in a separate thread; waiting requests of the same form share one text."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.metrics.collector import FleetCollector
 
 MAX_WAITING = 20
-"""Unusual scrapes that wait; more are sent away. Those of a Prometheus are never: they are few kinds, and share a text."""
+"""Maximum number of unusual scrapes that wait; more are rejected.
+
+Scrapes of a Prometheus are never rejected: they have few forms, and share a text.
+"""
 _USUAL = re.compile(r"version=(0\.0\.4|1\.0\.0)(;|\Z)")
 
 
 class BusyError(Exception):
-    """Too many unusual scrapes wait."""
+    """Too many unusual scrapes are waiting."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a scrape asks for.
+    """The form in which a scrape requests its text.
 
     Attributes:
-        accept: its header; OpenMetrics where that is asked for.
+        accept: the Accept header, which may request OpenMetrics.
         names: of families or samples; empty for all.
-        is_gzip: whether to compress, at the level that costs least.
+        is_gzip: whether to compress, at the fastest level.
     """
 
     accept: str
@@ -51,7 +54,7 @@ class Form:
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is one of the few that a Prometheus sends: there are dozens of them, of others any number."""
+        """Whether a Prometheus sends this form; there are only dozens of such forms, but any number of others."""
         return not self.names and _USUAL.search(self.content_type) is not None
 
     @property
@@ -61,21 +64,23 @@ class Form:
 
 
 class Scrapes:
-    """Makes the text of scrapes. For the event loop."""
+    """Renders scrapes for the event loop."""
 
     def __init__(self, collector: FleetCollector) -> None:
         self._collector = collector
-        # One thread for all: malloc keeps the memory of a large page for each thread that has made one.
+        # One thread for all: malloc retains the memory of a large text in each thread that has rendered one.
         self._thread = ThreadPoolExecutor(1, "render")
         self._turn, self._unusual = asyncio.Lock(), asyncio.Lock()
         self._waiting: dict[tuple[str, frozenset[str], bool], asyncio.Task[bytes]] = {}
         self._count = 0
 
     async def text(self, form: Form) -> bytes:
-        """Make a text, or share one that is not begun yet: 1,000 series take some 5 ms.
+        """Render a text, or share one that waits for its turn.
+
+        Rendering 1,000 series takes some 5 ms.
 
         Raises:
-            BusyError: too many are waiting.
+            BusyError: too many unusual scrapes are waiting.
         """
         task = self._waiting.get(form.key)
         if task is None:
@@ -89,9 +94,9 @@ class Scrapes:
             if not form.is_usual:
                 self._count += 1
                 stack.callback(self._uncount)
-                await stack.enter_async_context(self._unusual)  # of these, one at a time waits among the others
+                await stack.enter_async_context(self._unusual)  # at most one unusual scrape competes for the turn
             await stack.enter_async_context(self._turn)
-            del self._waiting[form.key]  # who asks from now on is told of a later moment
+            del self._waiting[form.key]  # a later request needs newer values
             work = functools.partial(render, self._collector, form.accept, form.names, is_gzip=form.is_gzip)
             return (await asyncio.get_running_loop().run_in_executor(self._thread, work))[0]
 
@@ -104,7 +109,7 @@ class Scrapes:
 
 
 def render(collector: FleetCollector, accept: str, names: frozenset[str], *, is_gzip: bool) -> tuple[bytes, str]:
-    """Make the text of one scrape; see `Form`.
+    """Render the text of one scrape; see `Form`.
 
     Returns:
         The body and its content type.
@@ -115,7 +120,7 @@ def render(collector: FleetCollector, accept: str, names: frozenset[str], *, is_
 
 
 class _Restricted:
-    """The families and samples that `name[]` asks for, as prometheus_client's own restricted registry gives them."""
+    """The families and samples selected by `name[]`, as in prometheus_client's own restricted registry."""
 
     def __init__(self, collector: FleetCollector, names: frozenset[str]) -> None:
         self._collector = collector
@@ -124,7 +129,7 @@ class _Restricted:
     def collect(self) -> Iterator[Metric]:
         for family in self._collector.families():
             if isinstance(family, PageFamily) and self._names.isdisjoint(family.sample_names()):
-                continue  # whose samples are many: they are not made to be left out
+                continue  # skip it before its many samples are made
             metric = family.metric() if isinstance(family, PageFamily) else family
             samples = metric.samples
             if metric.name not in self._names:

@@ -1,9 +1,8 @@
-"""Which series of a target are served: Prometheus pays for each of them, every day, for ever.
+"""Select the series of a target that are served, because each of them costs Prometheus memory and disk for ever.
 
-Full detail stays in the page, for `report` and the API. Served are, in this order, until `max_series` are: everything
-without a module, modules with a finding, the top of the tree, those that a person has selected by a plugin's options
-`modules` or `types`, the `top_modules` costliest (of a model whose costs nobody measures, the first), the rest down to
-`max_depth`.
+The page keeps full detail, for `report` and the API. Series are selected in this order, until there are `max_series`: those
+without a module; modules with a finding; the top of the module tree; modules that a person has selected by a plugin's options
+`modules` or `types`; the `top_modules` costliest (if costs are not measured, the first ones); the rest down to `max_depth`.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ CORE = frozenset({
     "hookd_collectives_issued", "hookd_plugin_call_seconds", "hookd_plugin_series_refused",
     "hookd_plugin_held_bytes",
 })  # fmt: skip
-"""Families of the agent itself: not dropped until there are MAX_CORE lines of them."""
+"""Families of the agent itself: none is dropped up to MAX_CORE lines of them."""
 MAX_CORE = 1000
-"""A real agent has some 300 with thirty plugins. A page is another process's, and may have 200,000 under these names."""
+"""Maximum number of lines of CORE. An agent with thirty plugins has some 300; a hostile page may have 200,000."""
 FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
 """Families in which a series above 0 is a finding about its module."""
 COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
-"""Families whose sum is what a module costs."""
+"""Families whose sum is the cost of a module."""
 MAX_PER_USER = 100_000
-"""Lines of all targets of one user: of a user with more than a hundred targets each has its part of them."""
+"""Maximum number of lines of one user, divided evenly among the user's targets."""
 SELECTORS = ("modules", "types")
-"""Options by which a person says which modules a plugin looks at; `*` is all of them."""
+"""Plugin options that select modules; `*` selects all."""
 INCUMBENT = 1.25
-"""A module that is served already counts as so much costlier: neighbours must not take turns."""
+"""Factor on the cost of a module that is served already, so that modules of similar cost do not alternate."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of one target is served. `detail` "all" lifts every limit; `ServeConfig` tells of each."""
+    """The limits of one target's series, described in `ServeConfig`; `detail` "all" lifts them."""
 
     detail: str = "auto"
     max_series: int = 1000
@@ -52,10 +51,10 @@ class Limits:
 
 
 class Selection:
-    """What is served of one target, reconsidered when something changes; used by one thread at a time.
+    """The selection of one target's series, renewed when something changes; used by one thread at a time.
 
     Attributes:
-        dropped: lines that are left out; it only grows, as a counter must.
+        dropped: the maximum number of lines left out so far; it never decreases, because it is served as a counter.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -68,24 +67,24 @@ class Selection:
         self._wait_s = 1.0
 
     def served(self, snapshot: Snapshot, now: float, most: int = MAX_PER_USER) -> list[tuple[Family, Sequence[int]]]:
-        """Give each family with the indexes of its series that are served.
+        """Return each family with the indexes of its series that are served.
 
         Args:
             snapshot: of the target.
-            most: lines that this target may have, whatever its limits.
-            now: monotonic seconds; costs are compared anew at growing intervals, at last once an hour.
+            now: monotonic seconds; costs are compared again at growing intervals, of one hour at most.
+            most: maximum number of lines of this target, whatever its limits.
         """
         families = snapshot.families
         if self._limits.detail == "all":
             return [(family, range(len(family.first))) for family in families]
-        found = sorted(_findings(families))
-        asked = _selective(snapshot)
+        findings = sorted(_findings(families))
+        prefixes = _selective(snapshot)
         most = min(most, MAX_PER_USER)
-        seen = (most, found, asked, [(family.key, len(family.first)) for family in families])
+        seen = (most, findings, prefixes, [(family.key, len(family.first)) for family in families])
         if seen != self._seen or now >= self._reconsider_at:
             self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
             self._seen, self._reconsider_at = seen, now + self._wait_s
-            self._plan = self._decide(snapshot, found, asked, most)
+            self._plan = self._decide(snapshot, findings, prefixes, most)
             lines = sum(
                 _lines(family) * (len(family.first) - len(kept))
                 for family, kept in zip(families, self._plan, strict=True)
@@ -94,9 +93,9 @@ class Selection:
         return list(zip(families, self._plan, strict=True))
 
     def _decide(
-        self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...], most: int
+        self, snapshot: Snapshot, findings: Sequence[str], prefixes: tuple[str, ...], most: int
     ) -> list[Sequence[int]]:
-        """Give the indexes to serve for each family: what has no module comes first, then whole modules."""
+        """Return the indexes to serve for each family: series without a module come first, then whole modules."""
         left, core = min(self._limits.max_series, most), min(MAX_CORE, most)
         plan: dict[int, Sequence[int]] = {}
         for number, family in enumerate(snapshot.families):
@@ -107,15 +106,17 @@ class Selection:
                 taken = len(plan[number]) * _lines(family)
                 left -= taken
                 core -= taken if is_core else 0
-        self._chosen = self._choose(snapshot, found, asked, left)
+        self._chosen = self._choose(snapshot, findings, prefixes, left)
         for number, family in enumerate(snapshot.families):
             if number not in plan:
                 at = family.labels.index("module")
                 plan[number] = [k for k, values in enumerate(family.values) if values[at] in self._chosen]
         return [plan[number] for number in range(len(snapshot.families))]
 
-    def _choose(self, snapshot: Snapshot, found: Sequence[str], asked: tuple[str, ...], left: int) -> frozenset[str]:
-        """Take modules in order of importance until the lines that are `left` are used up."""
+    def _choose(
+        self, snapshot: Snapshot, findings: Sequence[str], prefixes: tuple[str, ...], left: int
+    ) -> frozenset[str]:
+        """Choose modules in order of importance, until their lines exceed `left`."""
         lines: dict[str, int] = {}
         for family in snapshot.families:
             for module in _modules(family):
@@ -125,9 +126,11 @@ class Selection:
         by_depth = sorted(lines, key=depth)
         top = [name for name in by_depth if depth(name) <= 1]
         rest = [name for name in by_depth if depth(name) <= self._limits.max_depth]
-        selected = [name for family in snapshot.families if family.name.startswith(asked) for name in _modules(family)]
+        selected = [
+            name for family in snapshot.families if family.name.startswith(prefixes) for name in _modules(family)
+        ]
         chosen = set()
-        for name in dict.fromkeys([*found, *top, *selected, *costliest, *rest]):
+        for name in dict.fromkeys([*findings, *top, *selected, *costliest, *rest]):
             left -= lines.get(name, 0)
             if left < 0:
                 break
@@ -135,7 +138,7 @@ class Selection:
         return frozenset(chosen)
 
     def _costs(self, families: Iterable[Family]) -> dict[str, float]:
-        """Give what each module costs, in seconds since the attach, children included."""
+        """Return the cost of each module, in seconds since the attach, children included."""
         cost: dict[str, float] = {}
         for family in families:
             if family.name in COSTS and family.labels == ("module",):
@@ -145,7 +148,7 @@ class Selection:
 
 
 def told(dropped: int) -> str:
-    """Say that series are left out, and what changes it."""
+    """Return the message that series are left out, and how to serve them."""
     return (
         f"{dropped} series are not on /metrics (`hookd report` has them): HOOKD_DETAIL=all where it is served, or"
         ' detail = "all" or a larger max_series or max_depth under [metrics] in the configuration, serves them'
@@ -153,7 +156,7 @@ def told(dropped: int) -> str:
 
 
 def _lines(family: Family) -> int:
-    """Give how many lines one series makes: of a histogram every bucket, the sum and the count."""
+    """Return the number of lines of one series; a histogram has one for each bucket, the sum and the count."""
     return len(family.buckets) + 3 if family.kind == "histogram" else 1
 
 
@@ -164,7 +167,7 @@ def _modules(family: Family) -> Iterator[str]:
 
 
 def _selective(snapshot: Snapshot) -> tuple[str, ...]:
-    """Give how the families of those plugins begin that were asked for certain modules."""
+    """Return the name prefixes of the families of plugins for which a person has selected modules."""
     plugins = snapshot.identity.get("plugins")
     return (
         tuple(f"hookd_{name}_" for name in plugins if _is_selective(snapshot, name))

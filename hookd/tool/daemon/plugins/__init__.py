@@ -1,1 +1,1 @@
-"""The parts of plugins that run in the daemon."""
+"""Daemon plugins: the parts of plugins that run in the daemon."""

@@ -1,4 +1,4 @@
-"""The daemon halves of plugins: found as metadata and source, imported only where they are needed, and never with torch."""
+"""Find daemon plugins by their metadata and source, and import them on demand, without torch."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 GROUP = "hookd.daemon_plugins"
 EXTRA = "daemon"
-"""The extra under which a distribution names what its daemon half alone requires: a target is never given that."""
+"""The extra of a distribution with the requirements of its daemon plugin alone, which a target never gets."""
 _IMPORTING: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-"""By module, held while it is imported: of two halves in one file the second must not find it half made."""
+"""Locks by module, held during its import: two daemon plugins in one file must not see it partly initialized."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """A daemon half that was found.
+    """A daemon plugin that was found, and is not imported yet.
 
     Attributes:
         name: of the plugin.
-        source: where it is; `source.entry` is `module:Class`.
-        path: of its file, where it was found in a plugin directory.
+        source: its source; `source.entry` is `module:Class`.
+        path: of its file, if it was found in a plugin directory.
     """
 
     name: str
@@ -50,40 +50,40 @@ class Half:
     path: Path | None = None
 
     def has(self, hook: str) -> bool:
-        """Whether the source has the name of a hook in it."""
+        """Whether the source contains the name of a hook."""
         return any(hook.encode() in text for text in self.source.files.values())
 
     def load(self) -> tuple[DaemonPlugin, Hooks]:
-        """Import it and make the plugin.
+        """Import the module and create the plugin.
 
         Returns:
-            It, and by hook the method with the arguments that it takes.
+            The plugin, and by hook its method and the names of its arguments.
 
         Raises:
-            PluginError: with the author's line where there is one.
+            PluginError: with the author's line, if there is one.
         """
         module, _, name = self.source.entry.partition(":")
         own = module
         try:
             with without_torch():
-                made = getattr(self._imported(module), name)
-                own = made.__module__
-                plugin = made()
+                cls = getattr(self._imported(module), name)
+                own = cls.__module__
+                plugin = cls()
         except (Exception, SystemExit) as exc:
-            told = f"{worded(exc)}{author_place(exc, own)}{self._missing(exc)}"
-            raise PluginError(f"{self.name}: cannot be imported: {told}") from exc
+            cause = f"{worded(exc)}{author_place(exc, own)}{self._missing(exc)}"
+            raise PluginError(f"{self.name}: cannot be imported: {cause}") from exc
         if not isinstance(plugin, DaemonPlugin) or plugin.name != self.name:
-            raise PluginError(f"{self.source.entry} is no hookd.serving.DaemonPlugin with the name {self.name!r}")
+            raise PluginError(f"{self.source.entry} is not a hookd.serving.DaemonPlugin with the name {self.name!r}")
         return plugin, hooks(plugin)
 
     def _missing(self, error: BaseException) -> str:
-        """Say how to install what an import has not found, where the plugin's distribution has an extra for it."""
+        """Return a hint to install the plugin's extra, if a module was not found and the distribution has the extra."""
         if not isinstance(error, ModuleNotFoundError):
             return ""
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             extras = importlib.metadata.metadata(self.source.origin).get_all("Provides-Extra") or ()
             if EXTRA in extras:
-                return f"; what its half in the daemon requires comes with: pip install '{self.source.origin}[{EXTRA}]'"
+                return f"; install the daemon plugin's requirements with: pip install '{self.source.origin}[{EXTRA}]'"
         return ""
 
     def _imported(self, module: str) -> Any:
@@ -96,33 +96,35 @@ class Half:
         known = sys.modules.get(module)
         if known is not None and self._is_mine(getattr(known, "__file__", None)):
             return known
-        there = importlib.util.find_spec(module) if known is None else None
-        if known is not None or (there is not None and not self._is_mine(there.origin)):
+        installed = importlib.util.find_spec(module) if known is None else None
+        if known is not None or (installed is not None and not self._is_mine(installed.origin)):
             raise ImportError(f"there is a module {module!r} already: give {self.path} another name")
         folder = [str(self.path.parent)] if self.path.name == "__init__.py" else None
         spec = importlib.util.spec_from_file_location(module, self.path, submodule_search_locations=folder)
         assert spec is not None
         assert spec.loader is not None
-        made = sys.modules[module] = importlib.util.module_from_spec(spec)
+        loaded = sys.modules[module] = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(made)
+            spec.loader.exec_module(loaded)
         except BaseException:
             del sys.modules[module]
             raise
-        return made
+        return loaded
 
     def _is_mine(self, file: str | None) -> bool:
-        """Whether a module's file is this one, which is so where its directory is on sys.path."""
+        """Whether a module's file is this plugin's, as it is if its directory is on sys.path."""
         with contextlib.suppress(OSError):
             return self.path is not None and file is not None and self.path.samefile(file)
         return False
 
 
 def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[Half], list[PluginError]]:
-    """Find all daemon halves that are allowed: in the directories given, then among those installed; no name twice.
+    """Find all allowed daemon plugins, in the given directories, then among the installed ones.
+
+    Of several with one name, the first one is used.
 
     Returns:
-        Them, and what is wrong with others: a file that is no Python.
+        The plugins, and the errors of invalid ones, such as a file that is not valid Python.
     """
     halves: dict[str, Half] = {}
     problems: list[PluginError] = []
@@ -135,17 +137,20 @@ def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[l
 
 
 def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]:
-    ours = trusted.Trust(frozenset({0, os.geteuid()}))  # it runs here, whosever the targets are
+    ours = trusted.Trust(frozenset({0, os.geteuid()}))  # the plugin runs as our user, whatever the targets' users are
     for directory in plugin_dirs:
         try:
-            for one in sources.in_directory(directory, ours, "DaemonPlugin"):
-                yield one if isinstance(one, PluginError) else _with_caches(Half(one.name, one, Path(one.origin)), ours)
+            for source in sources.in_directory(directory, ours, "DaemonPlugin"):
+                if isinstance(source, PluginError):
+                    yield source
+                else:
+                    yield _with_caches(Half(source.name, source, Path(source.origin)), ours)
         except PluginError as error:
             yield error
 
 
 def _with_caches(half: Half, ours: trusted.Trust) -> Half | PluginError:
-    """Check the directories of compiled code as well: what lies there is run in the place of the source."""
+    """Check the `__pycache__` directories as well, because Python runs their code instead of the source."""
     assert half.path is not None
     root, name = half.path.parent, "__pycache__"
     try:
@@ -166,10 +171,10 @@ def _installed() -> Iterator[Half | PluginError]:
 
 
 def hooks(plugin: DaemonPlugin) -> Hooks:
-    """Give what a plugin implements: by hook the method, and the arguments that it takes.
+    """Return the hooks that a plugin implements: by hook, the method and the names of its arguments.
 
     Raises:
-        PluginError: it has no proper name, or a hook that is none, with the author's line.
+        PluginError: the name is invalid, or a hook, with the author's line.
     """
     if not plugin.name.isidentifier() or not plugin.name.islower():
         raise PluginError(
@@ -193,7 +198,7 @@ def hooks(plugin: DaemonPlugin) -> Hooks:
     for hook in _SPECS:
         for impl in getattr(manager.hook, hook).get_hookimpls():
             if impl.kwargnames or impl.wrapper or impl.hookwrapper:
-                raise _wrong(plugin, impl.function, f"{hook} has a default, or is a wrapper: neither is called")
+                raise _wrong(plugin, impl.function, f"{hook} must not have defaults, or be a wrapper")
             implemented[hook] = (impl.function, tuple(impl.argnames))
     return implemented
 
@@ -208,9 +213,9 @@ def _wrong(plugin: DaemonPlugin, function: Any, text: str) -> PluginError:
 
 
 class _NoTorch(importlib.abc.MetaPathFinder):
-    """Refuses torch in a process that must stay small and start quickly.
+    """Refuses to import torch, because the daemon must stay small and start quickly.
 
-    The list of finders is replaced and not changed: another thread that goes through it would skip a finder.
+    `sys.meta_path` is replaced and not modified: another thread that iterates over it would skip a finder.
     """
 
     def __init__(self) -> None:
@@ -226,23 +231,25 @@ class _NoTorch(importlib.abc.MetaPathFinder):
                 sys.meta_path = [self, *self._before]
 
     def leave(self) -> None:
-        """Put the list back at the last call, with what others have done to it meanwhile."""
+        """Restore `sys.meta_path` at the last call, and keep the changes that others have made to it."""
         with self._lock:
             self._entered -= 1
             if self._entered == 0:
-                others = [one for one in sys.meta_path if one is not self]
+                others = [finder for finder in sys.meta_path if finder is not self]
                 sys.meta_path = self._before if others == self._before else others
                 self._before = []
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
         if name.partition(".")[0] == "torch":
-            raise ImportError("the daemon never imports torch: keep the target half in a module of its own", name=name)
+            raise ImportError(
+                "the daemon never imports torch: move the plugin for targets to its own module", name=name
+            )
         return None
 
 
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
-    """Refuse to import torch while this is entered, by however many threads."""
+    """Refuse imports of torch in this context, which any number of threads may enter."""
     _NO_TORCH.enter()
     try:
         yield

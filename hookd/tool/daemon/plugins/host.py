@@ -1,4 +1,4 @@
-"""All daemon halves of a daemon: who is told what and when, and what of theirs is served."""
+"""Run all daemon plugins: call their hooks at the right times, and serve their metrics and panels."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     Collected = list[tuple[str, Told]]
 
 FRESH_S = 30.0
-"""For how long a panel is shown, and what `collect` has told is served: that, and until its next time."""
+"""How long a panel is shown, and how long metrics are served after the next `collect` was due, in seconds."""
 PANEL_EVERY_S = 5.0
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 100, 12, 200
 _log = logging.getLogger(__name__)
 
 
 def load(config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> Host:
-    """Find the daemon halves that the configuration allows, and have each begin in its own thread."""
-    found, problems = discovery.found(config.plugin_dirs, config.allows)
+    """Find the daemon plugins that the configuration allows, and start each in its own thread."""
+    halves, problems = discovery.found(config.plugin_dirs, config.allows)
     for problem in problems:
         _log.error("%s", plain(problem.message))
-    for unknown in sorted(set(config.daemon_plugin_options) - {half.name for half in found}):
+    for unknown in sorted(set(config.daemon_plugin_options) - {half.name for half in halves}):
         _log.warning("[daemon_plugins.%s]: there is no such plugin, or it is not allowed", plain(unknown))
-    return Host([Hosted(half, config.daemon_plugin_options.get(half.name, {}), clock) for half in found], clock)
+    return Host([Hosted(half, config.daemon_plugin_options.get(half.name, {}), clock) for half in halves], clock)
 
 
 class Host:
-    """Asks the daemon halves after each look at the targets, and keeps what they have said.
+    """Calls the daemon plugins after each look at the targets, and keeps their results.
 
     Args:
-        hosted: the halves.
+        hosted: the daemon plugins.
         clock: monotonic seconds.
     """
 
@@ -65,7 +65,10 @@ class Host:
         self._lock = threading.Lock()
 
     def look(self, targets: Iterable[Target]) -> None:
-        """Tell of targets that are new or gone, and ask for metrics and panels; one thread at a time, never waits."""
+        """Report new and lost targets to the plugins, and request metrics and panels.
+
+        Never waits for a plugin. Call it in one thread at a time.
+        """
         if not self.hosted:
             return
         for one in self.hosted:
@@ -80,7 +83,7 @@ class Host:
             self._ask(one, "web_panel", PANEL_EVERY_S, lambda one=one: self._ask_panel(one, runs))  # type: ignore[misc]
 
     def _ask(self, one: Hosted, hook: str, every_s: float, ask: Callable[[], Job | None]) -> None:
-        """Ask for what is wanted again and again: in its time, and not before the last answer is there."""
+        """Request a periodic hook, if it is due and its last call has returned."""
         job, at = self._asked.get((one.name, hook), (None, -every_s))
         if hook in one.hooks and (job is None or job.done.is_set()) and self._clock() - at >= every_s:
             self._asked[one.name, hook] = (ask(), self._clock())
@@ -99,26 +102,26 @@ class Host:
             one.ask(hook, rounds=[dict(arguments)])
 
     def _ask_collect(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
-        """Ask for all runs; what was said is served once the last of them is done."""
-        room = [MAX_SERIES]
-        told = {run: Metrics(one.name, self._ever[one.name], room) for run in runs}
-        rounds = [{"run": run, "ranks": ranks, "metrics": told[run]} for run, ranks in runs.items()]
-        return one.ask("collect", functools.partial(self._keep, one, told), rounds=rounds)
+        """Request `collect` for all runs; the metrics are served once the last run is done."""
+        room = [MAX_SERIES]  # shared by all runs
+        by_run = {run: Metrics(one.name, self._ever[one.name], room) for run in runs}
+        rounds = [{"run": run, "ranks": ranks, "metrics": by_run[run]} for run, ranks in runs.items()]
+        return one.ask("collect", functools.partial(self._keep, one, by_run), rounds=rounds)
 
-    def _keep(self, one: Hosted, told: Mapping[str, Metrics]) -> None:
-        said = [(run, family) for run, metrics in told.items() for family in metrics.told.values()]
+    def _keep(self, one: Hosted, by_run: Mapping[str, Metrics]) -> None:
+        collected = [(run, family) for run, metrics in by_run.items() for family in metrics.told.values()]
         with self._lock:
-            self._dropped[one.name] += sum(metrics.dropped for metrics in told.values())
-            self._collected[one.name] = (self._clock() + one.every_s + FRESH_S, said)
+            self._dropped[one.name] += sum(metrics.dropped for metrics in by_run.values())
+            self._collected[one.name] = (self._clock() + one.every_s + FRESH_S, collected)
 
     def _ask_panel(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
-        asked: dict[str, Any] = {"runs": runs}
-        return one.ask("web_panel", functools.partial(self._keep_panel, one.name, asked), rounds=[asked])
+        call: dict[str, Any] = {"runs": runs}
+        return one.ask("web_panel", functools.partial(self._keep_panel, one.name, call), rounds=[call])
 
-    def _keep_panel(self, name: str, asked: Mapping[str, Any]) -> None:
-        panel = asked["result"]
+    def _keep_panel(self, name: str, call: Mapping[str, Any]) -> None:
+        panel = call["result"]
         if panel is not None and not isinstance(panel, Panel):
-            raise PluginError(f"web_panel gave a {type(panel).__name__}, and must give a hookd.serving.Panel or None")
+            raise PluginError(f"web_panel returned {type(panel).__name__}, expected a hookd.serving.Panel or None")
         shown = None if panel is None else _plain_panel(name, panel)
         with self._lock:
             if shown is None:
@@ -127,7 +130,10 @@ class Host:
                 self._panels[name] = (self._clock(), shown)
 
     def receivers(self, store: IncidentStore) -> list[Caller]:
-        """Make a receiver for each plugin that tells of incidents; what is skipped or fails counts as told."""
+        """Return a receiver of incidents for each plugin with the hook `incident`.
+
+        An incident counts as delivered even if the call was skipped or has failed.
+        """
         return [
             Caller(f"plugin {one.name}", lambda incident, one=one: one.call("incident", incident=incident), store)  # type: ignore[misc]
             for one in self.hosted
@@ -135,38 +141,38 @@ class Host:
         ]
 
     def panels(self) -> list[dict[str, Any]]:
-        """Give the panels as `{"plugin", "title", "columns", "rows"}`: short printable text, numbers and None. Never waits.
+        """Return the panels as `{"plugin", "title", "columns", "rows"}`, without waiting for a plugin.
 
-        Nothing in them is HTML: who shows them escapes them.
+        Their cells are short printable text, numbers or None. The text is not escaped: the caller must escape it for HTML.
         """
         with self._lock:
             return [panel for _, (at, panel) in sorted(self._panels.items()) if self._clock() - at < FRESH_S]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Describe the plugins."""
+        """Return a description of each plugin."""
         with self._lock:
             return [{**one.row(), "series_dropped": self._dropped[one.name]} for one in self.hosted]
 
     def families(self, is_free: Callable[[str, str], bool]) -> Iterator[Metric]:
-        """Give what the plugins have told last, and what became of them. Never waits for one.
+        """Yield the last metrics of the plugins, and the metrics about them, without waiting for a plugin.
 
         Args:
-            is_free: tells of a family's name and kind whether nobody else serves it.
+            is_free: whether no other source serves a family of this name and kind.
         """
         if not self.hosted:
             return
         with self._lock:
-            said = [one for until, told in self._collected.values() if self._clock() < until for one in told]
+            current = [pair for until, pairs in self._collected.values() if self._clock() < until for pair in pairs]
         merged: dict[str, Metric] = {}
-        for run, told in said:
-            known = merged.get(told.name)
-            if known is None and is_free(told.name, told.kind):
-                known = merged[told.name] = Metric(told.name, told.help, told.kind)
-            if known is None or known.type != told.kind:
+        for run, family in current:
+            known = merged.get(family.name)
+            if known is None and is_free(family.name, family.kind):
+                known = merged[family.name] = Metric(family.name, family.help, family.kind)
+            if known is None or known.type != family.kind:
                 continue
-            sample = told.name + ("_total" if told.kind == "counter" else "")
-            for values, value in told.samples.items():
-                known.add_sample(sample, {"run": run, **dict(zip(told.labels, values, strict=True))}, value)
+            sample = family.name + ("_total" if family.kind == "counter" else "")
+            for values, value in family.samples.items():
+                known.add_sample(sample, {"run": run, **dict(zip(family.labels, values, strict=True))}, value)
         yield from merged.values()
         yield from self._own_families()
 
@@ -185,7 +191,7 @@ class Host:
         yield from (errors, states, seconds, drops)
 
     def close(self) -> None:
-        """Let all of them close; blocks for two seconds each at most."""
+        """Close all plugins; blocks for at most two seconds each."""
         for one in self.hosted:
             one.close()
 
@@ -198,17 +204,17 @@ def _reading(target: Target) -> Reading:
 
 
 def _plain_panel(name: str, panel: Panel) -> dict[str, Any]:
-    """Take of a panel what may be shown.
+    """Reduce a panel to what may be shown: limited in size, and printable.
 
     Raises:
-        PluginError: there are no columns, or a row has another number of cells than there are.
+        PluginError: there are no columns, or the number of cells in a row is not the number of columns.
     """
     columns = [_text(column) for column in panel.columns][:MAX_COLUMNS]
     if not columns:
         raise PluginError(f"{name}: its panel has no columns")
     rows = [[_cell(cell) for cell in row] for row in list(panel.rows)[:MAX_ROWS]]
     if any(len(row) != len(columns) for row in rows):
-        raise PluginError(f"{name}: a row of its panel has not {len(columns)} cells, as there are columns")
+        raise PluginError(f"{name}: a row of its panel does not have {len(columns)} cells, one for each column")
     return {"plugin": name, "title": _text(panel.title), "columns": columns, "rows": rows}
 
 
@@ -222,7 +228,7 @@ def _text(value: object) -> str:
     return "".join(char if char.isprintable() else " " for char in str(value)[:MAX_CELL])
 
 
-_ERRORS = ("hookd_daemon_plugin_errors", "Errors of each plugin's half in the daemon, by hook.")
-_STATE = ("hookd_daemon_plugin_state", "1 for the state that a plugin's half in the daemon is in.")
-_SECONDS = ("hookd_daemon_plugin_seconds", "Time spent in each plugin's half in the daemon.")
-_DROPPED = ("hookd_daemon_plugin_series_dropped", "Series over a limit of each plugin's half in the daemon.")
+_ERRORS = ("hookd_daemon_plugin_errors", "Errors of each daemon plugin, by hook.")
+_STATE = ("hookd_daemon_plugin_state", "1 for the state that a daemon plugin is in.")
+_SECONDS = ("hookd_daemon_plugin_seconds", "Time spent in each daemon plugin.")
+_DROPPED = ("hookd_daemon_plugin_series_dropped", "Series of each daemon plugin that were dropped over a limit.")

@@ -1,4 +1,4 @@
-"""One daemon half at work: a thread of its own, in which it may wait and fail without anybody else noticing."""
+"""Run one daemon plugin in its own thread, where it may block or fail without affecting anything else."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 MAX_ERRORS = 10
 MAX_TROUBLES = 20
-"""Of so many errors the text is kept."""
+"""Number of last errors that are kept with their text."""
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 MAX_WAITING = 100
-"""Calls that wait for a plugin; with more of them the newest is not made."""
+"""Maximum number of calls that wait for a plugin; further calls are skipped."""
 _TURN = threading.Lock()
-"""Held by the one that is imported, until its time is over: two threads at once in libraries that import each other fail."""
+"""Held during the import of a plugin, until its timeout: concurrent imports of libraries that import each other fail."""
 STATES = ("starting", "active", "quarantined", "refused")
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Job:
-    """A hook to be called, once for each of `rounds`; `done` is set when that is over, however it went."""
+    """A hook to call once for each of `rounds`; `done` is set at the end, whether the calls succeeded or not."""
 
     hook: str
     rounds: Sequence[Mapping[str, Any]]
@@ -47,18 +47,22 @@ class Job:
 
 
 class Hosted:
-    """A daemon half with its thread, which imports it first. Any thread may ask for calls; none waits for its code.
+    """A daemon plugin with its thread, which imports the plugin and calls its hooks.
+
+    Any thread may request calls. Only `call` and `close` wait for the plugin's code.
 
     Args:
-        half: where it was found.
+        half: the plugin as it was found.
         options: for its `configure`.
         clock: monotonic seconds.
 
     Attributes:
         state: one of STATES.
-        every_s: seconds from one `collect` to the next.
-        hooks: what it implements, once it is imported.
-        errors: by hook. seconds: spent in it. skipped: calls that were not made, aside or behind.
+        every_s: seconds between two calls of `collect`.
+        hooks: the hooks that it implements; empty until it is imported.
+        errors: number of errors, by hook.
+        seconds: time spent in the plugin.
+        skipped: number of calls that were not made, because the plugin was quarantined or too many calls waited.
         troubles: the last errors: hook and text, with the author's line (`where`) and the traceback.
     """
 
@@ -74,15 +78,15 @@ class Hosted:
         self._clock = clock
         self._readmits = True
         self._probation = Probation(BACK_OFF_S, LONGEST_BACK_OFF_S)
-        self._since = 0  # errors since it was last admitted
+        self._since = 0  # errors since the plugin was last admitted
         self._lock = threading.Lock()
         self._waiting: queue.Queue[Job | None] = queue.Queue(MAX_WAITING)
         self._under_way: tuple[Job, float] | None = None
         self._late: Job | None = None
         self._has_turn = False
-        self._plugin: object = half.source.entry.partition(":")[0]  # its module's name, until there is the plugin
+        self._plugin: object = half.source.entry.partition(":")[0]  # the module's name, until the plugin is created
         configure = Job("configure", [{"options": options}])
-        # A daemon thread: a plugin that never returns must not keep the process.
+        # A daemon thread, because a plugin that never returns must not keep the process alive.
         self._thread = threading.Thread(
             target=self._run, args=(configure,), name=f"hookd-plugin-{half.name}", daemon=True
         )
@@ -95,23 +99,26 @@ class Hosted:
 
     @property
     def trouble(self) -> dict[str, str]:
-        """The last error, empty where there was none."""
+        """The last error, empty if there was none."""
         return self.troubles[-1] if self.troubles else {}
 
     @property
     def is_idle(self) -> bool:
-        """Whether it does nothing now, and nothing waits for it."""
+        """Whether the plugin does nothing, and no call waits for it."""
         return self.state != "starting" and self._waiting.unfinished_tasks == 0
 
     def ask(
         self, hook: str, then: Callable[[], None] | None = None, *, rounds: Sequence[Mapping[str, Any]]
     ) -> Job | None:  # fmt: skip
-        """Have a hook called, once for each of `rounds` (its arguments), unless the plugin has it not or is put aside.
+        """Request calls of a hook, one for each of `rounds`.
 
         Args:
-            hook: its name.
-            then: called after the last round, in the plugin's thread, unless it has failed or come too late.
-            rounds: each with a key for every argument of the hook; what it returns is put there as "result".
+            hook: name of the hook.
+            then: called after the last round in the plugin's thread, unless a round has failed or timed out.
+            rounds: by round, the arguments of the hook; in a dict, the return value is stored as "result".
+
+        Returns:
+            The job; None if the plugin does not have the hook, is refused or quarantined, or too many calls wait.
         """
         if self.state == "refused" or (self.state != "starting" and hook not in self.hooks):
             return None
@@ -124,13 +131,13 @@ class Hosted:
         return None
 
     def call(self, hook: str, **arguments: Any) -> None:
-        """Have a hook called and wait until it has returned, at most for its time; blocks."""
+        """Call a hook and wait until it has returned; blocks for at most the hook's timeout."""
         job = self.ask(hook, rounds=[arguments])
         if job is not None and not job.done.wait(TIMES_S[hook]):
             self.look()
 
     def look(self) -> None:
-        """See whether a call takes too long, and let it back in when its time is over. Called about once a second."""
+        """Enforce the timeout of the current call, and readmit a quarantined plugin; called about once a second."""
         now, under_way = self._clock(), self._under_way
         if under_way is not None:
             job, began = under_way
@@ -147,10 +154,10 @@ class Hosted:
             if self.state == "quarantined" and self._probation.is_over(now):
                 self.state, self._since = "active", 0
                 self._probation.admit(now)
-                _log.warning("plugin %s is let back in, on probation", self.name)
+                _log.warning("plugin %s is active again, on probation", self.name)
 
     def close(self) -> None:
-        """Let it close, and its thread end, within the time for that; blocks."""
+        """Call `close` and end the thread; blocks for at most the timeout of `close`."""
         if self.state == "active":
             self.call("close")
         try:
@@ -174,7 +181,10 @@ class Hosted:
                 self._waiting.task_done()
 
     def _start(self, job: Job) -> None:
-        """Import and configure it; what fails or takes too long here is refused for good. Its time begins at its turn."""
+        """Import and configure the plugin; one that fails or takes too long here is refused permanently.
+
+        The timeout starts when the thread has its turn to import.
+        """
         try:
             plugin = self._load(job)
             self._readmits = plugin.readmit
@@ -182,12 +192,12 @@ class Hosted:
                 function, names = self.hooks[job.hook]
                 function(**{name: job.rounds[0][name] for name in names})
             self.every_s = float(plugin.every_s)
-        except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
+        except BaseException as error:  # noqa: BLE001  no exception of a plugin may stop the daemon
             text = error.message if isinstance(error, HookdError) else f"configure: {worded(error)}"
             where = author_line(error, self._plugin)
-            # The way to an error of our own goes through our code alone, and tells an author nothing.
-            told = error if where or not isinstance(error, HookdError) else error.__cause__
-            self._refuse(text, where, "".join(traceback.format_exception(told)) if told is not None else "")
+            # The traceback of hookd's own error contains only hookd's code, which does not help an author.
+            shown = error if where or not isinstance(error, HookdError) else error.__cause__
+            self._refuse(text, where, "".join(traceback.format_exception(shown)) if shown is not None else "")
         else:
             source = self.half.source
             if self.state == "starting":
@@ -207,7 +217,7 @@ class Hosted:
             self._end_turn()
 
     def _end_turn(self) -> None:
-        """Let the next one be imported: when this one is, or when its time is over, by whoever comes first."""
+        """Release the import lock, if this plugin still holds it: after the import, or at its timeout."""
         with self._lock:
             had, self._has_turn = self._has_turn, False
         if had:
@@ -224,13 +234,13 @@ class Hosted:
             return
         function, names = self.hooks[job.hook]
         try:
-            for one in job.rounds:
-                result = function(**{name: one[name] for name in names})
-                if isinstance(one, dict):
-                    one["result"] = result
+            for arguments in job.rounds:
+                result = function(**{name: arguments[name] for name in names})
+                if isinstance(arguments, dict):
+                    arguments["result"] = result
             if job.then is not None and job is not self._late:
                 job.then()
-        except BaseException as error:  # noqa: BLE001  whatever it is, the daemon goes on
+        except BaseException as error:  # noqa: BLE001  no exception of a plugin may stop the daemon
             where, trace = author_line(error, self._plugin), "".join(traceback.format_exception(error))
             self._failed(job.hook, worded(error), where, trace)
 
@@ -255,11 +265,11 @@ class Hosted:
             _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, plain(text))
 
     def _where(self) -> str:
-        """Say where its thread is."""
+        """Return the line of the plugin's code that its thread executes."""
         return line_of(self._thread.ident, self._plugin)
 
     def row(self) -> dict[str, Any]:
-        """Describe it for people."""
+        """Return a description of the plugin, as JSON values."""
         source = self.half.source
         return {
             "name": self.name, "version": source.version, "sha256": source.sha256, "origin": source.origin,

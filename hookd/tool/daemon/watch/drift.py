@@ -1,11 +1,11 @@
-"""Replicas that are no longer alike: the checksums of the plugin `drift`, compared between the ranks of a run.
+"""Detect replicas that have diverged: compare the checksums of the plugin `drift` between the ranks of a run.
 
-A checksum is of a boundary that has the same number, its mark, on all ranks. Each poll may find the ranks at different
-ones, so the last of each are kept, and compared where several ranks have the same. Only ranks that compare the same
-parameters within the same process group (their layout) are compared at all.
+A checksum belongs to a boundary between steps, which has the same number on all ranks: its mark. A poll may find the ranks
+at different boundaries, so the last checksums of each rank are kept, and compared at the newest mark that all ranks have.
+Only ranks with the same layout are compared: those that check the same parameters within the same process group.
 
-What a poll finds may be torn: the page was copied while the plugin wrote. So a difference counts once it was seen in two
-polls, the second of which has read again what was torn; replicas that have parted do not find together by themselves.
+A poll may read a torn checksum, if the page was copied while the plugin wrote it. A difference therefore counts only after
+two polls, the second of which has read the checksum again. Diverged replicas do not become equal again by themselves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
 
 KEPT = 16
-"""Checksums of each rank that wait for the others'."""
+"""Number of checksums that are kept for each rank."""
 SURE = 2
-"""Polls that must see a difference."""
+"""Number of polls in a row that must see a difference."""
 MOST_NAMED = 8
-"""Modules that an incident names."""
+"""Maximum number of modules that an incident names."""
 
 DIVERGED = Declared(
     "hookd_drift_diverged",
@@ -35,11 +35,11 @@ DIVERGED = Declared(
     "1 for a rank whose replica differs from that of most others on this node; of equally many, for all of them.",
 )
 TOLD, OVER = "drift", "drift_over"
-"""Kinds of incidents."""
+"""The kinds of its incidents."""
 
 
 class Checksums(NamedTuple):
-    """What a rank has published of one boundary."""
+    """The checksums that a rank has published at one boundary."""
 
     mark: float
     layout: float
@@ -48,13 +48,13 @@ class Checksums(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What differs at one boundary.
+    """The difference between the ranks at one boundary.
 
     Attributes:
-        odd: the ranks that are not like most.
-        others: those that are.
-        modules: in which they differ.
-        is_even: as many are odd as are not: nobody can tell which are right.
+        odd: the ranks that are not in the largest group of equal ranks.
+        others: the ranks of that group.
+        modules: the modules that differ.
+        is_even: whether a second group is as large, so that the correct one is unknown.
     """
 
     odd: tuple[Target, ...]
@@ -63,23 +63,23 @@ class Difference(NamedTuple):
     is_even: bool
 
 
-class _Kept:
-    """What is known of one group of ranks that hold the same."""
+class _Group:
+    """The ranks of a run with one layout, and the state of their comparison."""
 
     def __init__(self, members: Sequence[Target]) -> None:
         self.members = tuple(members)
-        self.agreed: dict[Target, int] = {}  # the step of the last checksum in which it was like most
+        self.agreed: dict[Target, int] = {}  # by rank, the step of the last checksum at which all ranks were equal
         self.seen = 0  # polls in a row with the same odd ranks
         self.odd: frozenset[Target] = frozenset()
-        self.first: dict[Target, int] = {}  # the step of the checksum that has begun them
-        self.compared = -1.0  # the last mark
+        self.first: dict[Target, int] = {}  # by odd rank, the step of the first checksum that differed
+        self.compared = -1.0  # the mark that was compared last
 
 
 class Drift:
     """Watches the replicas of every run.
 
     Args:
-        fleet: is told of ranks that have diverged, and when they are alike again.
+        fleet: to which diverged ranks are reported, and when they are equal again.
     """
 
     families: Sequence[Declared] = (DIVERGED,)
@@ -87,11 +87,11 @@ class Drift:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._last: dict[Target, dict[float, Checksums]] = {}
-        self._groups: dict[tuple[str, float], _Kept] = {}
+        self._groups: dict[tuple[str, float], _Group] = {}
         self._is_odd: dict[Target, bool] = {}
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Take the newest checksums, and compare; see `watch.Watcher`."""
+        """Read the newest checksums and compare them; see `watch.Watcher`."""
         groups: dict[tuple[str, float], list[Target]] = {}
         last: dict[Target, dict[float, Checksums]] = {}
         for run, members in ranks.by_run(targets).items():
@@ -101,104 +101,104 @@ class Drift:
                     groups.setdefault((run, next(reversed(own.values())).layout), []).append(one)
         self._last = last
         self._is_odd = {one: is_odd for one, is_odd in self._is_odd.items() if one in last}
-        self._groups = {key: self._kept(key, members) for key, members in groups.items() if len(members) > 1}
-        for kept in self._groups.values():
-            self._compare(kept)
+        self._groups = {key: self._group(key, members) for key, members in groups.items() if len(members) > 1}
+        for group in self._groups.values():
+            self._compare(group)
 
     def samples(self, target: Target) -> Iterable[Sample]:
-        """Say whether a rank has diverged, once it was compared; see `watch.Watcher`."""
+        """Return whether a rank has diverged, once it was compared; see `watch.Watcher`."""
         known = self._is_odd.get(target)
         return () if known is None else (Sample(DIVERGED, {}, float(known)),)
 
     def _keep(self, one: Target) -> dict[float, Checksums]:
-        """Give the last checksums of a rank, the newest last; only those that are of its layout."""
-        found, before = checksums_of(one), self._last.get(one, {})
-        if found is None:  # it is just being written
+        """Return the last checksums of a rank with its current layout, by mark, the newest last."""
+        newest, before = checksums_of(one), self._last.get(one, {})
+        if newest is None:  # the plugin is just writing it
             return before
-        kept = {mark: old for mark, old in before.items() if old.layout == found.layout}
-        kept.pop(found.mark, None)  # to the end: read again, it is whole now where it was torn
-        kept[found.mark] = found
+        kept = {mark: old for mark, old in before.items() if old.layout == newest.layout}
+        kept.pop(newest.mark, None)  # move it to the end; a torn checksum is replaced by the complete one
+        kept[newest.mark] = newest
         for mark in list(kept)[:-KEPT]:
             del kept[mark]
         return kept
 
-    def _kept(self, key: tuple[str, float], members: Sequence[Target]) -> _Kept:
+    def _group(self, key: tuple[str, float], members: Sequence[Target]) -> _Group:
         known = self._groups.get(key)
-        return known if known is not None and known.members == tuple(members) else _Kept(members)
+        return known if known is not None and known.members == tuple(members) else _Group(members)
 
-    def _compare(self, kept: _Kept) -> None:
-        common = set.intersection(*(set(self._last[one]) for one in kept.members))
-        if not common or (max(common) == kept.compared and not (0 < kept.seen < SURE)):
+    def _compare(self, group: _Group) -> None:
+        common = set.intersection(*(set(self._last[one]) for one in group.members))
+        if not common or (max(common) == group.compared and not (0 < group.seen < SURE)):
             return
-        kept.compared = max(common)
-        at = {one: self._last[one][kept.compared] for one in kept.members}
-        found = difference(at)
-        odd = frozenset() if found is None else frozenset(found.odd)
-        kept.seen = kept.seen + 1 if odd == kept.odd else 1
-        kept.first = {one: kept.first.get(one, at[one].step) for one in odd}
-        kept.odd = odd
-        if found is None:
-            self._settle_alike(kept, at)
-        elif kept.seen >= SURE:
-            self._settle_odd(kept, found)
+        group.compared = max(common)
+        at = {one: self._last[one][group.compared] for one in group.members}
+        diff = difference(at)
+        odd = frozenset() if diff is None else frozenset(diff.odd)
+        group.seen = group.seen + 1 if odd == group.odd else 1
+        group.first = {one: group.first.get(one, at[one].step) for one in odd}
+        group.odd = odd
+        if diff is None:
+            self._settle_alike(group, at)
+        elif group.seen >= SURE:
+            self._settle_odd(group, diff)
 
-    def _settle_alike(self, kept: _Kept, at: Mapping[Target, Checksums]) -> None:
+    def _settle_alike(self, group: _Group, at: Mapping[Target, Checksums]) -> None:
         for one, checksums in at.items():
-            kept.agreed[one] = checksums.step
+            group.agreed[one] = checksums.step
             if self._is_told(one):
                 message = f"rank {one.claim.rank} holds the same as the others again"
                 self._fleet.tell(one, OVER, message, step=checksums.step)
             self._is_odd[one] = False
 
-    def _settle_odd(self, kept: _Kept, found: Difference) -> None:
-        for one in kept.members:
-            self._is_odd[one] = one in found.odd or found.is_even
-        for one in found.odd:
+    def _settle_odd(self, group: _Group, diff: Difference) -> None:
+        for one in group.members:
+            self._is_odd[one] = one in diff.odd or diff.is_even
+        for one in diff.odd:
             if not self._is_told(one):
-                self._tell(kept, one, found)
+                self._tell(group, one, diff)
 
     @staticmethod
     def _is_told(one: Target) -> bool:
-        """Whether it was told of, and not yet that it is over: by this daemon or by one before it."""
+        """Whether this daemon, or an earlier one, has reported the divergence, and not yet its end."""
         return TOLD in one.ongoing
 
-    def _tell(self, kept: _Kept, one: Target, found: Difference) -> None:
-        since, first = kept.agreed.get(one), kept.first[one]
+    def _tell(self, group: _Group, one: Target, diff: Difference) -> None:
+        since, first = group.agreed.get(one), group.first[one]
         when = f"first seen at step {first}" + (f", not yet at step {since}" if since is not None else "")
-        shown = [*found.modules[:MOST_NAMED], *(["..."] if len(found.modules) > MOST_NAMED else [])]
-        whom = f"from {ranks.named(found.others)}"
-        even = ": as many differ as do not, so nobody can tell which are right" if found.is_even else ""
-        verb = "differs" if len(found.odd) == 1 else "differ"
-        message = f"the replica of {ranks.named(found.odd)} {verb} {whom} in {', '.join(shown)}; {when}{even}"
+        shown = [*diff.modules[:MOST_NAMED], *(["..."] if len(diff.modules) > MOST_NAMED else [])]
+        whom = f"from {ranks.named(diff.others)}"
+        even = ": as many differ as do not, so nobody can tell which are right" if diff.is_even else ""
+        verb = "differs" if len(diff.odd) == 1 else "differ"
+        message = f"the replica of {ranks.named(diff.odd)} {verb} {whom} in {', '.join(shown)}; {when}{even}"
         fields: dict[str, object] = {
-            "module": found.modules[0],
-            "modules": list(found.modules),
-            "ranks": [odd.claim.rank for odd in found.odd],
+            "module": diff.modules[0],
+            "modules": list(diff.modules),
+            "ranks": [odd.claim.rank for odd in diff.odd],
             "agreed_at_step": since,
         }
         self._fleet.tell(one, TOLD, message, step=first, **fields)
 
 
 def checksums_of(target: Target) -> Checksums | None:
-    """Give what a rank has published last; None where it publishes nothing, or nonsense."""
+    """Return the last checksums that a rank has published; None if there are none, or they are invalid."""
     snapshot = target.last()
     if snapshot is None:
         return None
-    found = {
+    scalars = {
         name: ranks.counts(ranks.family(snapshot, f"hookd_drift_{name}", ())).get("")
         for name in ("mark", "layout", "step")
     }
     modules = ranks.counts(ranks.family(snapshot, "hookd_drift_checksum", ("module",)))
-    mark, layout, step = found["mark"], found["layout"], found["step"]
+    mark, layout, step = scalars["mark"], scalars["layout"], scalars["step"]
     if mark is None or layout is None or step is None or mark <= 0 or not modules:
         return None
     return Checksums(mark, layout, int(step), modules)
 
 
 def difference(at: Mapping[Target, Checksums]) -> Difference | None:
-    """Compare the ranks at one boundary; None if all are alike, or nothing can be compared."""
+    """Compare the ranks at one boundary; return None if all are equal, or cannot be compared."""
     names = {frozenset(one.modules) for one in at.values()}
-    if len(names) != 1:  # one of them was just being written
+    if len(names) != 1:  # a rank was just writing its checksums
         return None
     modules = sorted(next(iter(names)))
     replicas: dict[tuple[float, ...], list[Target]] = {}
@@ -206,7 +206,8 @@ def difference(at: Mapping[Target, Checksums]) -> Difference | None:
         replicas.setdefault(tuple(checksums.modules[name] for name in modules), []).append(one)
     if len(replicas) < 2:
         return None
-    groups = sorted(replicas.values(), key=len, reverse=True)  # stable: of equal ones that with the lowest rank first
+    # The sort is stable: of groups of equal size, the one with the lowest rank comes first.
+    groups = sorted(replicas.values(), key=len, reverse=True)
     odd = tuple(one for group in groups[1:] for one in group)
     differing = tuple(
         name for name in modules if len(Counter(checksums.modules[name] for checksums in at.values())) > 1

@@ -1,7 +1,7 @@
-"""Hangs: a rank that makes no event for too long, and who of its run waits for whom. See docs/hangs.md.
+"""Detect hangs: a rank without events for too long, and which ranks of its run wait for which.
 
-Everything is read from pages and /proc, so it needs no help of the target: one whose main thread is in native code,
-holds the GIL or is stopped looks the same. A run tells of one hang at a time: on the rank that is waited for.
+See docs/hangs.md. Everything is read from pages and /proc, so the target need not cooperate: its main thread may be in native
+code, hold the GIL, or be stopped. One hang per run is reported at a time, on a rank that the others wait for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HANG, OVER = "hang", "hang_over"
 """The kinds of its incidents."""
 LONGEST_LOOK_S = 5.0
-"""What lies between two looks counts for no more than this, or two of their intervals: the daemon may have been stopped."""
+"""Maximum time that counts between two looks, unless two polling intervals are longer: the daemon may have been suspended."""
 _HANG = Declared(
     "hookd_hang", "gauge", "1 while a rank hangs: role stands, it is waited for; role waits, it waits.", ("role",)
 )
@@ -35,13 +35,14 @@ ROLES = ("stands", "waits")
 
 
 @dataclasses.dataclass
-class _Told:
-    """A hang that was told.
+class _Reported:
+    """A hang that was reported.
 
     Attributes:
-        target: on which.
-        for_s: how long it has stood by now.
-        before_s: what of that was before this daemon looked.
+        target: on which it was reported.
+        for_s: its duration until now, in seconds.
+        before_s: the part of `for_s` before this daemon started to watch.
+        at_least: whether it may have lasted longer than `for_s`.
     """
 
     target: Target
@@ -54,9 +55,9 @@ class Hangs:
     """Watches for hangs, see `hookd.tool.daemon.watch.watcher.Watcher`.
 
     Args:
-        fleet: to which it tells them.
-        patience: when a silence is a hang.
-        poll_s: how often it looks, in seconds.
+        fleet: to which hangs are reported.
+        patience: the settings by which a silence becomes a hang.
+        poll_s: interval between two looks, in seconds.
         clock: monotonic seconds.
     """
 
@@ -75,12 +76,12 @@ class Hangs:
         self._longest_look_s = max(LONGEST_LOOK_S, 2 * poll_s)
         self._clock = clock
         self._looked = clock()
-        self._now = 0.0  # by a clock that runs while somebody looks
+        self._now = 0.0  # a clock that does not advance while the daemon is suspended
         self._silences: dict[Target, Silence] = {}
-        self._told: dict[Target, _Told] = {}
+        self._reported: dict[Target, _Reported] = {}
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Compare all pages with what was seen before, and judge every run."""
+        """Compare all pages with their previous state, and judge every run."""
         clock = self._clock()
         self._now += min(max(0.0, clock - self._looked), self._longest_look_s)
         self._looked = clock
@@ -93,7 +94,7 @@ class Hangs:
             self._forget(target)
 
     def samples(self, target: Target) -> Iterable[Sample]:
-        """Say whether it hangs; nothing of what has ended."""
+        """Yield whether a living target hangs, and how long it may be silent."""
         silence, hang, snapshot = self._silences.get(target), target.hang, target.last()
         if silence is None or snapshot is None or target.ended is not None:
             return
@@ -102,19 +103,19 @@ class Hangs:
         yield Sample(_PATIENCE, {}, silence.patience_s(snapshot))
 
     def _see(self, members: Sequence[Target]) -> None:
-        """Look at the ranks of one run."""
+        """Judge the ranks of one run, or follow its reported hang."""
         new = [one for one in members if one not in self._silences]
         for target in members:
             self._follow(target)
-        told = next((self._told[one] for one in members if one in self._told), None)
-        if told is None and new:
-            told = self._recall(new, members)
-        if told is None:
+        reported = next((self._reported[one] for one in members if one in self._reported), None)
+        if reported is None and new:
+            reported = self._recall(new, members)
+        if reported is None:
             self._judge(members)
-        elif told.target.hang is None:
-            self._end(told, members)
+        elif reported.target.hang is None:
+            self._end(reported, members)
         else:
-            self._update(told, members)
+            self._update(reported, members)
 
     def _follow(self, target: Target) -> None:
         silence = self._silences.get(target)
@@ -126,9 +127,9 @@ class Hangs:
             target.hang = None
 
     def _judge(self, members: Sequence[Target]) -> None:
-        """Tell of a hang if a rank of the run is silent for too long, and not because it waits for one that is not."""
+        """Report a hang if a rank of the run is silent for too long, unless it waits for a rank that is not silent."""
         if any(map(_is_leaving, members)):
-            return  # its page says no more what it does, and without it the others would be blamed
+            return  # its page no longer shows its progress, and without it the others would be blamed
         alive = self._judged(members)
         gone = [one for one in members if one.ended is not None and one.state == "lost"]
         overdue = [one for one in alive if self._is_overdue(one, is_deserted=bool(gone))]
@@ -141,7 +142,7 @@ class Hangs:
         half_s = min(map(self._age_s, overdue)) / 2
         standing = [one for one in alive if self._age_s(one) >= half_s]
         if len(standing) < len(alive) and max(map(self._age_s, overdue)) < self._patience.start_s:
-            return  # the others go on: one of them evaluates, perhaps, and these wait for it
+            return  # other ranks make progress: perhaps one of them evaluates, and the silent ones wait for it
         verdict = self._verdict(standing, gone)
         guilty = {one.rank for one in verdict.guilty}
         if any(one.claim.rank in guilty for one in (*overdue, *gone)):
@@ -149,9 +150,10 @@ class Hangs:
 
     @staticmethod
     def _judged(members: Sequence[Target]) -> list[Target]:
-        """Give those of whom one may expect events; beside ranks of several, a launcher with an agent is none."""
+        """Return the members that should make events."""
         pages = [(one, one.last()) for one in members if one.ended is None]
         alive = [one for one, page in pages if page is not None and page.state == "running"]
+        # A launcher with an agent has a world size of 1, and is not judged together with the ranks that it has started.
         return [one for one in alive if one.identity.world_size > 1] or alive
 
     def _age_s(self, target: Target) -> float:
@@ -172,14 +174,14 @@ class Hangs:
 
     def _standing(self, target: Target) -> Standing:
         snapshot = target.last()
-        assert snapshot is not None  # only such are judged
+        assert snapshot is not None  # `_judged` selects targets with a snapshot
         return self._silences[target].standing(target, snapshot, self._now)
 
     def _tell(self, target: Target, verdict: Verdict, standing: Sequence[Target]) -> None:
         text = sentence(verdict, max(one.identity.world_size for one in standing))
         self._describe(verdict, standing, text)
         here = next(one for one in (*verdict.guilty, *verdict.waiting) if one.rank == target.claim.rank)
-        self._told[target] = _Told(target, here.for_s, at_least=here.at_least)
+        self._reported[target] = _Reported(target, here.for_s, at_least=here.at_least)
         ranks = [dataclasses.asdict(one) for one in (*verdict.guilty, *verdict.waiting)]
         fields = {**(target.hang or {}), "is_step_absolute": here.is_absolute, "ranks": ranks}
         del fields["message"]
@@ -187,7 +189,7 @@ class Hangs:
 
     @staticmethod
     def _describe(verdict: Verdict, standing: Sequence[Target], text: str) -> None:
-        """Give each rank what a row about its target says of the hang."""
+        """Set `hang` of each target, which its row shows."""
         guilty = [one.rank for one in verdict.guilty]
         where = {one.rank: one for one in (*verdict.guilty, *verdict.waiting)}
         for target in standing:
@@ -205,50 +207,50 @@ class Hangs:
                 "message": text,
             }
 
-    def _update(self, told: _Told, members: Sequence[Target]) -> None:
-        """Let the ages of a hang that goes on grow."""
-        told.for_s = told.before_s + self._age_s(told.target)
+    def _update(self, reported: _Reported, members: Sequence[Target]) -> None:
+        """Update the duration of a hang that continues."""
+        reported.for_s = reported.before_s + self._age_s(reported.target)
         for target in members:
             if target.hang is not None:
-                for_s = told.for_s if target is told.target else self._age_s(target)
+                for_s = reported.for_s if target is reported.target else self._age_s(target)
                 target.hang = {**target.hang, "for_s": round(for_s, 1)}
 
-    def _end(self, told: _Told, members: Sequence[Target]) -> None:
-        """The rank that it was told of has moved, or has ended: say so, and wait anew for all."""
-        target = told.target
-        self._told.pop(target, None)
+    def _end(self, reported: _Reported, members: Sequence[Target]) -> None:
+        """Report that the rank has moved or ended, and restart the wait of all members."""
+        target = reported.target
+        self._reported.pop(target, None)
         for one in members:
             one.hang = None
             self._silences[one].rearm(self._now)
-        lasted = f"{'at least ' if told.at_least else ''}{told.for_s:.0f} s"
+        lasted = f"{'at least ' if reported.at_least else ''}{reported.for_s:.0f} s"
         message = f"rank {target.claim.rank} goes on after {lasted}"
         if target.ended is not None:
-            what = "has ended" if target.state == "lost" else "is not looked at any more"
+            what = "has ended" if target.state == "lost" else "is no longer watched"
             message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after it had stood for {lasted}"
-        self._fleet.tell(target, OVER, message, lasted_s=round(told.for_s, 1), at_least=told.at_least)
+        self._fleet.tell(target, OVER, message, lasted_s=round(reported.for_s, 1), at_least=reported.at_least)
 
-    def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Told | None:
-        """Find a hang of which a daemon before this one has told and that was not over when it looked last."""
+    def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Reported | None:
+        """Find a hang that an earlier daemon has reported, and that had not ended when that daemon last looked."""
         standing = self._judged(members)
         for target in new:
             if HANG in target.ongoing and target in standing:
-                found = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
-                detail = found[0]["detail"] if found else {}
-                told = _Told(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)
+                rows = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
+                detail = rows[0]["detail"] if rows else {}
+                reported = _Reported(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)
                 place = self._silences[target].place
-                if place is not None and detail.get("place") == list(place):
-                    self._told[target] = told
-                    self._describe(self._verdict(standing), standing, found[0]["message"])
-                return told
+                if place is not None and detail.get("place") == list(place):  # it has not moved since
+                    self._reported[target] = reported
+                    self._describe(self._verdict(standing), standing, rows[0]["message"])
+                return reported
         return None
 
     def _forget(self, target: Target) -> None:
-        """It is served no more."""
+        """Forget a target that is not served any more."""
         del self._silences[target]
-        self._told.pop(target, None)
+        self._reported.pop(target, None)
 
 
 def _is_leaving(target: Target) -> bool:
-    """Whether its agent is on its way out: where a thread stands in a call, that waits for it."""
+    """Whether the agent of a target is detaching; it waits for threads that are inside a hooked call."""
     snapshot = target.last()
     return target.ended is None and snapshot is not None and snapshot.state == "detaching"

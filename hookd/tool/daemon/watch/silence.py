@@ -1,4 +1,4 @@
-"""How long a target has made no event, where it stands meanwhile, and from when on that is too long."""
+"""Measure the silence of a target: how long it has made no event, where it stands, and when the silence is too long."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from hookd.wire.page import Family, Heartbeat, Snapshot
 
 START_STEPS = 3
-"""Steps after which it is known how long one takes; the first ones compile, connect and choose kernels."""
+"""Steps after which the usual step time is known; the first steps compile, connect and choose kernels."""
 REMEMBERED = 16
-"""So many long silences of each phase are remembered."""
+"""Number of long silences that are remembered for each phase."""
 MUTE_S = 3.0
-"""hookd's own thread runs about once a second; where it has not for so long, something keeps it."""
+"""Seconds after which the agent's own thread counts as blocked; it runs about once a second."""
 MAX_GROUPS = 16
 _GROUP = re.compile(r"[0-9][-0-9,+#]{0,79}")
 _ENGINE = "thread"
-"""The page's name for a thread that Python has not started: one of autograd's, which works for the training thread."""
+"""The page's name for a thread that Python has not started: an autograd thread, which works for the training thread."""
 _NOTEBOOKS = ("ipykernel_launcher.py", "ipykernel")
 
 
 class Place(NamedTuple):
-    """Of a heartbeat, what changes with the events: see `hookd.wire.page.Heartbeat`."""
+    """The fields of a heartbeat that change with the events, see `hookd.wire.page.Heartbeat`."""
 
     tid: int
     module: int
@@ -44,11 +44,11 @@ class Place(NamedTuple):
 
 
 NOWHERE = Place(0, 0, 0, "other", 0)
-"""Where a target stands that has not called any module yet."""
+"""The place of a target that has not called a module yet."""
 
 
 class Patience(NamedTuple):
-    """From when on a silence is a hang: the settings of `[hang]`, see `hookd.tool.config.ServeConfig`."""
+    """The settings of `[hang]`: when a silence is a hang, see `hookd.tool.config.ServeConfig`."""
 
     after_s: float = 60.0
     factor: float = 5.0
@@ -56,12 +56,12 @@ class Patience(NamedTuple):
 
 
 class Silence:
-    """The silence of one target, by a clock that its owner keeps.
+    """The silence of one target, by the clock of its owner.
 
     Attributes:
         since: when the last event was seen.
-        at_least: whether nobody has looked before that.
-        place: where it has stood since then; None as long as it has not called any module.
+        at_least: whether the silence may be older than `since`, because no event was seen yet.
+        place: of the target since then; None until it has called a module.
     """
 
     def __init__(self, now: float, patience: Patience) -> None:
@@ -70,19 +70,19 @@ class Silence:
         self.place: Place | None = None
         self._patience = patience
         self._rest: tuple[object, ...] = ()
-        self._is_start = False  # some of this silence was the start, or torch compiled: nothing to learn from
+        self._is_start = False  # the training was starting or torch compiled during this silence: it is not typical
         self._armed = now
         self._long: dict[str, deque[float]] = {}
         self._hung: dict[str, float] = {}
         self._middle: tuple[float, float | None, float] | None = None
 
     def see(self, snapshot: Snapshot, now: float, *, was_told: bool) -> bool:
-        """Compare with what was seen before.
+        """Compare a snapshot with the previous one.
 
         Args:
-            snapshot: the last copy.
+            snapshot: the last copy of the page.
             now: by the clock.
-            was_told: whether its silence until now was told as a hang.
+            was_told: whether the silence until now was reported as a hang.
 
         Returns:
             Whether there was an event.
@@ -102,7 +102,10 @@ class Silence:
         return not is_first
 
     def _learn(self, phase: str, silent_s: float, *, was_told: bool) -> None:
-        """Remember a silence that is over. What was told as a hang is usual from the second time on."""
+        """Remember a silence that is over.
+
+        A silence that was reported as a hang counts as usual from the second time on.
+        """
         if self._is_start or not self._is_long(silent_s):
             return
         if was_told:
@@ -111,25 +114,25 @@ class Silence:
         self._long.setdefault(phase, deque(maxlen=REMEMBERED)).append(silent_s)
 
     def _is_long(self, silent_s: float) -> bool:
-        """Whether a silence, if it is usual, makes one wait for longer than `after_s`."""
+        """Whether a silence, if it is usual, raises the patience above `after_s`."""
         return silent_s * self._patience.factor > self._patience.after_s
 
     def rearm(self, now: float) -> None:
-        """Begin to wait anew: what it waited for goes on only now."""
+        """Restart the wait: the target could not make progress until now."""
         self._armed, self._middle = now, None
 
     def age_s(self, now: float) -> float:
-        """Give the seconds since the last event that was seen."""
+        """Return the seconds since the last event that was seen."""
         return now - self.since
 
     def is_overdue(self, target: Target, snapshot: Snapshot, now: float, *, is_deserted: bool) -> bool:
-        """Tell whether it is silent for too long.
+        """Whether the target is silent for too long.
 
         Args:
-            target: whose silence it is.
-            snapshot: its last copy.
+            target: whose silence this is.
+            snapshot: the last copy of its page.
             now: by the clock.
-            is_deserted: whether another rank of its run has come to its end.
+            is_deserted: whether another rank of its run has ended.
         """
         waited = now - max(self.since, self._armed)
         if waited < self._patience.after_s / 2:
@@ -141,7 +144,7 @@ class Silence:
         return waited >= self.patience_s(snapshot, is_deserted=is_deserted)
 
     def _is_idle(self, target: Target, snapshot: Snapshot) -> bool:
-        """Whether it may simply have nothing to do: a service before its next request, a notebook before its next cell."""
+        """Whether the target may have nothing to do: a service between requests, or a notebook between cells."""
         if self._phase != "other" or target.identity.world_size > 1:
             return False
         return steps(snapshot) == 0 or target.identity.script.endswith(_NOTEBOOKS)
@@ -151,17 +154,17 @@ class Silence:
         return (self.place or NOWHERE).phase
 
     def patience_s(self, snapshot: Snapshot, *, is_deserted: bool = False) -> float:
-        """Give the seconds that it may be silent where it is now; see `is_overdue`."""
+        """Return the seconds that the target may be silent at its place; see `is_overdue`."""
         usual: float = max([*self._long.get(self._phase, ()), step_s(snapshot)])
         enough: float = max(self._patience.after_s, self._patience.factor * usual)
-        # Who has been left behind may wait for the others, or do alone what comes after the training.
+        # A rank whose peers have ended may wait for them, or do alone the work that follows the training.
         is_finishing = is_deserted and self._phase == "other"
         if is_finishing or _is_start(snapshot):
             return max(enough, self._patience.start_s)
         return enough
 
     def standing(self, target: Target, snapshot: Snapshot, now: float) -> Standing:
-        """Say where it stands, with what the operating system and the agent know beside it."""
+        """Return where the target stands, with the facts of the operating system and the agent."""
         place = self.place or NOWHERE
         entry = snapshot.modules.get(place.module)
         cpu, is_mute = self._meanwhile(target, snapshot, now)
@@ -182,7 +185,7 @@ class Silence:
         )
 
     def _meanwhile(self, target: Target, snapshot: Snapshot, now: float) -> tuple[float | None, bool]:
-        """Give the CPUs used since the middle of the wait, and whether the agent's thread has not run since."""
+        """Return the CPUs used since the middle of the wait, and whether the agent's thread has not run since."""
         if self._middle is None or now <= self._middle[0]:
             return None, False
         began, cpu_s, ticks = self._middle
@@ -193,17 +196,17 @@ class Silence:
 
 
 def _is_start(snapshot: Snapshot) -> bool:
-    """Whether a step may take much longer now than it usually does."""
+    """Whether a step may take much longer than usual: at the start, or while torch compiles."""
     return steps(snapshot) < START_STEPS or _value(snapshot, "hookd_compiling") > 0
 
 
 def training_thread(snapshot: Snapshot) -> Heartbeat | None:
-    """Give the heartbeat of the thread that trains: it steps, or else calls the most modules."""
+    """Return the heartbeat of the training thread: the one with the most steps, then the most events."""
     return max(snapshot.heartbeats, key=lambda one: (one.step, one.events), default=None)
 
 
 def step_s(snapshot: Snapshot) -> float:
-    """Give the usual time of a step: the mean, or the bound below which half of them lie where that is less."""
+    """Return the usual step time: the mean, or the bucket bound of the median if that is less."""
     family = _family(snapshot, "hookd_step_seconds")
     if family is None or family.kind != "histogram" or not family.first:
         return 0.0
@@ -223,7 +226,7 @@ def _median_bound(counts: list[float], bounds: tuple[float, ...]) -> float:
 
 
 def _model(snapshot: Snapshot) -> int:
-    """Give a number that stands for the names of all modules and their order."""
+    """Return a checksum of the names of all modules, in their order."""
     return zlib.crc32("\n".join(snapshot.modules[key].name for key in sorted(snapshot.modules)).encode())
 
 
@@ -239,14 +242,17 @@ def _family(snapshot: Snapshot, name: str) -> Family | None:
 
 
 def _value(snapshot: Snapshot, name: str) -> float:
-    """Give the first number of a family; 0 where there is none, or none that can be compared."""
+    """Return the first value of a family; 0 if there is none, or it is not finite."""
     family = _family(snapshot, name)
     value = float(family.cells[family.first[0]]) if family is not None and family.first else 0.0
     return value if math.isfinite(value) else 0.0
 
 
 def _issued(snapshot: Snapshot) -> Mapping[str, float]:
-    """Give by group how many collectives the rank has issued; what stands there is the target's own word."""
+    """Return the number of collectives that the rank has issued, by group.
+
+    The values come from the target and are checked.
+    """
     family = _family(snapshot, "hookd_collectives_issued")
     if family is None or family.labels != ("group",):
         return {}

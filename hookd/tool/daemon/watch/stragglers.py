@@ -1,16 +1,18 @@
-"""Who is slow: the ranks of one run compared, by the time that each needs outside of waiting for the others.
+"""Find stragglers: compare the ranks of a run by the time that each spends outside of waiting for the others.
 
-Where gradients are averaged at each step all ranks have the same step time: who is quick waits for who is slow, in a
-collective, most often at the end of the backward. So a straggler shows by what it does before: its data, its forward, its
-optimizer, its other code. These are added up in the order of a step, in three stages: data; data and forward; all of
-them. A rank is late at a stage by what it needs more up to there than the median of the other ranks, and as late as at
-the stage where it is latest: a collective inside of the forward levels what came before it.
+If gradients are averaged at each step, all ranks have the same step time: the fast ranks wait for the slow one in a
+collective, usually at the end of the backward. A straggler therefore shows in the time that it spends before the
+collective: on data, in the forward, in the optimizer and in other code. These times are added up in the order of a step,
+in three stages: data; data and forward; all of them. The lateness of a rank at a stage is its time up to there minus the
+median of the other ranks. The maximum over the stages counts, because a collective inside the forward hides any lateness
+before it.
 
     score = 1 + lateness / median of all ranks' time outside of the backward
 
-Where each rank stands is noted at each poll, and compared in blocks of some steps. A rank is a straggler if its lateness,
-the median of those of the blocks of the last 20 s, is 8 % of the step and well above the noise, and three blocks in four
-agree; of the last 30 steps, if it is 30 %. It is none any more once it is 4 % there.
+The progress of each rank is recorded at each poll, and compared in blocks of several steps. A rank is a straggler if the
+median lateness of its blocks in the last 20 s is at least 8 % of the step and well above the noise, and three blocks in
+four agree. Over the last 30 steps, the threshold is 30 %. A straggler has recovered once its lateness over those steps is
+below 4 %.
 """
 
 from __future__ import annotations
@@ -34,28 +36,31 @@ if TYPE_CHECKING:
     from hookd.wire.page import Family
 
     _Seconds = dict[Target, tuple[float, Family]]
-    """Of each rank its steps, and its modules' forward seconds until then."""
+    """By rank: its steps, and its modules' forward seconds until then."""
 
 PARTS = ("data", "forward", "optimizer", "other")
-"""Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all but the backward."""
+"""Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all except the backward."""
 STAGES = (1, 2, len(PARTS))
-"""How many of the parts each stage adds up."""
+"""Number of parts that each stage adds up."""
 BLOCK_STEPS, BLOCK_S = 5, 0.5
-"""The least that two cuts are apart: a cut may fall into the middle of a step."""
+"""Minimum distance between two cuts, in steps and in seconds, because a cut may fall into the middle of a step."""
 FEWEST_BLOCKS, FEWEST_STEPS, FEWEST_S = 4, 30, 8.0
-"""What a verdict needs; the seconds where it is not a clear one."""
+"""Minimum data for a verdict; `FEWEST_S` does not apply to a clear one."""
 MOST_BLOCKS, MOST_S = 8, 20.0
-"""How far back it looks, whichever is longer: a core that is busy with something else for some seconds makes no straggler."""
+"""Length of the window, whichever is longer: a core that is busy with other work for some seconds must not make a straggler."""
 SHARE, CLEAR, LEAST_S = 0.08, 0.3, 0.001
-"""Lateness that makes a straggler, of the step (clear is what is enough in a few blocks) and in seconds. Healthy ranks under load reach 6.5 % over 8 s."""
+"""Minimum lateness of a straggler, as a share of the step and in seconds; in a few blocks, it must be `CLEAR`.
+
+Healthy ranks under load reach 6.5 % over 8 s.
+"""
 MARK_BLOCKS, MARKS = 2, 2
-"""The oldest mark is two or three blocks ago, of the four at least that a verdict needs."""
+"""The oldest mark is two or three blocks old; a verdict needs at least four blocks."""
 AGREE = 0.75
-"""Of the blocks of a window, so many show at least half of that lateness."""
+"""Share of a window's blocks that must show at least half of that lateness."""
 CERTAIN = 3.5
-"""Lateness over its standard error that makes a straggler. In healthy ranks with 8 % it was 3.2, in slow ones 4.6 or more."""
+"""Minimum ratio of a straggler's lateness to its standard error. Healthy ranks with 8 % had 3.2, slow ones 4.6 or more."""
 UNEVEN = 0.1
-"""Ranks whose numbers of steps in a block differ by more do not wait for each other."""
+"""Ranks do not wait for each other if their numbers of steps in a block differ by more than this share."""
 
 SCORE = Declared(
     "hookd_straggler_score",
@@ -64,11 +69,11 @@ SCORE = Declared(
 )
 SLOW = Declared("hookd_straggler", "gauge", "1 for a rank that the others of its run wait for, step by step.")
 TOLD, OVER = "straggler", "straggler_over"
-"""Kinds of incidents."""
+"""The kinds of its incidents."""
 
 
 class Cut(NamedTuple):
-    """Where a rank stands: optimizer steps, seconds by PARTS, and those of all phases, since the attach."""
+    """The progress of a rank since the attach: optimizer steps, seconds by PARTS, and seconds of all phases."""
 
     steps: float
     parts: tuple[float, ...]
@@ -76,9 +81,9 @@ class Cut(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a step of a rank took in one block: seconds by PARTS, and in all; `late` by PARTS, `behind` by STAGES.
+    """The time of a rank's step in one block: seconds by PARTS, and in total.
 
-    These two are what it needs more than the median of the other ranks.
+    `late` (by PARTS) and `behind` (by STAGES) are the seconds by which the rank exceeds the median of the other ranks.
     """
 
     parts: tuple[float, ...]
@@ -88,10 +93,11 @@ class Share(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is known of a rank. `part` is the one of PARTS in which it is latest, with its and the others' seconds a step.
+    """The judgement on a rank.
 
-    `noise_s` is the standard error of `late_s`, `agreeing` the share of blocks that show half of what makes a straggler.
-    `is_well` says of one that was a straggler that it is none any more.
+    `part` is the one of PARTS in which the rank is latest; `part_s` and `others_s` are its own and the others' seconds per
+    step there. `noise_s` is the standard error of `late_s`. `agreeing` is the share of blocks that show half of the
+    lateness that makes a straggler. `is_well`: a rank that was a straggler has recovered.
     """
 
     score: float
@@ -107,12 +113,15 @@ class Verdict(NamedTuple):
 
 
 class Run:
-    """The ranks of a run, over the last blocks of steps. Whoever joins or leaves makes it begin anew.
+    """The ranks of a run, over the last blocks of steps.
+
+    A run whose ranks change starts over.
 
     Attributes:
         members: its ranks.
-        calm: the modules' forward seconds of each rank, as of the last block after which nobody was late.
-        marks: the same as of the last blocks, one in MARK_BLOCKS; where ranks have been uneven for long, calm is too long ago.
+        calm: the modules' forward seconds of each rank, as of the last block after which no rank was late.
+        marks: the same as of the last blocks, one in MARK_BLOCKS; used if `calm` is too old, because the ranks have been
+            uneven for long.
     """
 
     def __init__(self, members: Sequence[Target]) -> None:
@@ -124,7 +133,7 @@ class Run:
         self._since, self._seen = 0.0, 0
 
     def see(self, cuts: Mapping[Target, Cut], now: float) -> bool:
-        """Take where the ranks stand; says whether that has made a block."""
+        """Take the progress of the ranks; return whether this completes a block."""
         steps = [cut.steps - self._last[one].steps for one, cut in cuts.items() if one in self._last]
         if len(steps) < len(self.members) or min(steps) < 0:
             return self._begin(cuts, now)
@@ -157,7 +166,7 @@ class Run:
         return False
 
     def verdicts(self) -> dict[Target, Verdict]:
-        """Judge every rank; nothing as long as too little was seen."""
+        """Judge every rank; return nothing until there is enough data."""
         blocks = list(self._blocks)
         count = next((n for n in range(FEWEST_BLOCKS, len(blocks) + 1) if _steps(blocks[-n:]) >= FEWEST_STEPS), 0)
         if not count:
@@ -178,12 +187,12 @@ class Run:
         return {one: _judge(row, share, typical_s, noise_s) for one, row in rows.items()}
 
     def forget(self) -> None:
-        """Look back no further than to now."""
+        """Drop the blocks so far: later verdicts look back to now, and no further."""
         self._blocks.clear()
 
 
 class _Block(NamedTuple):
-    """Some steps of all ranks: the fewest that one took, how long it lasted, and what a step took on each."""
+    """Several steps of all ranks: the number of steps (the minimum over the ranks), the duration, and each rank's share."""
 
     steps: float
     seconds: float
@@ -195,7 +204,7 @@ def _steps(blocks: Sequence[_Block]) -> float:
 
 
 def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
-    """Give what a step took between two cuts, and compare."""
+    """Compare the ranks by the time of a step between two cuts."""
     members = list(now)
     steps = [now[one].steps - before[one].steps for one in members]
     by_part = [
@@ -214,24 +223,24 @@ def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[T
 
 
 def _late(seconds: Sequence[float]) -> list[float]:
-    """Give what each needs more than the median of the others."""
+    """Return the difference of each value from the median of the others."""
     ordered = sorted(seconds)
     return [own - _median_without(ordered, bisect_left(ordered, own)) for own in seconds]
 
 
 def _median_without(ordered: Sequence[float], place: int) -> float:
-    """Give the median of ascending numbers without the one at `place`: for hundreds of ranks, too, in no time."""
+    """Return the median of ascending numbers, without the number at `place`, in constant time."""
     last = len(ordered) - 1
-    middle = ((last - 1) // 2, last // 2)  # among those that are left
+    middle = ((last - 1) // 2, last // 2)  # among the remaining numbers
     low, high = (ordered[at + (at >= place)] for at in middle)
     return (low + high) / 2
 
 
 def _noise_s(late: Sequence[Sequence[float]]) -> float:
-    """Estimate the standard error of the median lateness, from how that of each rank varies from block to block.
+    """Estimate the standard error of the median lateness from each rank's variation between blocks.
 
-    With the median absolute deviation, 1.4826 of which is the standard deviation of a normal distribution; the median of n
-    such values has the standard error 1.2533 deviations over the root of n.
+    The standard deviation of a normal distribution is 1.4826 times its median absolute deviation. The median of n such values
+    has a standard error of 1.2533 standard deviations divided by the square root of n.
     """
     middles = [statistics.median(row) for row in late]
     deviations = [abs(value - middle) for row, middle in zip(late, middles, strict=True) for value in row]
@@ -266,7 +275,7 @@ class Stragglers:
     """Watches the ranks of every run.
 
     Args:
-        fleet: is told of a straggler, and when it is none any more.
+        fleet: to which stragglers are reported, and their recovery.
         clock: monotonic seconds.
     """
 
@@ -279,10 +288,10 @@ class Stragglers:
         self._verdicts: dict[Target, tuple[float, bool]] = {}
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Note where each rank stands, and judge; see `watch.Watcher`."""
-        found = ranks.by_run(targets)
-        self._runs = {run: self._run(run, members) for run, members in found.items()}
-        living = {one for members in found.values() for one in members}
+        """Record the progress of each rank, and judge the runs; see `watch.Watcher`."""
+        by_run = ranks.by_run(targets)
+        self._runs = {run: self._run(run, members) for run, members in by_run.items()}
+        living = {one for members in by_run.values() for one in members}
         self._verdicts = {one: verdict for one, verdict in self._verdicts.items() if one in living}
         for run in self._runs.values():
             cuts = {one: cut for one in run.members if (cut := cut_of(one)) is not None}
@@ -298,7 +307,7 @@ class Stragglers:
         return known if known is not None and known.members == tuple(members) else Run(members)
 
     def samples(self, target: Target) -> Iterable[Sample]:
-        """Give the score of a rank, once there is one; see `watch.Watcher`."""
+        """Return the score of a rank, once there is one; see `watch.Watcher`."""
         known = self._verdicts.get(target)
         return () if known is None else (Sample(SCORE, {}, known[0]), Sample(SLOW, {}, float(known[1])))
 
@@ -319,7 +328,7 @@ class Stragglers:
 
     @staticmethod
     def _is_told(one: Target) -> bool:
-        """Whether it was told of, and not yet that it is over: by this daemon or by one before it."""
+        """Whether this daemon, or an earlier one, has reported the straggler, and not yet its recovery."""
         return TOLD in one.ongoing
 
     def _tell(
@@ -350,35 +359,35 @@ class Stragglers:
 
 
 def cut_of(target: Target) -> Cut | None:
-    """Give where a rank stands; None where nobody measures the phases there, or the page says nonsense."""
+    """Return the progress of a rank; None if its phases are not measured, or its page is invalid."""
     snapshot = target.last()
     if snapshot is None:
         return None
-    found = ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",))
-    phases, steps = ranks.counts(found), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
-    if found is None or not phases or len(phases) < len(found.values) or "" not in steps:
+    family = ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",))
+    phases, steps = ranks.counts(family), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
+    if family is None or not phases or len(phases) < len(family.values) or "" not in steps:
         return None
     return Cut(steps[""], tuple(phases.get(part, 0.0) for part in PARTS), sum(phases.values()))
 
 
 def modules_of(target: Target) -> Family | None:
-    """Give the modules' forward seconds of a rank."""
+    """Return the modules' forward seconds of a rank."""
     snapshot = target.last()
     return None if snapshot is None else ranks.family(snapshot, "hookd_timing_forward_seconds", ("module",))
 
 
 def _modules(cuts: Mapping[Target, Cut]) -> _Seconds:
-    """Give for each rank its steps, and its modules' seconds until then."""
+    """Return for each rank its steps, and its modules' forward seconds until then."""
     return {one: (cut.steps, family) for one, cut in cuts.items() if (family := modules_of(one)) is not None}
 
 
 def slow_module(
     base: _Seconds, members: Sequence[Target], one: Target, cuts: Mapping[Target, Cut], late_s: float
 ) -> tuple[str, float, float] | None:
-    """Find the innermost module that makes a rank late since `base`: most of its lateness in the forward comes from there.
+    """Find the innermost module that accounts for at least half of a rank's lateness in the forward since `base`.
 
     Returns:
-        Its name, and the seconds a step that it takes on this rank and, in the median, on the others.
+        Its name, and its seconds per step on this rank and, in the median, on the others.
     """
     steps: dict[Target, dict[str, float]] = {}
     for member in members:
@@ -396,9 +405,8 @@ def slow_module(
     late = [name for name in steps[one] if not is_root(name) and steps[one][name] - typical[name] >= late_s / 2]
     if not late:
         return None
-    name = max(
-        late, key=lambda name: (name.count("."), steps[one][name] - typical[name])
-    )  # what contains it is late, too
+    # The innermost one: the modules that contain it are late, too.
+    name = max(late, key=lambda name: (name.count("."), steps[one][name] - typical[name]))
     return name, steps[one][name], typical[name]
 
 

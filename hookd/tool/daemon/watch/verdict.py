@@ -1,8 +1,9 @@
-"""Who of a run waits for whom, concluded from where its ranks stand. Pure functions: no clock, no page, no process.
+"""Infer which ranks of a run wait for which, from the places where they stand.
 
-Three kinds of evidence, the surest first. A process that is stopped waits for nobody. Where the ranks have issued
-unlike numbers of collectives of one group, those that have issued more wait for the others. Else where their CPU sides
-stand decides: a device works behind its CPU, so a rank may truly be further back than it looks.
+Pure functions: no clock, no page, no process. There are three kinds of evidence, the strongest first. A stopped process waits
+for no other. If the ranks have issued different numbers of collectives in one group, those that have issued more wait for the
+others. Otherwise the positions of their CPU sides decide: a device works behind its CPU, so a rank may really be further back
+than it looks.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 ORDER = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3}
-"""Phases in the order of a step. The others may lie anywhere in it."""
+"""Phases in the order of a step; other phases may occur anywhere in it."""
 MAX_RANKS = 8
-"""So many ranks are named one by one."""
+"""Maximum number of ranks that a message names."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one rank of a run stands.
+    """The place where one rank of a run stands.
 
     Attributes:
-        rank: as it is served.
+        rank: the label under which it is served.
         for_s: how long it has stood there, in seconds.
-        at_least: whether it may be longer: nobody has looked before.
+        at_least: whether it may be longer, because no event was seen before.
         phase: one of the page's PHASES.
-        module: the name of the innermost module that it is in, None outside of all.
-        place: that module's number in the order in which the model has them, 0 for none.
-        model: stands for the names of all modules: where it differs, the numbers cannot be compared.
+        module: the name of the innermost module that it is in, None outside of all modules.
+        place: the number of that module in the order of the model, 0 for none.
+        model: a checksum of the names of all modules; numbers of modules are comparable only if it is the same.
         step: the number of the step in progress, counted from the attach unless `is_absolute`.
-        state: of the process, as /proc has it: "T" is stopped, "D" waits for the kernel.
+        state: of the process, as in /proc: "T" is stopped, "D" waits in the kernel.
         cpu: CPUs that it has used meanwhile, None if unknown.
-        is_mute: whether hookd's own thread in it has not run either: the GIL is held.
-        issued: by group, the collectives that it has issued; empty where that is not known.
-        ended: how it ended, if it has.
+        is_mute: whether the agent's own thread has not run either: the GIL is held.
+        issued: the number of collectives that it has issued, by group; empty if unknown.
+        ended: the reason of its end, None while it runs.
     """
 
     rank: str
@@ -56,7 +57,7 @@ class Standing:
 
     @property
     def where(self) -> str:
-        """Say where it stands."""
+        """The place in words: phase, module and step, or how the process has ended."""
         if self.ended is not None:
             return f"has ended ({self.ended})"
         place = (
@@ -69,12 +70,12 @@ class Standing:
 
     @property
     def at(self) -> str:
-        """Say in which step."""
+        """The step in words."""
         return f"step {self.step}" + ("" if self.is_absolute else ", counted from the attach")
 
     @property
     def since(self) -> str:
-        """Say how long."""
+        """The duration in words."""
         return f"for {'at least ' if self.at_least else ''}{self.for_s:.0f} s"
 
 
@@ -88,13 +89,13 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is waited for.
+    """The ranks that the others wait for.
 
     Attributes:
-        guilty: whom the others wait for; where nothing tells, all that stand.
-        waiting: who waits for them.
-        basis: "process", "collectives", "cpu"; "alone" for a run of one rank, "unknown" where nothing tells.
-        reason: the evidence in words, "" where the positions say it.
+        guilty: the ranks that are waited for; without evidence, all that stand.
+        waiting: the ranks that wait for them.
+        basis: "process", "collectives", "cpu"; "alone" for a run of one rank, "unknown" without evidence.
+        reason: the evidence in words, "" if the positions show it.
     """
 
     guilty: tuple[Standing, ...]
@@ -104,7 +105,7 @@ class Verdict:
 
 
 def judge(ranks: Sequence[Standing]) -> Verdict:
-    """Tell who is waited for among the ranks of a run that stand or have ended.
+    """Return which ranks of a run are waited for, among those that stand or have ended.
 
     Args:
         ranks: at least one.
@@ -129,7 +130,7 @@ def _split(ranks: Sequence[Standing], guilty: Sequence[Standing], basis: str, re
 
 
 def _by_collectives(ranks: Sequence[Standing]) -> tuple[list[Standing], str]:
-    """Give who has issued the fewest collectives in a group, and is not ahead in another one; with the numbers in words."""
+    """Return the ranks that have issued the fewest collectives in a group and are not ahead in another, and the evidence."""
     behind: dict[str, str] = {}
     ahead: set[str] = set()
     for group in sorted({group for one in ranks for group in one.issued}):
@@ -149,8 +150,8 @@ def _by_collectives(ranks: Sequence[Standing]) -> tuple[list[Standing], str]:
 
 
 def _by_position(ranks: Sequence[Standing]) -> list[Standing]:
-    """Give those whom others have left behind, and who have left behind nobody."""
-    places = {_place(one): one for one in ranks}  # most ranks of many share one
+    """Return the ranks that are behind another rank and ahead of none."""
+    places = {_place(one): one for one in ranks}  # with many ranks, most of them share one place
     behind = {key for key, one in places.items() if any(_is_behind(one, other) for other in places.values())}
     ahead = {key for key, one in places.items() if any(_is_behind(other, one) for other in places.values())}
     return [one for one in ranks if _place(one) in behind - ahead]
@@ -161,7 +162,7 @@ def _place(one: Standing) -> tuple[object, ...]:
 
 
 def _is_behind(one: Standing, other: Standing) -> bool:
-    """Whether the CPU of `one` has certainly not come as far as that of `other`."""
+    """Whether the CPU side of `one` is certainly behind that of `other`."""
     if one.is_absolute and other.is_absolute and one.step != other.step:
         return one.step < other.step
     if one.phase == other.phase == "forward" and one.module and other.module:
@@ -171,7 +172,7 @@ def _is_behind(one: Standing, other: Standing) -> bool:
 
 
 def _are_nested(one: Standing, other: Standing) -> bool:
-    """Whether one's module is the other's, or part of it: then nobody knows who comes first."""
+    """Whether the modules are the same, or one contains the other: then their order is unknown."""
     names = sorted((one.module or "", other.module or ""), key=len)
     return names[0] in (names[1], "(root)") or names[1].startswith(names[0] + ".")
 
@@ -180,15 +181,15 @@ def _undecided(ranks: Sequence[Standing]) -> str:
     issued = [set(one.issued.items()) for one in ranks]
     if issued[0] and all(one == issued[0] for one in issued):
         return "all have issued the same collectives: one of them does not complete, on a device or in the network"
-    return "nothing here tells who is waited for"
+    return "no evidence shows which rank the others wait for"
 
 
 def sentence(verdict: Verdict, world_size: int = 1) -> str:
-    """Say the verdict for a person, in one or two sentences.
+    """Return the verdict in words, in one or two sentences.
 
     Args:
-        verdict: as `judge` gives it.
-        world_size: of the run; ranks that are not known here may be those that are waited for.
+        verdict: from `judge`.
+        world_size: of the run; a rank that is unknown here may be the one that is waited for.
     """
     parts = [_clause(verdict.guilty, "stands", "stand")]
     if verdict.waiting:
@@ -202,13 +203,13 @@ def sentence(verdict: Verdict, world_size: int = 1) -> str:
     if verdict.basis == "cpu":
         notes.append("CPU side only: a device may be further behind")
     if world_size > known > 0:
-        notes.append(f"{known} of {world_size} ranks stand here; of the others nothing is known, or they go on")
+        notes.append(f"{known} of {world_size} ranks stand here; the others are unknown here, or make progress")
     text, more = "; ".join(parts), "; ".join(notes)
     return f"{text}. {more[0].upper()}{more[1:]}" if more else text
 
 
 def _clause(ranks: Iterable[Standing], one_does: str, several_do: str, *, timed: bool = True) -> str:
-    """Say where ranks are, those at one place together."""
+    """Return the places of ranks in words, grouped by place."""
     places: dict[str, list[Standing]] = {}
     for one in ranks:
         places.setdefault(one.where, []).append(one)
@@ -231,7 +232,7 @@ def _are(ranks: Sequence[Standing], one_does: str, several_do: str) -> str:
 
 
 def _hints(ranks: Sequence[Standing]) -> list[str]:
-    """Say of a single rank that stands what the operating system knows of it."""
+    """Return the facts of the operating system on a rank, if it is the only one that stands."""
     if len(ranks) != 1 or ranks[0].ended is not None:
         return []
     (one,) = ranks

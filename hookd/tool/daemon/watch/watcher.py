@@ -1,4 +1,4 @@
-"""What the daemon itself finds out about its targets, beyond what their pages say: who waits for whom, who is slow."""
+"""The interface of watchers, which derive facts from all targets together: hangs, stragglers, drift."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Declared(NamedTuple):
-    """A family of the daemon's own: its name without `_total`, kind (gauge or counter) and help; labels beside run and rank."""
+    """A metric family of the daemon: its name without `_total`, kind (gauge or counter), help, and labels except run and rank."""
 
     name: str
     kind: str
@@ -20,7 +20,7 @@ class Declared(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A value of one target. `labels` stand beside run and rank."""
+    """A value of one target; `labels` are those except run and rank."""
 
     family: Declared
     labels: Mapping[str, str]
@@ -28,21 +28,24 @@ class Sample(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Looks at all targets after each poll, and has something to say of each at a scrape.
+    """The protocol of a watcher, which looks at all targets after each poll and has samples of each at a scrape.
 
-    What a person should be told goes to `Fleet.tell`.
+    It reports incidents through `Fleet.tell`.
 
     Attributes:
-        families: all that its samples may be of.
+        families: all families that its samples may belong to.
     """
 
     families: Sequence[Declared]
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Look at the copies that a poll has just made (`Target.last`): all targets, those that linger too.
+        """Look at the copies that a poll has just made (`Target.last`), of all targets including those that linger.
 
-        Called about once a second, never twice at a time, in a thread that may block shortly.
+        Called about once a second, never concurrently, in a thread that may block briefly.
         """
 
     def samples(self, target: Target) -> Iterable[Sample]:
-        """Give what is known of one target by now; called by another thread than `look`, and must not wait for it."""
+        """Return the current samples of one target.
+
+        Called in another thread than `look`, for which it must not wait.
+        """

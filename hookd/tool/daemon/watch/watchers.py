@@ -1,4 +1,4 @@
-"""Who looks at the targets after each poll."""
+"""Create the watchers of a daemon."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class Guarded:
-    """A watcher whose mistakes are its own: the others look, and a scrape has what they know.
+    """A watcher whose exceptions are caught, so that other watchers and the scrape go on.
 
     Args:
-        watcher: who looks; what it raises is logged, each type of exception once.
+        watcher: the watcher to guard; its exceptions are logged, once per type.
     """
 
     def __init__(self, watcher: Watcher) -> None:
@@ -37,17 +37,17 @@ class Guarded:
         self._known: set[type[Exception]] = set()
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Have it look; see `watch.Watcher`."""
+        """Call `look` of the watcher; see `watch.Watcher`."""
         try:
             self._watcher.look(targets)
-        except Exception as exc:  # noqa: BLE001  whatever it is
+        except Exception as exc:  # noqa: BLE001  a bug in one watcher must not stop the others
             self._failed(exc)
 
     def samples(self, target: Target) -> Iterable[Sample]:
-        """Give what it knows, nothing where it fails; see `watch.Watcher`."""
+        """Return the watcher's samples, none if it fails; see `watch.Watcher`."""
         try:
             return list(self._watcher.samples(target))
-        except Exception as exc:  # noqa: BLE001  the same
+        except Exception as exc:  # noqa: BLE001  as above
             self._failed(exc)
             return ()
 
@@ -55,21 +55,21 @@ class Guarded:
         if type(error) not in self._known:
             self._known.add(type(error))
             _log.error(
-                "%s has failed, and looks again; others are not touched", type(self._watcher).__name__, exc_info=error
+                "%s has failed, and is tried again; other watchers go on", type(self._watcher).__name__, exc_info=error
             )
 
 
 def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history: History) -> tuple[Watcher, ...]:
-    """Make them, in the order in which they look.
+    """Create the watchers, in the order in which they look.
 
     Args:
-        fleet: whom they tell of what they find.
-        config: says what a hang is.
-        state_dir: where it is noted who is there; None: nowhere.
-        history: keeps what the pages show, and is asked for it.
+        fleet: to which they report incidents.
+        config: with the settings of `[hang]`.
+        state_dir: for the file that lists the targets; None: there is none.
+        history: the watcher that records the pages.
     """
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
-    noted = None if state_dir is None else state_dir / last_session.NAME
+    session_file = None if state_dir is None else state_dir / last_session.NAME
     hangs = Hangs(fleet, patience, poll_s=config.poll_s)
-    every = (last_session.Roster(noted, fleet), hangs, Stragglers(fleet), Drift(fleet), history)
-    return tuple(Guarded(one) for one in every)
+    every = (last_session.Roster(session_file, fleet), hangs, Stragglers(fleet), Drift(fleet), history)
+    return tuple(Guarded(watcher) for watcher in every)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd.tool.daemon.web.pages import parts as shared
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, tag
 from hookd.tool.reports.wording import process_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from hookd.wire.incident import Incident, IncidentRow
+
+SHOWN = ("id", "time", "kind", "message", "module", "step", "count", "last")
+"""Columns of a row that are shown like the fields of an incident."""
 
 
-def parts(row: Mapping[str, Any], *, is_watched: bool) -> list[Markup]:
+def parts(row: IncidentRow, *, is_watched: bool) -> list[Markup]:
     """Return the parts of the page of an incident.
 
     Args:
         row: its row in the store.
         is_watched: whether its process is still a target.
     """
-    told = {
-        **row["detail"],
-        **{key: row[key] for key in ("id", "time", "kind", "message", "module", "step", "count", "last")},
-    }
+    shown = {key: value for key, value in row.items() if key in SHOWN}
+    told = cast("Incident", {**row["detail"], **shown})
     run = str(row["run"])
     whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, {process_of(row)}")
     where = address("run", run, pid=row["pid"])

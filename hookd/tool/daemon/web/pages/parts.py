@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hookd.wire.incident import Incident
-    from hookd.wire.report import ModuleRow
-    from hookd.wire.target import TargetReport
+    from hookd.wire.report import ModuleRow, Report
 
 MAX_MODULES = 200
 OPEN = 3
@@ -114,7 +113,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def marks(report: TargetReport) -> list[plots.Mark]:
+def marks(report: Report) -> list[plots.Mark]:
     """Return the marks of incidents on the curve, whose steps are counted from the attach."""
     offset = report["step"]["offset"] or 0
     found = []
@@ -129,7 +128,7 @@ def marks(report: TargetReport) -> list[plots.Mark]:
 # ---- a target's numbers
 
 
-def curve(report: TargetReport) -> Iterator[str]:
+def curve(report: Report) -> Iterator[str]:
     """Yield the chart of the last step times, and its notes."""
     points = report.get("curve") or []
     yield plots.step_times([plots.Curve("median", 0, points)], marks(report))
@@ -144,7 +143,7 @@ def curve(report: TargetReport) -> Iterator[str]:
         yield f'<p class="soft">{text("; ".join(told))}.</p>'
 
 
-def phase_shares(report: TargetReport, step_s: float | None) -> Iterator[str]:
+def phase_shares(report: Report, step_s: float | None) -> Iterator[str]:
     """Yield a bar of the phases of a step, and its legend."""
     found = sorted(phases(report), key=lambda one: PHASES.index(one[0]) if one[0] in PHASES else len(PHASES))
     if not found:
@@ -163,7 +162,7 @@ def phase_shares(report: TargetReport, step_s: float | None) -> Iterator[str]:
     yield f'<ul class="legend">{"".join(legend)}</ul>'
 
 
-def modules(report: TargetReport, limit: int = MAX_MODULES) -> Iterator[str]:
+def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[str]:
     """Yield a table of the costliest modules and those with a finding, in the order of the model."""
     rows = report["modules"]
     costliest = {id(row) for row in sorted(rows, key=module_seconds, reverse=True)[:limit]}
@@ -197,7 +196,7 @@ def _module(row: ModuleRow, whole: float) -> list[str]:
     ]
 
 
-def plugins(report: TargetReport) -> str:
+def plugins(report: Report) -> str:
     """Return a table of the plugins: sampling, cost and settings."""
     rows = [
         [
@@ -213,7 +212,7 @@ def plugins(report: TargetReport) -> str:
     return table((":plugin", "state", "looks at", ">errors", ">time spent", "settings"), rows)
 
 
-def threads(report: TargetReport) -> str:
+def threads(report: Report) -> str:
     """Return a table of the threads' positions, now or at the end."""
     rows = [
         [text(one["name"]), text(one["tid"]), text(one["phase"]), text(one["module"] or "-"), text(one["step"])]
@@ -222,7 +221,7 @@ def threads(report: TargetReport) -> str:
     return table(("thread", ">id", "phase", ":module", ">step"), rows)
 
 
-def logs(report: TargetReport) -> str:
+def logs(report: Report) -> str:
     """Return the last lines of the agent's log."""
     lines = [
         time.strftime("%H:%M:%S ", time.localtime(one["time"])) + text(one.get("message", one))

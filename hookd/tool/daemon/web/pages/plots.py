@@ -13,7 +13,8 @@ from hookd.tool.reports import wording
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hookd.wire.target import CurvePoint
+    from hookd.wire.report import CurvePoint
+
 
 WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 14, 34

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.describe import target_row
 from hookd.tool.daemon.fleet.history import Sample, step_now, steps_per_second
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.wire.page import Snapshot
+    from hookd.wire.target import TargetRow
 
 SLOW = 1.1
 """A rank is slow above this multiple of the run's median step time."""
@@ -37,7 +38,7 @@ class Rank:
     """
 
     target: Target
-    row: Mapping[str, Any]
+    row: TargetRow
     samples: Sequence[Sample]
     cost: float | None
     changed_by: Sequence[str]

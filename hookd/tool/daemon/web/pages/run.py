@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.wire.report import PluginRow
+    from hookd.wire.report import PluginRow, Report
 
 MOST_CURVES = plots.COLOURS
 """Maximum number of ranks whose curves are drawn."""
@@ -111,7 +111,7 @@ def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:
 
 def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[Markup]:
     snapshot = chosen.target.last()
-    report = build_report(snapshot, has_modules=False) if snapshot is not None else None
+    report = build_report(snapshot, chosen.row["pid"], has_modules=False) if snapshot is not None else None
     yield section("ranks", "Ranks", *_ranks(name, every, chosen, choice))
     yield section("curves", "The last minutes", _curves(every, chosen))
     shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']} of user {chosen.row['user']}"
@@ -206,7 +206,7 @@ def _state(rank: Rank, report: Report) -> Iterator[object]:
         None,
         (
             row["how"] and f"It {row['how']}.",
-            paused({**report, "pid": row["pid"], "target": {**row, "series_dropped": 0}}),
+            paused(report, row),
         ),
     ):
         yield tag("p", why, class_="bad")
