@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from hookd.errors import PageError
 from hookd.tool.cli import output
 from hookd.tool.cli.report import heading, incidents, modules, plugins
 from hookd.tool.cli.status import _cells, _notes, _row
@@ -88,12 +89,17 @@ def report(state="running", incidents=(), phase="forward", **target):
         "pid": 7, "identity": {"run": "r", "rank": 0}, "state": state, "incidents": list(incidents), "observed": {},
         "step": {"current": 3, "is_absolute": True, "text": "step 3"}, "plugins": [], "metrics": {}, "modules": [],
         "overhead": {"ratio": None, "seconds": 0.0}, "threads": [{"phase": "other"}, {"phase": phase}],
-        **({"target": target} if target else {}),
+        **({"target": served(**target)} if target else {}),
     }  # fmt: skip
 
 
+def served(**more):
+    return {"run": "r", "rank": "0", "state": "attached", "reason": None, "how": None, "hang": None, "ongoing": {},
+            "incidents": 0, "series_dropped": 0, "user": "alice", **more}  # fmt: skip
+
+
 def incident(kind, message):
-    return {"kind": kind, "message": message}
+    return {"seq": 1, "time": 1_700_000_000.5, "kind": kind, "message": message}
 
 
 @pytest.mark.parametrize("kind", ["nan", "inf"])
@@ -105,16 +111,17 @@ def test_status_shows_the_first_nan_whatever_came_before_and_after(kind):
         incident("dead", "x"),
     ]
     (note,) = _notes([_row(7, report(incidents=told))])
-    assert note == "7: first bad (and 3 more: hookd report 7)"
+    assert note.endswith("  first bad (and 3 more: hookd report 7)")
 
 
 def test_without_a_nan_status_shows_the_newest_incident():
     told = [incident("dead", "one"), incident("leak", "two")]
-    assert list(_notes([_row(7, report(incidents=told))])) == ["7: two (and 1 more: hookd report 7)"]
+    (note,) = _notes([_row(7, report(incidents=told))])
+    assert note.endswith("  two (and 1 more: hookd report 7)")
 
 
 def test_status_says_when_an_incident_was_told_which_may_be_over():
-    found = report(incidents=[{**incident("quarantine", "mine is set aside"), "time": 1_700_000_000.5}])
+    found = report(incidents=[incident("quarantine", "mine is set aside")])
     (note,) = _notes([_row(7, found)])
     assert re.fullmatch(r"7: 2023-11-1\d \d\d:\d\d:20  mine is set aside", note)
 
@@ -136,7 +143,7 @@ def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
 def test_one_that_goes_on_or_has_ended_is_not_paused():
     assert _row(7, report(incidents=[incident("paused", "x")]))["state"] == "running"
     assert _row(7, report(phase="paused", state="exited"))["state"] == "exited"
-    assert _row(7, report(phase="paused", state="running") | {"target": {"state": "lost"}})["state"] == "lost"
+    assert _row(7, report(phase="paused", state="running") | {"target": served(state="lost")})["state"] == "lost"
 
 
 def test_what_is_not_on_metrics_is_told_with_the_setting_that_changes_it():
@@ -151,7 +158,7 @@ def test_what_is_not_on_metrics_is_told_with_the_setting_that_changes_it():
 def test_what_the_daemon_has_told_and_is_not_over_is_shown_but_for_a_hang_which_has_words_of_its_own():
     message = "rank 1 needs 1.6 x the other ranks' time in data"
     told = {"straggler": {"time": 0.0, "message": message}, "hang": {"time": 0.0, "message": "silent"}}
-    found = report() | {"target": {"ongoing": told, "incidents": 2}}
+    found = report() | {"target": served(ongoing=told, incidents=2)}
     for lines in (list(_notes([_row(7, found)])), list(heading(found))):
         (line,) = (line for line in lines if message in line)
         assert "straggler since 19" in line
@@ -178,6 +185,6 @@ def test_a_target_that_says_nonsense_of_itself_has_a_report(nonsense):
 
 
 def test_one_page_that_was_never_good_does_not_keep_status_from_the_others():
-    row = _row(7, {"pid": 7, "target": {"state": "corrupt", "reason": "protocol"}})
+    row = _row(7, PageError("the page of process 7 cannot be trusted", reason="protocol", hint="The process continues."))
     assert (row["reason"], _cells(row)[3]) == ("protocol", "protocol")
-    assert list(_notes([row])) == ["7: its page cannot be trusted, and is no longer read (The process continues.)"]
+    assert list(_notes([row])) == ["7: the page of process 7 cannot be trusted (The process continues.)"]

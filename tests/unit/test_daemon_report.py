@@ -30,7 +30,7 @@ def put(page, name, kind, cells, labels=None, *, buckets=()):
 def report(page):
     reader = PageReader(os.dup(page.fd))
     try:
-        found = build_report(reader.read())
+        found = build_report(reader.read(), os.getpid())
     finally:
         reader.close()
     return json.loads(json.dumps(found, allow_nan=False))

@@ -15,7 +15,7 @@ MOMENT = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1)) + 0.25
 def test_the_headings_of_a_run_fit_80_columns_with_rows_as_they_are():
     out = io.StringIO()
     rank = {
-        "target": {"rank": "12", "state": "attached"}, "pid": 4194304, "state": "running", "threads": [],
+        "target": {"rank": "12", "state": "attached", "hang": None}, "pid": 4194304, "state": "running", "threads": [],
         "identity": {"rank": "12"}, "step": {"current": 180204}, "overhead": {"ratio": 0.0123},
         "metrics": {"step": {"seconds": {"mean": 0.197}}, "timing": {"phase_seconds": [
             {"phase": "forward", "value": 3.0}, {"phase": "data", "value": 1.0}]}},

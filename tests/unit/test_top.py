@@ -118,9 +118,13 @@ def test_those_that_have_ended_are_not_kept_for_ever(stack, monkeypatch):
     assert [target.run for target in node.targets] == ["c", "d", "e"]
 
 
+def served(**more):
+    return {"run": "r", "rank": "0", "user": "", "script": "", "state": "attached", "reason": None, "how": None, "hang": None,
+            "incidents": 0, "step": None, **more}  # fmt: skip
+
+
 def test_one_that_only_the_daemon_can_read_is_shown_as_that_says():
-    row = {"run": "other", "rank": "3", "state": "attached", "incidents": 0, "step": {"counted": 5, "current": 105,
-           "is_absolute": True}}  # fmt: skip
+    row = served(run="other", rank="3", step={"counted": 5, "current": 105, "is_absolute": True})
     target = Target(os.getpid(), proc.start_ticks(os.getpid()), None)
     target.told = row
     target.read(1.0)
@@ -141,7 +145,7 @@ def test_a_page_that_is_spoilt_is_told_and_nothing_else_suffers(stack, job):
 
 
 def test_what_the_daemon_says_goes_before_the_page(job):
-    job.target.told = {"run": "train.py~7", "rank": "0", "hang": {"where": "in blocks.0", "for_s": 31}, "incidents": 3}
+    job.target.told = served(run="train.py~7", hang={"where": "in blocks.0", "for_s": 31}, incidents=3)
     job.target.read(1.0)
     (row,) = node_table.as_json([job.target])
     assert (row["run"], row["state"], row["incidents"]) == ("train.py~7", "hangs", 3)
