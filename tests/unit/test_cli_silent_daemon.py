@@ -48,7 +48,7 @@ def test_the_doctor_tells_of_it_and_goes_on(path):
     assert "does not answer" in found.found
     assert "see its log" in found.cure
     gone = checks.daemon(f"unix://{path}x")
-    assert (gone.state, "leave --host out" in gone.cure) == ("bad", True)
+    assert (gone.state, "omit --host" in gone.cure) == ("bad", True)
     with pytest.raises(UsageError):
         checks.daemon("tcp://localhost")
 

@@ -112,7 +112,7 @@ def heading(report: Report) -> Iterator[str]:
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
     overhead = report["overhead"]["ratio"]
     cost = (
-        f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost is not known yet"
+        f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost is not yet known"
     )
     how = f" ({target['reason']})" if target.get("reason") else ""
     yield f"{state(report)}{how}, {report['step']['text']}, {output.seconds(step_seconds(report))} a step, {cost}"
