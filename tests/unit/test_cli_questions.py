@@ -162,7 +162,7 @@ def test_py_spy_tells_where_a_process_is_that_holds_its_interpreter():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout.readline()
-            (thread,) = py_spy.dump(child.pid)["threads"]
+            (thread,) = py_spy.dump(child.pid)
         finally:
             child.kill()
     assert [frame["function"] for frame in thread["frames"] if not frame["native"]] == ["holds", "<module>"]

@@ -185,6 +185,8 @@ def test_a_target_that_says_nonsense_of_itself_has_a_report(nonsense):
 
 
 def test_one_page_that_was_never_good_does_not_keep_status_from_the_others():
-    row = _row(7, PageError("the page of process 7 cannot be trusted", reason="protocol", hint="The process continues."))
+    row = _row(
+        7, PageError("the page of process 7 cannot be trusted", reason="protocol", hint="The process continues.")
+    )
     assert (row["reason"], _cells(row)[3]) == ("protocol", "protocol")
     assert list(_notes([row])) == ["7: the page of process 7 cannot be trusted (The process continues.)"]

@@ -10,12 +10,14 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookd.errors import HookdError
 from hookd.tool.linux import permission, proc
+
+if TYPE_CHECKING:
+    from hookd.wire.stack import Frame, Stack
 
 TIMEOUT_S = 8.0
 BLOCKING_TIMEOUT_S = 30.0
@@ -30,7 +32,7 @@ def program() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
-def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str, Any]:
+def dump(pid: int, *, native: bool = False, blocking: bool = False) -> list[Stack]:
     """Read the stacks of a process with py-spy.
 
     Args:
@@ -39,8 +41,7 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
         blocking: stop the process, so that all stacks are of the same moment.
 
     Returns:
-        `threads`: of each `tid` (in our pid namespace), `name`, `frames` (innermost first, see `hookd.target.remote.stacks`, and
-        `native`), `owns_gil`, `left_out` (the number of frames beyond the limit); `seconds` that it took.
+        The stacks; their `tid` are of our pid namespace, and no frame is marked as hookd's own.
 
     Raises:
         HookdError: reason "no-py-spy", "py-spy" (it failed; the message contains its error), "timeout", or "died": the process
@@ -52,7 +53,6 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
         raise HookdError("py-spy is not installed", reason="no-py-spy", hint=hint)
     how = ["--native"] if native else [] if blocking else ["--nonblocking"]
     limit_s = BLOCKING_TIMEOUT_S if native or blocking else TIMEOUT_S
-    began = time.monotonic()
     try:
         ticks, running = proc.start_ticks(pid), proc.program(pid)
     except OSError as exc:
@@ -72,7 +72,7 @@ def dump(pid: int, *, native: bool = False, blocking: bool = False) -> dict[str,
     # py-spy reads by pid: never show stacks of another process or program.
     proc.require_same(pid, ticks)
     proc.require_program(pid, running)
-    return {"threads": _threads(done.stdout), "seconds": time.monotonic() - began}
+    return _threads(done.stdout)
 
 
 def _cure(error: str) -> str:
@@ -81,14 +81,13 @@ def _cure(error: str) -> str:
     return ""
 
 
-def _threads(output: bytes) -> list[dict[str, Any]]:
+def _threads(output: bytes) -> list[Stack]:
     try:
         listed = json.loads(output[:_MOST_BYTES])
         return [
             {
                 "tid": one["os_thread_id"],
                 "name": str(one["thread_name"] or ""),
-                "owns_gil": bool(one["owns_gil"]),
                 "frames": [_frame(frame) for frame in one["frames"][:_MOST_FRAMES]],
                 "left_out": max(0, len(one["frames"]) - _MOST_FRAMES),
             }
@@ -98,9 +97,9 @@ def _threads(output: bytes) -> list[dict[str, Any]]:
         raise HookdError("unexpected output from py-spy", reason="py-spy") from exc
 
 
-def _frame(frame: dict[str, Any]) -> dict[str, Any]:
+def _frame(frame: dict[str, Any]) -> Frame:
     """Convert one frame; py-spy sets `module`, the library, only for frames of C and C++."""
     library = frame.get("module")
     line = frame["line"] if isinstance(frame["line"], int) else 0
     file = str(frame["filename"] or library or "")
-    return {"function": str(frame["name"]), "file": file, "line": line, "native": library is not None}
+    return {"function": str(frame["name"]), "file": file, "line": line, "own": False, "native": library is not None}

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import ControlError, HookdError
 from hookd.tool.attach import py_spy
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hookd.wire.page import Heartbeat, PageReader, Snapshot
+    from hookd.wire.stack import Beat, Frame, Kernel, Stack, StackedThread, Stacks, Way
 
 AGENT_S = 2.0
 """Timeout of the agent: its thread needs the GIL for a millisecond."""
@@ -38,19 +39,13 @@ STATES = {"R": "running", "S": "asleep", "D": "in the kernel, not to be interrup
           "Z": "ended", "X": "ended", "I": "asleep"}  # fmt: skip
 
 
-def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dict[str, Any]:
+def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> Stacks:
     """Return where each thread of a target is.
 
     Args:
         pid: of the target.
         with_native: include frames of C and C++, by py-spy; the process is stopped meanwhile.
         blocking: let py-spy stop the process instead of reading while it runs.
-
-    Returns:
-        `pid`, `identity`, `state` (as the kernel reports it), `last_step_s` (seconds since the last step ended, None if there was
-        none), `watched_s`, `ways` (`page`, `python`, `native`: each `{"by", "problem", "seconds"}`), and `threads`: of each
-        `tid`, `name`, `beat` (None, or `phase`, `module`, `type`, `modules` from the root on, `step`, `moves`), `kernel` (`state`,
-        `where`), `frames` (innermost first: `function`, `file`, `line`, `own`, `native`) and `left_out` (number of missing frames).
 
     Raises:
         HookdError: the process does not exist or has no agent, or its page cannot be read; reason "died": it ended meanwhile.
@@ -64,7 +59,7 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> dic
         watched_s, after = time.monotonic() - began, {beat.tid: beat for beat in reader.heartbeats()}
     beats = [beat for beat in beats if beat.name != "hookd"]  # hookd's own thread, which evaluates expressions
     described = {beat.tid: _beat(beat, after.get(beat.tid), page) for beat in beats}
-    found = {
+    found: Stacks = {
         "pid": pid,
         "identity": page.identity,
         "state": STATES.get(state, state),
@@ -90,7 +85,7 @@ def _last_step_s(reader: PageReader) -> float | None:
 # -- the page
 
 
-def _beat(beat: Heartbeat, after: Heartbeat | None, page: Snapshot) -> dict[str, Any]:
+def _beat(beat: Heartbeat, after: Heartbeat | None, page: Snapshot) -> Beat:
     module = page.modules.get(beat.module)
     name = module.name if module is not None else None
     return {
@@ -111,12 +106,10 @@ def _path(name: str, known: set[str]) -> list[str]:
 # -- the stacks
 
 
-def _stacks(
-    pid: int, state: str, *, with_native: bool, blocking: bool
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+def _stacks(pid: int, state: str, *, with_native: bool, blocking: bool) -> tuple[list[Stack], dict[str, Way]]:
     """Return the Python stacks, and the native ones if requested, and the way in which each was read."""
-    ways: dict[str, dict[str, Any]] = {"page": {"by": "heartbeats", "problem": "", "seconds": None}}
-    found: list[dict[str, Any]] = []
+    ways: dict[str, Way] = {"page": {"by": "heartbeats", "problem": "", "seconds": None}}
+    found: list[Stack] = []
     began = time.monotonic()
     try:
         found = [] if blocking else _of_agent(pid, state)
@@ -131,7 +124,7 @@ def _stacks(
         if found:
             return found, ways
     try:
-        dumped = py_spy.dump(pid, native=with_native, blocking=blocking)["threads"]
+        dumped = py_spy.dump(pid, native=with_native, blocking=blocking)
     except HookdError as error:
         reason = f"{error.message} ({error.hint})" if error.hint else error.message
         if with_native:
@@ -147,11 +140,11 @@ def _stacks(
     return _marked(dumped), ways
 
 
-def _way(by: str | None, problem: str, began: float) -> dict[str, Any]:
+def _way(by: str | None, problem: str, began: float) -> Way:
     return {"by": by, "problem": problem, "seconds": round(time.monotonic() - began, 3)}
 
 
-def _of_agent(pid: int, state: str) -> list[dict[str, Any]]:
+def _of_agent(pid: int, state: str) -> list[Stack]:
     """Return the stacks as the agent reports them.
 
     Raises:
@@ -170,12 +163,12 @@ def _of_agent(pid: int, state: str) -> list[dict[str, Any]]:
     return [*_checked(answer.get("threads"))]
 
 
-def _checked(threads: object) -> Iterator[dict[str, Any]]:
+def _checked(threads: object) -> Iterator[Stack]:
     """Yield the threads of the agent's answer that have the expected format."""
     for thread in threads if isinstance(threads, list) else ():
         if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
             continue
-        frames = [
+        frames: list[Frame] = [
             {
                 "function": str(frame.get("function")),
                 "file": str(frame.get("file")),
@@ -194,7 +187,7 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
 
 
-def _marked(threads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _marked(threads: list[Stack]) -> list[Stack]:
     """Mark hookd's own frames in py-spy's result, and leave out hookd's own threads."""
     for thread in threads:
         for frame in thread["frames"]:
@@ -209,35 +202,32 @@ def _is_own(file: str) -> bool:
 # -- together
 
 
-def _joined(
-    pid: int, beats: Mapping[int, dict[str, Any]], names: Mapping[int, str], stacks: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _joined(pid: int, beats: Mapping[int, Beat], names: Mapping[int, str], stacks: list[Stack]) -> list[StackedThread]:
     """Return a row for each thread with a heartbeat or a stack: main thread first, then those that call modules."""
     outside = _outside_tids(pid)
     inside = {host: tid for tid, host in outside.items()}
     main = inside.get(pid, pid)
     tasks = _tasks(pid)
-    rows: list[dict[str, Any]] = []
+    rows: list[Stack] = []
     for thread in stacks:
-        tid = thread["tid"] if thread["tid"] in beats else inside.get(thread["tid"], thread["tid"])
+        tid = thread["tid"]
+        if tid is not None and tid not in beats:
+            tid = inside.get(tid, tid)
         # py-spy reads the tid from the interpreter: in a forked child the main thread has its parent's (CPython before 3.13).
         if tid and outside.get(tid, tid) not in tasks and all(other["tid"] != main for other in stacks):
             tid = main
-        rows.append(
-            {"tid": tid, "name": thread["name"] or names.get(tid, ""), "beat": beats.get(tid), **_only_frames(thread)}
-        )
+        name = thread["name"] or ("" if tid is None else names.get(tid, ""))
+        rows.append({"tid": tid, "name": name, "frames": thread["frames"], "left_out": thread["left_out"]})
     with_stack = {row["tid"] for row in rows}
-    for tid, beat in beats.items():
-        if tid not in with_stack:
-            rows.append({"tid": tid, "name": names[tid], "beat": beat, "frames": [], "left_out": 0})
-    for row in rows:
-        row["kernel"] = _kernel(pid, outside.get(row["tid"], row["tid"]))
-    rows = [row for row in rows if row["kernel"] is not None or row["frames"]]
-    return sorted(rows, key=lambda row: (row["tid"] != main, row["beat"] is None, row["tid"] or 0))
-
-
-def _only_frames(thread: dict[str, Any]) -> dict[str, Any]:
-    return {"frames": thread["frames"], "left_out": thread["left_out"]}
+    rows += [{"tid": tid, "name": names[tid], "frames": [], "left_out": 0} for tid in beats if tid not in with_stack]
+    threads: list[StackedThread] = [
+        {**row, "beat": None, "kernel": None}
+        if row["tid"] is None
+        else {**row, "beat": beats.get(row["tid"]), "kernel": _kernel(pid, outside.get(row["tid"], row["tid"]))}
+        for row in rows
+    ]
+    threads = [thread for thread in threads if thread["kernel"] is not None or thread["frames"]]
+    return sorted(threads, key=lambda row: (row["tid"] != main, row["beat"] is None, row["tid"] or 0))
 
 
 def _outside_tids(pid: int) -> dict[int, int]:
@@ -267,7 +257,7 @@ def _nested(pid: int, name: str) -> list[int]:
     return []
 
 
-def _kernel(pid: int, tid: int | None) -> dict[str, str] | None:
+def _kernel(pid: int, tid: int) -> Kernel | None:
     """Return the kernel's state of a thread, None if there is none."""
     if not tid:
         return None

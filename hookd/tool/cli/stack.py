@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hookd.errors import HookdError
 from hookd.tool.cli import options, output, targets
+from hookd.wire.stack import Stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hookd.wire.stack import Beat, Frame, StackedThread, Way
 
 MOST_FRAMES = 25
 """Frames shown of each thread; `--json` prints all."""
 DAEMON_S = 2.0
 """Timeout of the request to the daemon for the time since the last event."""
+
+
+class ShownStacks(Stacks):
+    """The threads of a target, as `--json` prints them."""
+
+    silent_s: float | None
+    """Seconds since the last event; None if nobody has watched."""
 
 
 @click.command(short_help="Show where each thread of a target is.")
@@ -36,8 +46,8 @@ def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_j
     """
     from hookd.tool.attach.stack import stack as look
 
-    result = look(pid, with_native=with_native, blocking=blocking)
-    result["silent_s"] = _silent_s(pid, host)
+    found = look(pid, with_native=with_native, blocking=blocking)
+    result: ShownStacks = {**found, "silent_s": _silent_s(pid, host)}
     if as_json:
         output.emit(result)
         return
@@ -56,7 +66,7 @@ def _silent_s(pid: int, host: str | None) -> float | None:
     return None
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
+def _lines(result: ShownStacks) -> Iterator[str]:
     identity = result["identity"]
     script, run, rank = (output.plain(str(identity.get(key))) for key in ("script", "run", "rank"))
     still = f": {result['state']}" if result["state"] in ("stopped", "traced", "ended") else ""
@@ -71,14 +81,14 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         yield output.wrap(f"{what:7} {_way(way)}", " " * 8)
 
 
-def _progress(result: dict[str, Any]) -> Iterator[str]:
+def _progress(result: ShownStacks) -> Iterator[str]:
     if result["last_step_s"] is not None:
         yield f"the last step ended {output.seconds(result['last_step_s'])} ago"
     if result["silent_s"] is not None:
         yield f"the last event was {output.seconds(result['silent_s'])} ago"
 
 
-def _thread(thread: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
+def _thread(thread: StackedThread, result: ShownStacks) -> Iterator[str]:
     kernel = thread["kernel"]
     where = (
         f"{kernel['state']}{' in ' + output.plain(kernel['where']) if kernel['where'] else ''}" if kernel else "gone"
@@ -98,13 +108,13 @@ def _thread(thread: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
         yield f"    ({' and '.join(filter(None, omitted))} left out)"
 
 
-def _beat(beat: dict[str, Any], watched_s: float) -> str:
-    module = f" of {output.plain(beat['module'])} ({output.plain(beat['type'])})" if beat["module"] else ""
+def _beat(beat: Beat, watched_s: float) -> str:
+    module = f" of {output.plain(beat['module'])} ({output.plain(beat['type'] or '')})" if beat["module"] else ""
     moves = "moving" if beat["moves"] else f"no event within {watched_s:.1f} s"
     return f"{beat['phase']}{module}, step {beat['step']}, {moves}"
 
 
-def _frame(frame: dict[str, Any]) -> str:
+def _frame(frame: Frame) -> str:
     function, file = output.plain(frame["function"]), output.plain(frame["file"])
     place = f"{file}:{frame['line']}" if frame["line"] else file
     room = output.columns() - 6
@@ -113,7 +123,7 @@ def _frame(frame: dict[str, Any]) -> str:
     return f"    {left}  {place if len(place) <= room else '…' + place[1 - room :]}"  # the end of a path is its most useful part
 
 
-def _way(way: dict[str, Any]) -> str:
+def _way(way: Way) -> str:
     text = f"from {way['by']}" if way["by"] else "not available"
     if way["seconds"]:
         text += f" ({output.seconds(way['seconds'])})"
