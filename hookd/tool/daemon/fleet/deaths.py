@@ -79,8 +79,8 @@ class Memory:
         """
         self.look()
         with self._lock:
-            self._grown, is_told = max(0, self._grown - 1), self._grown > 0
-            return is_told
+            self._grown, is_recent = max(0, self._grown - 1), self._grown > 0
+            return is_recent
 
 
 class Memories:
@@ -216,7 +216,7 @@ def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Recor
 
 
 def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] | None) -> tuple[str, str]:
-    after = f" after {_told(exception)}" if exception is not None else ""
+    after = f" after {_exception_text(exception)}" if exception is not None else ""
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
@@ -235,8 +235,8 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] |
         how = after if exited else ", without Python's own exit: by os._exit, or by native code"
         return f"exit {code}", f"ended with exit code {code}{how}"
     if evidence.oom:
-        who = {"kernel log": "the kernel's log names it", "cgroup": "its memory cgroup counts the kill"}[evidence.oom]
-        return "oom", f"was killed for want of memory (OOM, {_name(number)}): {who}"
+        sign = {"kernel log": "the kernel's log names it", "cgroup": "its memory cgroup counts the kill"}[evidence.oom]
+        return "oom", f"was killed for want of memory (OOM, {_name(number)}): {sign}"
     return f"signal {_name(number)}", _by_signal(evidence, number) + (
         f", during Python's own exit{after}" if exited else ""
     )
@@ -279,7 +279,7 @@ def _exception(snapshot: Snapshot) -> dict[str, str] | None:
     return {key: raw[key] for key in ("type", "message", "where", "module") if isinstance(raw.get(key), str)}
 
 
-def _told(exception: Mapping[str, str]) -> str:
+def _exception_text(exception: Mapping[str, str]) -> str:
     message, where, module = (exception.get(key, "") for key in ("message", "where", "module"))
     first = message.strip().partition("\n")[0]
     inside = [part for part in (f"module {module}" if module else "", where) if part]

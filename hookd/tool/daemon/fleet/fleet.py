@@ -74,7 +74,7 @@ class Fleet:
         self._clock = clock
         self._room = Room(per_user)
         self._lock = threading.RLock()
-        self._keeping = threading.Lock()
+        self._incidents_lock = threading.Lock()
         self._held: dict[int, Target] = {}
         self._ended: list[Target] = []
         self._reserved: dict[int, labels.Claim] = {}
@@ -198,13 +198,13 @@ class Fleet:
             if fd is None:
                 self._room.forget(pid)
                 if known is not None and known.ended is None:
-                    self._left(known, is_spoilt=known is spoilt)
+                    self._end_without_page(known, is_spoilt=known is spoilt)
                 return None
             if self._is_closed or (known is not None and known.page == page_id(fd)):
                 os.close(fd)
                 return None
             if known is not None:
-                self._left(known, is_spoilt=known is spoilt)
+                self._end_without_page(known, is_spoilt=known is spoilt)
         if not self._has_room(pid, fd):
             os.close(fd)
             return None
@@ -287,7 +287,7 @@ class Fleet:
             if self._is_closed or (known is not None and known.page == target.page):  # another thread was quicker
                 target.close()
                 return None
-            self._make_way(target.identity)
+            self._relabel_parent(target.identity)
             target.claim = self.claim(target.identity, pid)
             self._take_over(target.claim)
             self._held[pid] = target
@@ -344,7 +344,7 @@ class Fleet:
             self._reserved = {claim.pid: claim for claim in claims if claim.uid >= 0}
             self._reserved_until = self._clock() + self._linger_s
 
-    def _make_way(self, identity: Identity) -> None:
+    def _relabel_parent(self, identity: Identity) -> None:
         """Relabel the parent of a rank as launcher.
 
         Under `hookd run` the parent may have an agent too, but it is not rank 0.
@@ -363,7 +363,7 @@ class Fleet:
         with self._lock:
             self._ended = [old for old in self._ended if not _is_same(old.claim, claim)]
 
-    def _left(self, target: Target, *, is_spoilt: bool) -> None:
+    def _end_without_page(self, target: Target, *, is_spoilt: bool) -> None:
         """End a target whose process has no good page any more.
 
         Its agent was detached, the process runs another program, or it has damaged its page.
@@ -429,7 +429,7 @@ class Fleet:
         before = target.identity
         after = target.reidentify()
         if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
-            self._make_way(after)
+            self._relabel_parent(after)
             target.claim = self.claim(after, target.pid)
             self._take_over(target.claim)
             _log.info("target %d is now run %s, rank %s", target.pid, target.claim.run, target.claim.rank)
@@ -476,7 +476,7 @@ class Fleet:
         The process continues.
         """
         if target.ended is not None and not target.told.get("corrupt"):
-            message = f"the page of process {target.pid} {_SPOILT.get(target.ended.reason, _SPOILT['corrupt'])}"
+            message = f"the page of process {target.pid} {_UNREAD.get(target.ended.reason, _UNREAD['corrupt'])}"
             self.tell(target, "corrupt", message, reason=target.ended.reason)
 
     def catch_up(self, target: Target) -> None:
@@ -509,14 +509,14 @@ class Fleet:
             return  # the end: already known
         if isinstance(target, Target):
             self.catch_up(target)
-        with self._keeping:
+        with self._incidents_lock:
             target.herald.tell(target, [incident])
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()
         if snapshot is None:
             return
-        with self._keeping:  # the end of a target and a poll may coincide
+        with self._incidents_lock:  # the end of a target and a poll may coincide
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
             came = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
@@ -556,7 +556,7 @@ class Fleet:
             self._ended.clear()
 
 
-_SPOILT = {
+_UNREAD = {
     "corrupt": "cannot be trusted, and is no longer read",
     "protocol": "is of another version of hookd, and this one cannot read it",
 }
