@@ -182,7 +182,7 @@ typedef struct { /* PyMethodDef */
 } Definition;
 
 /* Return a function for Python; a seldom-called one costs a tenth of what it costs through ctypes. Its definition is
- * never freed: the function reads it when it is freed, and this library may be unloaded by then. */
+ * never freed: the function reads it while being freed, and this library may be unloaded by then. */
 PyObject *method(const char *name, Method call) {
     enum { LONGEST = 32 };
     struct { Definition definition; char name[LONGEST]; } *made = PyMem_RawCalloc(1, sizeof *made);

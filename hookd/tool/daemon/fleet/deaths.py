@@ -57,7 +57,7 @@ class Memory:
         self._counter, self._clock = counter, clock
         self._lock = threading.Lock()
         self._count = oom.kills(counter)
-        self._grown, self._at = 0, clock()
+        self._recent_kills, self._last_kill_at = 0, clock()
 
     def look(self) -> None:
         """Count new kills.
@@ -66,10 +66,10 @@ class Memory:
         """
         with self._lock:
             count, now = oom.kills(self._counter), self._clock()
-            if now - self._at > LATELY_S:
-                self._grown = 0
+            if now - self._last_kill_at > LATELY_S:
+                self._recent_kills = 0
             if count is not None and self._count is not None and count > self._count:
-                self._grown, self._at = self._grown + count - self._count, now
+                self._recent_kills, self._last_kill_at = self._recent_kills + count - self._count, now
             self._count = count if count is not None else self._count
 
     def take(self) -> bool:
@@ -79,7 +79,7 @@ class Memory:
         """
         self.look()
         with self._lock:
-            self._grown, is_recent = max(0, self._grown - 1), self._grown > 0
+            self._recent_kills, is_recent = max(0, self._recent_kills - 1), self._recent_kills > 0
             return is_recent
 
 
@@ -88,16 +88,16 @@ class Memories:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._found: dict[bytes, Path] = {}  # by the content of /proc/PID/cgroup
-        self._known: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
+        self._counters: dict[bytes, Path] = {}  # by the content of /proc/PID/cgroup
+        self._by_counter: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
 
     def of(self, pid: int) -> Memory | None:
         """Return the memory cgroup of a process; None if it has none that we can read."""
         counter = self._counter(pid)
         if counter is None:
             return None
-        found = self._known.get(counter) or Memory(counter, self._clock)
-        return self._known.setdefault(counter, found)
+        found = self._by_counter.get(counter) or Memory(counter, self._clock)
+        return self._by_counter.setdefault(counter, found)
 
     def _counter(self, pid: int) -> Path | None:
         """Return the counter of a process's cgroup.
@@ -107,16 +107,16 @@ class Memories:
         name = b""
         with contextlib.suppress(OSError, HookdError):
             name = proc.read(pid, "cgroup")
-        counter = self._found.get(name) or oom.counter_of(pid)
-        if len(self._found) >= MAX_CGROUPS:
-            self._found.clear()
+        counter = self._counters.get(name) or oom.counter_of(pid)
+        if len(self._counters) >= MAX_CGROUPS:
+            self._counters.clear()
         if name and counter is not None:
-            self._found[name] = counter
+            self._counters[name] = counter
         return counter
 
     def look(self) -> None:
         """Read all cgroups."""
-        for one in list(self._known.values()):
+        for one in list(self._by_counter.values()):
             one.look()
 
 

@@ -519,19 +519,19 @@ class Fleet:
         with self._incidents_lock:  # the end of a target and a poll may coincide
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
-            came = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
+            fresh = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
             new: Sequence[Mapping[str, object]] = ()
-            if came:
-                new, dropped = self.admission.add(self._source(target), came)
-                target.incidents_dropped += dropped + self._missed(target, came)
-                target.incidents_stored = max(map(_seq, came))
+            if fresh:
+                new, dropped = self.admission.add(self._source(target), fresh)
+                target.incidents_dropped += dropped + self._missed(target, fresh)
+                target.incidents_stored = max(map(_seq, fresh))
             target.herald.tell(target, new)
             if target.ended is not None:
                 target.herald.end(target)
 
-    def _missed(self, target: Target, came: Sequence[dict[str, object]]) -> int:
+    def _missed(self, target: Target, fresh: Sequence[dict[str, object]]) -> int:
         """Count the incidents that were overwritten on the page since it was last read."""
-        gone = min(max(0, _seq(came[0]) - target.incidents_stored - 1), MOST_COUNTED) if target.incidents_stored else 0
+        gone = min(max(0, _seq(fresh[0]) - target.incidents_stored - 1), MOST_COUNTED) if target.incidents_stored else 0
         if gone:
             self.admission.missed(self._source(target), gone)
         return gone

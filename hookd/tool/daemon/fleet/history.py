@@ -109,9 +109,9 @@ def _sample(snapshot: Snapshot, now: float) -> array[float]:
     The page may contain anything: numbers are checked when they are used.
     """
     timed, seconds = _times(snapshot)
-    told = family(snapshot, "hookd_activations_loss", ("backward",))
-    found = {} if told is None else dict(zip((one[0] for one in told.values), told.first, strict=True))
-    losses = [told.cells[found[str(n)]] if told and str(n) in found else ABSENT for n in range(LOSSES)]
+    loss = family(snapshot, "hookd_activations_loss", ("backward",))
+    found = {} if loss is None else dict(zip((one[0] for one in loss.values), loss.first, strict=True))
+    losses = [loss.cells[found[str(n)]] if loss and str(n) in found else ABSENT for n in range(LOSSES)]
     known = (NOT_FINITE if str(n) in found and not math.isfinite(one) else one for n, one in enumerate(losses))
     return array("d", (now, float(steps(snapshot)), timed, seconds, *known))
 

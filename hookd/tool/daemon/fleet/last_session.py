@@ -160,8 +160,8 @@ class Roster:
         """Return nothing."""
         return ()
 
-    def _tell_gone(self, held: Iterable[Held]) -> None:
-        for one in held:
+    def _tell_gone(self, former: Iterable[Held]) -> None:
+        for one in former:
             if one.is_running(self._boot):
                 continue  # a target again; or its agent has left meanwhile
             why = "" if one.boot == self._boot else "; the machine has been booted since"
