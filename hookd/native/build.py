@@ -1,4 +1,6 @@
-"""Compile the kernel and the entry next to their sources, if there is a C compiler. Needs nothing else of hookd's.
+"""Compile the kernel and the entry next to their sources.
+
+There has to be a C compiler. This module imports nothing else of hookd's.
 
 An installation runs this (hatch_build.py). In a source tree that is used through PYTHONPATH:
 
@@ -36,7 +38,10 @@ TIMEOUT_S = 120
 
 
 class Compiler(NamedTuple):
-    """A compiler for one kind of machine: the command, and the arguments that follow its sources."""
+    """A compiler for one kind of machine.
+
+    It has a command, and the arguments that follow the sources.
+    """
 
     machine: str
     command: tuple[str, ...]
@@ -44,12 +49,17 @@ class Compiler(NamedTuple):
 
 
 def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) -> Path:
-    """Return the path of a shared object for a kind of machine, named as by `uname -m`."""
+    """Return the path of a shared object for a kind of machine.
+
+    Machines are named as by `uname -m`.
+    """
     return directory / f"{name}-{machine}.so"
 
 
 def build(directory: Path = HERE) -> list[Path]:
-    """Compile the shared objects of SOURCES into `directory` for each machine that has a compiler; return their paths.
+    """Compile the shared objects into `directory`, and return their paths.
+
+    They are compiled for each machine that has a compiler.
 
     Each file is replaced atomically: a concurrent reader gets the old one or the new one.
 
@@ -70,7 +80,10 @@ def has_compiler() -> bool:
 
 
 def compilers() -> list[Compiler]:
-    """Return one compiler for each machine that has any; the one in CC comes first, then ziglang."""
+    """Return one compiler for each machine that has any.
+
+    The one in CC comes first, then ziglang.
+    """
     own, of_system = os.uname().machine, _of_system()
     system = [Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)] if of_system else []
     zig = []

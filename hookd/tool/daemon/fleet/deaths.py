@@ -1,4 +1,6 @@
-"""How a target ended: facts kept during its life, what the kernel reports about its end, and the message.
+"""Facts about the end of a target, and the message about it.
+
+Some facts are kept during its life, the kernel reports others about the end.
 
 Unknown facts stay unknown: nothing is inferred from what is only likely. docs/deaths.md lists the sources in their order.
 """
@@ -44,7 +46,7 @@ MAX_CGROUPS = 1000
 
 
 class Memory:
-    """A memory cgroup with targets in it: knows whether the kernel has recently killed a process in it.
+    """A memory cgroup, with the kernel's recent kills in it.
 
     Any thread may call its methods.
 
@@ -92,7 +94,7 @@ class Memories:
         self._by_counter: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
 
     def of(self, pid: int) -> Memory | None:
-        """Return the memory cgroup of a process; None if it has none that we can read."""
+        """Return the memory cgroup of a process; None if unreadable."""
         counter = self._counter(pid)
         if counter is None:
             return None
@@ -290,7 +292,10 @@ def _exception_text(exception: Mapping[str, str]) -> str:
 
 
 def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
-    """Return the last place of each thread, the last events, and the last statistics of the plugins."""
+    """Return the last places, events and statistics.
+
+    There is a place for each thread. The statistics are those of the plugins.
+    """
     report = build_report(snapshot)
     step = describe_steps(snapshot)
     threads = report["threads"][:MAX_THREADS]

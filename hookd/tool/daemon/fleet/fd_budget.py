@@ -1,4 +1,4 @@
-"""Limits on the number of targets: a maximum per user, and in total what the file descriptors allow.
+"""Limits on the number of targets: per user, and by file descriptors.
 
 Each target takes two or three descriptors. A daemon without free descriptors can neither look at a process nor answer a scrape.
 Without the limit per user, one user with endless targets could use up the descriptors, memory and scrape time of all others.
@@ -32,7 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 def widen() -> None:
-    """Raise our soft limit to the hard one, which systemd and containers set far above it."""
+    """Raise our soft limit to the hard one.
+
+    systemd and containers set the hard limit far above the soft one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # "unlimited" may be more than the kernel's `nr_open`
@@ -57,7 +60,7 @@ class Room:
         self.beyond: dict[int, dict[int, None]] = {}
 
     def refuse_user(self, pid: int, uid: int) -> None:
-        """Note a process that is not served because its user has the maximum number of targets."""
+        """Note a process whose user has the maximum number of targets."""
         if uid not in self.beyond:
             _log.warning(
                 "process %d and those found after it are not served: user %s has %d targets, and targets_per_user of the "
@@ -94,7 +97,9 @@ class Room:
         self.refused.pop(pid, None)
 
     def reopened(self, served: Mapping[int, int]) -> list[int]:
-        """Return the refused processes if there is room again; of each user not more than there is room for.
+        """Return the refused processes if there is room again.
+
+        Of each user there are not more than there is room for.
 
         Args:
             served: living targets by user.
@@ -108,7 +113,10 @@ class Room:
         return again + self._with_descriptors()
 
     def _with_descriptors(self) -> list[int]:
-        """Return the processes refused for lack of a descriptor, if there is room again; each once per refusal."""
+        """Return the processes refused for lack of a descriptor, if there is room.
+
+        Each is returned once per refusal.
+        """
         waiting = sorted(pid for pid, waits in self.refused.items() if waits)
         if not waiting or not self._has_opened():
             return []

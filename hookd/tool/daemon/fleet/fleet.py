@@ -1,4 +1,7 @@
-"""All targets of this daemon: found by their pages, polled once a second, and kept for a while after their end."""
+"""All targets of this daemon.
+
+They are found by their pages, polled once a second, and kept for a while after their end.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,9 @@ class Fleet:
         )
 
     def scan(self) -> tuple[list[Target], list[Candidate]]:
-        """Look for pages in all processes that this daemon may see; one call at a time.
+        """Look for pages in all processes that this daemon may see.
+
+        Only one thread may call this at a time.
 
         Returns:
             The new targets, and the Python processes that are new or have changed.
@@ -211,9 +216,9 @@ class Fleet:
         return self._take(pid, fd, ticks)
 
     def _spoilt(self, pid: int, fd: int | None) -> Target | None:
-        """Return the target of a process that still has its page open, but has damaged it: `fd` is another page, or None.
+        """Return the target of a process that has damaged its page.
 
-        This may take a second: do not call it under the lock.
+        The process still has the page open, but `fd` is another page, or None. This may take a second: do not call it under the lock.
         """
         with self._lock:
             known = self._held.get(pid)
@@ -270,7 +275,7 @@ class Fleet:
         return None
 
     def _try_again(self, pid: int, exc: Exception) -> None:
-        """Schedule another look at a process whose page could not be read for a temporary reason."""
+        """Schedule another look at a process whose page had a temporary error."""
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             self._room.refuse(pid)
         elif isinstance(exc, HookdError) and exc.reason == "unreadable":
@@ -303,7 +308,7 @@ class Fleet:
         return target
 
     def claim(self, identity: Identity, pid: int) -> labels.Claim:
-        """Determine the run and rank of a process that is, or is about to become, a target.
+        """Determine the run and rank of a target, or of a process that is to become one.
 
         A run belongs to one user: the first one with a name keeps it until the last target of that name is no longer served. A
         process that an earlier daemon has served keeps its name.
@@ -335,7 +340,7 @@ class Fleet:
         return [*(one.claim for one in others), *lingering, *reserved]
 
     def reserve(self, claims: Iterable[labels.Claim]) -> None:
-        """Reserve the names of processes that an earlier daemon has served, for the linger time.
+        """Reserve names that an earlier daemon has served, for the linger time.
 
         Other processes may be found first; and the name of a process that has ended meanwhile must not go to another user at
         once.
@@ -435,12 +440,12 @@ class Fleet:
             _log.info("target %d is now run %s, rank %s", target.pid, target.claim.run, target.claim.rank)
 
     def lose(self, target: Target) -> None:
-        """Take the last copy of the page of a target whose process is gone."""
+        """Take the last copy of a page whose process is gone."""
         target.lose()
         self._retire(target)
 
     def leave(self, target: Target) -> None:
-        """Take the last copy of the page of a target whose agent was told to leave."""
+        """Take the last copy of a page whose agent was told to leave."""
         target.detach()
         self._retire(target)
 
@@ -488,9 +493,9 @@ class Fleet:
         target.told |= {kind: max(count, target.told.get(kind, 0)) for kind, count in told.items()}
 
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
-        """Log an incident that the daemon itself has seen; store and count it, unless another daemon was faster.
+        """Log an incident that the daemon itself has seen.
 
-        An incident beyond the limits of its run or user is dropped, see `admission.LIMITS`.
+        It is stored and counted, unless another daemon was faster. An incident beyond the limits of its run or user is dropped, see `admission.LIMITS`.
 
         Args:
             target: the target, or an earlier daemon's note of one.
@@ -563,7 +568,10 @@ _UNREAD = {
 
 
 def _is_kept(before: labels.Claim, identity: Identity, others: Iterable[labels.Claim]) -> bool:
-    """Whether a process is still what an earlier daemon served it as, and its name is free."""
+    """Whether a process can keep the name that an earlier daemon gave it.
+
+    It still has the same user, run and rank (or was served as a launcher), and nobody else has the name.
+    """
     if (before.uid, before.wanted) != (identity.uid, identity.run) or before.rank not in (identity.rank, _LAUNCHER):
         return False
     return all(one.run != before.run or (one.uid == before.uid and one.rank != before.rank) for one in others)

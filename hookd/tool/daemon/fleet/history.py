@@ -1,6 +1,6 @@
-"""The last minutes of each target, for its web page: steps, step times and losses.
+"""The last minutes of each target: steps, step times and losses.
 
-A sample has 64 bytes and is taken every 2 s. Of each target 450 samples are kept: 15 minutes, 29 kB.
+They are shown on the target's web page. A sample has 64 bytes and is taken every 2 s. Of each target 450 samples are kept: 15 minutes, 29 kB.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ class History:
         return ()
 
     def of(self, target: Target) -> list[Sample]:
-        """Return the samples of a target, oldest first; none if it was never looked at."""
+        """Return the samples of a target, oldest first.
+
+        There are none if it was never looked at.
+        """
         with self._lock:
             kept = list(self._kept.get(target, ()))
         shift = self._now() - self._clock()
@@ -126,7 +129,7 @@ def _times(snapshot: Snapshot) -> tuple[float, float]:
 
 
 def step_times(samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    """Return the mean step time between each two samples, as pairs of unix time and seconds.
+    """Return pairs of unix time and mean step time in seconds, between samples.
 
     There is no pair where there were no steps.
     """
@@ -156,7 +159,7 @@ def steps_per_second(samples: Sequence[Sample]) -> float | None:
 
 
 def recent(samples: Sequence[Sample]) -> tuple[Sample, Sample] | None:
-    """Return the last sample, and the earlier one from which the current rate is computed."""
+    """Return the last sample and the earlier one for the current rate."""
     if len(samples) < 2:
         return None
     last = samples[-1]

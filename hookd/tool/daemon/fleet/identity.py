@@ -1,4 +1,7 @@
-"""The identity of a target: the checked fields of its page, and what its process shows from outside."""
+"""The identity of a target, from its page and its process.
+
+Every field of the page is checked.
+"""
 
 from __future__ import annotations
 
@@ -96,12 +99,18 @@ class Identity:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether a person or a launcher has named the run; otherwise its name is from the script."""
+        """Whether a person or a launcher has named the run.
+
+        Otherwise its name is from the script.
+        """
         return self.run != labels.script_name(self.script)
 
     @functools.cached_property
     def user(self) -> str:
-        """The name of its owner; the number if it has no name here, "" if the owner is unknown."""
+        """The name of its owner.
+
+        It is the number if the owner has no name here, and "" if the owner is unknown.
+        """
         return user_name(self.uid)
 
 
@@ -110,7 +119,10 @@ OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
 
 
 def script_of(cmdline: Sequence[str]) -> str:
-    """Return the script, or the module after `-m`, of a Python command line; "" if there is none."""
+    """Return the script of a Python command line, or the module after `-m`.
+
+    The result is "" if there is neither.
+    """
     name, is_module = commandline.program(cmdline)
     return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
 
@@ -150,10 +162,10 @@ def _parent(pid: int) -> int:
 
 
 def _meeting(seen: Snapshot | None) -> str:
-    """Return a hash of the address and port where a job's ranks meet, and of their network.
+    """Return a hash of the place where a job's ranks meet.
 
-    127.0.0.1 of two containers is not the same place. The result is "" if the environment that the process was started with
-    has no address and port (torch.distributed's `env://`).
+    It includes the network, because 127.0.0.1 of two containers is not the same place, besides the address and port. The result
+    is "" if the environment that the process was started with has no address and port (torch.distributed's `env://`).
     """
     if seen is None:
         return ""

@@ -1,6 +1,6 @@
-"""A file with the targets of a daemon that has ended; the next daemon reports which of them have gone meanwhile.
+"""A file with the targets of a daemon that has ended.
 
-Their pages are gone with them.
+The next daemon reports which of them have gone meanwhile. Their pages are gone with them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """A target that an earlier daemon has served, with the fields of an incident about it.
+    """A target that an earlier daemon has served.
+
+    It has the fields that an incident about it needs.
 
     Attributes:
         page: device and inode of its page.
@@ -120,7 +122,9 @@ class Held:
 
 
 class Roster:
-    """Notes which targets are alive, and reports once those that have gone since the last daemon. A `Watcher`.
+    """A `Watcher` that notes which targets are alive.
+
+    It reports once those that have gone since the last daemon.
 
     Args:
         path: path of the file; None stores nothing.
@@ -173,7 +177,10 @@ class Roster:
             self._fleet.tell(one, "lost", message, seq=END, **known)
 
     def _write(self, path: Path, held: Sequence[Held]) -> None:
-        """Replace the file as a whole: if the daemon is killed meanwhile, the old one stays."""
+        """Replace the file as a whole.
+
+        If the daemon is killed meanwhile, the old one stays.
+        """
         new = path.with_suffix(".new")
         try:
             new.unlink(missing_ok=True)

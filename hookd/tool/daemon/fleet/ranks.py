@@ -1,4 +1,7 @@
-"""The ranks of one run on this node, and checked numbers from their pages, which belong to other processes."""
+"""The ranks of one run on this node, and checked numbers from their pages.
+
+The numbers are checked because the pages belong to other processes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def named(ranks: Iterable[Target]) -> str:
 
 
 def family(snapshot: Snapshot, name: str, labels: tuple[str, ...]) -> Family | None:
-    """Return the family of a page with this name and these labels; None if there is none."""
+    """Return the family with this name and these labels; None without one."""
     return next((one for one in snapshot.families if one.name == name and one.labels == labels), None)
 
 
@@ -55,5 +58,5 @@ def counts(found: Family | None) -> dict[str, float]:
 
 
 def step_of(target: Target, steps: float) -> int:
-    """Return the number of a step within the run, from the agent's count of steps."""
+    """Return a step's number within the run, from the agent's count."""
     return int(steps) + (target.identity.step_offset or 0)

@@ -170,7 +170,10 @@ class Target:
             return self._snapshot
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return the times of the last steps, see `curve.of`; for a target that has ended, those before its end."""
+        """Return the times of the last steps, see `curve.of`.
+
+        For a target that has ended these are the steps before its end.
+        """
         with self._lock:
             self._draw()
             return self._curve
@@ -212,7 +215,10 @@ class Target:
         return told is True and self.ended is not None and self.ended.reason == "detached"
 
     def poll(self) -> None:
-        """Look at page and process; notice a detach, and a death if there is no pidfd."""
+        """Look at page and process.
+
+        This notices a detach, and a death if there is no pidfd.
+        """
         with self._lock:
             self._refresh()
             if self.ended is None:
@@ -221,7 +227,10 @@ class Target:
             self.lose()
 
     def lose(self) -> None:
-        """Take the last copy of the page: the process is gone, or runs another program."""
+        """Take the last copy of the page.
+
+        The process is gone, or runs another program.
+        """
         with WAITERS.within(DEATH_S), self._lock:
             self._refresh()
             self._draw()
@@ -264,7 +273,9 @@ class Target:
             self._close("corrupt", "corrupt")
 
     def holds_page(self) -> bool:
-        """Whether any descriptor of the process has the name of its page, without opening it.
+        """Whether any descriptor of the process has the name of its page.
+
+        No descriptor is opened.
 
         Raises:
             AttachError: reason "unreadable", the descriptors could not be listed in time.
@@ -342,14 +353,18 @@ class Target:
         return None if self.ended is not None else self._pulse.age_s(self._clock())
 
     def usage(self) -> Usage:
-        """Return the operating system's counts for the process; after its end, the last ones."""
+        """Return the operating system's counts; after the end, the last ones."""
         with self._lock:
             if self.ended is None:
                 self._usage = usage_of(self.pid, self._usage)
             return self._usage
 
     def take_lease(self, lease: Control) -> bool:
-        """Keep this open connection as our lease; False if there is one already, or the target has ended."""
+        """Keep this open connection as our lease.
+
+        Returns:
+            False if there is one already, or the target has ended.
+        """
         with self._lock:
             if self.lease is not None or self.ended is not None:
                 return False
@@ -378,7 +393,7 @@ class Target:
 
 
 def without_page(user: int, targets: Sequence[Target]) -> Iterator[Target]:
-    """Yield those of a user's targets that have no descriptor with the name of a page any more.
+    """Yield those of a user's targets without any descriptor named as a page.
 
     Their last known descriptors are read in one go, at about 5 us each.
 
