@@ -173,7 +173,7 @@ class Witness:
         victims = oom.killed(self._ticks / os.sysconf("SC_CLK_TCK"))
         if victims and self._pid not in victims:
             return ""
-        # Taken even if the log names the victim: the cgroup's count must not remain for the next one, should the log be missing.
+        # Taken even if the log names the victim: the cgroup's count must not remain for the next one, if the log is missing.
         is_counted = self.memory is not None and self.memory.take()
         return "kernel log" if victims else "cgroup" if is_counted else ""
 

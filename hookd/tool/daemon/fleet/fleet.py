@@ -218,7 +218,8 @@ class Fleet:
     def _spoilt(self, pid: int, fd: int | None) -> Target | None:
         """Return the target of a process that has damaged its page.
 
-        The process still has the page open, but `fd` is another page, or None. This may take a second: do not call it under the lock.
+        The process still has the page open, but `fd` is another page, or None. This may take a second: do not
+        call it under the lock.
         """
         with self._lock:
             known = self._held.get(pid)
@@ -495,14 +496,15 @@ class Fleet:
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
         """Log an incident that the daemon itself has seen.
 
-        It is stored and counted, unless another daemon was faster. An incident beyond the limits of its run or user is dropped, see `admission.LIMITS`.
+        It is stored and counted, unless another daemon was faster. An incident beyond the limits of its
+        run or user is dropped, see `admission.LIMITS`.
 
         Args:
             target: the target, or an earlier daemon's note of one.
             kind: one word of a small set: it is a label. A condition that lasts begins with `KIND` and ends with `KIND_over`.
             message: for a person.
-            fields: further facts, as JSON. `step` and `module` have their own columns; all fields are stored. `time` is needed if
-                it is not now.
+            fields: further facts, as JSON. `step` and `module` have their own columns; all fields are stored. `time` is
+                needed if it is not now.
         """
         incident = {"time": time.time(), "kind": kind, "message": message, **fields}
         is_new = self.admission.tell(self._source(target), incident)

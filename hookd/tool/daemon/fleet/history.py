@@ -1,6 +1,7 @@
 """The last minutes of each target: steps, step times and losses.
 
-They are shown on the target's web page. A sample has 64 bytes and is taken every 2 s. Of each target 450 samples are kept: 15 minutes, 29 kB.
+They are shown on the target's web page. A sample has 64 bytes and is taken every 2 s. Of each target 450 samples are
+kept: 15 minutes, 29 kB.
 """
 
 from __future__ import annotations
