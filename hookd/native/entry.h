@@ -150,7 +150,7 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     PyObject *whole;                 /* a copy of torch's `_wrapped_call_impl`, whose calls are not entered */
     PyObject *modes, *tracing;       /* return 0 and None if a tensor's version may be read through Python */
     PyObject *unseen;                /* creates a guard, see `quiet` */
-    PyObject *dispatching, *transforms, *autocast, *capturing; /* return 0, None, False and False in the usual state; `capturing` is NULL if torch does not have it */
+    PyObject *dispatching, *transforms, *autocast, *capturing; /* return 0, None, False and False in the usual state; `capturing` is NULL if torch lacks it */
     PyObject *compiler, *cuda;       /* modules that know whether torch is compiling, and whether a device may be in use */
     PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
     PyObject *hooked;                /* called as hooked(capsule, *gradients); calls the function that `hookd_entry_graph` returns */
@@ -168,7 +168,7 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     size_t kind;                     /* kind of the record of a call */
     size_t ring, records;            /* where the recorder begins, in cells, and its number of records */
     size_t most, each;               /* limit of elements kept alive, and the overhead of a call, in elements */
-    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, latest, newest, hidden, base, profiled; /* offsets in the thread's state, in bytes */
+    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, latest, newest, hidden, base, profiled; /* byte offsets in a ThreadState */
     size_t waits;                    /* offset in a hookd Module, in bytes */
 } Host;
 
