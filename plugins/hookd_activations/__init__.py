@@ -18,9 +18,9 @@ For the parameters that a module itself owns, at the optimizer step (gradients a
 
     hookd_activations_grad_norm{module}          L2 norm of their gradients
     hookd_activations_weight_norm{module}        L2 norm of the parameters
-    hookd_activations_update_ratio{module}       |dw|/|w|: norm of the step's change, relative to the norm of the parameters
-    hookd_activations_grad_noise_ratio{module}   share of the gradients' energy that differs from step to step: 1 is only
-                                                 noise, 0 only signal; x/(1-x) is the noise scale in batches
+    hookd_activations_update_ratio{module}       |dw|/|w|: norm of the step's change over the norm of the parameters
+    hookd_activations_grad_noise_ratio{module}   share of the gradients' energy that differs from step to step: 1 is
+                                                 only noise, 0 only signal; x/(1-x) is the noise scale in batches
     hookd_activations_param_grad_{mean,std,absmax,norm,zero_ratio}{module,param}   only with `parameters=true`
     hookd_activations_param_{norm,update_ratio}{module,param}                      the same
 
@@ -36,17 +36,18 @@ A finding becomes an incident, once per module and kind, after `patience` sample
                      (before 256 samples: all of its units)
     saturated        95 % (`saturated=0.95`) of the output of a Sigmoid, Tanh, GELU or similar lie where the function is
                      flat; not for an output that the model returns, because a confident classifier is not a fault
-    vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of all modules after it,
-                     and a hundredth of its own earlier median; or it is below 1e-7 of the largest, whatever it was before
-    exploding        the norm of all gradients is 100 times (`exploding`) the median of the last 32 samples, twice in a row
-    unchanged        trained parameters get no gradient, or do not change, in 20 samples (`unchanged`), while others learn;
-                     parameters that change in the steps between do not count
+    vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of the modules after
+                     it, and a hundredth of its own earlier median; or it is below 1e-7 of the largest, whatever it was
+    exploding        the norm of all gradients is 100 times (`exploding`) the median of the last 32 samples, twice in a
+                     row
+    unchanged        trained parameters get no gradient, or do not change, in 20 samples (`unchanged`), while others
+                     learn; parameters that change in the steps between do not count
     batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed
     loss_spike       a loss exceeds the last 64 by three times (`spike`) their range; checked in every step
     near_overflow    a float16 output is above half of the largest float16
 
-Options: `modules=GLOB|GLOB` (names as in the label), `types=GLOB|GLOB` (names of classes), `depth=N` (deepest modules to
-observe, the root is 0), `every=N` (one step in N), `rotate=true` (one module in each sampled step, in turn),
+Options: `modules=GLOB|GLOB` (names as in the label), `types=GLOB|GLOB` (names of classes), `depth=N` (deepest modules
+to observe, the root is 0), `every=N` (one step in N), `rotate=true` (one module in each sampled step, in turn),
 `parameters=true`, `gradients=false` (outputs only), `histogram=true`, `patience=N` and the thresholds above.
 
 Limits: NaN and infinities are left out of the statistics (hookd_nan reports them), so that attention masks do not drown
@@ -144,7 +145,7 @@ class Activations(Plugin):
         self.flat: dict[int, outputs.Place] = {}  # outputs, in this call of the root, that can saturate
         self.placed: dict[int, bool] = context.per_module()  # of these: does the model return it?
         self.norms: dict[int, Norm] = context.per_module()
-        self.parameters = Parameters(context, self.selector.selected, self._learnt)
+        self.parameters = Parameters(context, self.selector.selected, self._publish_step)
         self.is_sampled = False  # a module or an output was observed in this step
         self.alert = 0
         self.place = 0  # index of the next loss within its step
@@ -157,10 +158,10 @@ class Activations(Plugin):
         """
         hooks = set() if module.depth else {"root_forward"}
         if self.selector.take(module):
-            hooks.add("forward" if self._asks_more(module) else "output_summary")
+            hooks.add("forward" if self._needs_output(module) else "output_summary")
         return hooks
 
-    def _asks_more(self, module: Module) -> bool:
+    def _needs_output(self, module: Module) -> bool:
         is_plain = not (self.wants_histogram or self.selector.rotate) and self.context.shows_in_c
         return not is_plain or may_have_devices() or module.type in outputs.SATURATION or module.type in BATCH_NORMS
 
@@ -176,7 +177,7 @@ class Activations(Plugin):
         if tensor is None:
             return
         is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
-        self.context.summary(tensor, lambda summary: self._put_out(module, summary, is_half=is_half))
+        self.context.summary(tensor, lambda summary: self._publish_output(module, summary, is_half=is_half))
         if module.id in self.units:
             self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
         if module.type in outputs.SATURATION:
@@ -185,7 +186,7 @@ class Activations(Plugin):
             ratio = outputs.saturation_ratio(tensor, module.type)
             self._read([ratio], lambda got: self._saturated(module, *got, is_much=is_much))
         if self.wants_histogram:
-            self._read([outputs.below_ratios(tensor)], lambda shares: self._distributed(module, shares))
+            self._read([outputs.below_ratios(tensor)], lambda shares: self._publish_shares(module, shares))
         if module.type in BATCH_NORMS:
             self._check_mode(module, is_learning=is_learning)
 
@@ -216,7 +217,7 @@ class Activations(Plugin):
         else:
             self.context.later(values, then)
 
-    def _put_out(self, module: Module, summary: Summary, *, is_half: bool) -> None:
+    def _publish_output(self, module: Module, summary: Summary, *, is_half: bool) -> None:
         nonfinite = summary.nans + summary.infs
         values = (
             summary.mean, summary.std, summary.min, summary.max, summary.zero_ratio, summary.absmax, summary.norm,
@@ -259,7 +260,7 @@ class Activations(Plugin):
             holds=is_inside and is_much and ratio >= self.findings.saturated, saturation_ratio=ratio,
         )  # fmt: skip
 
-    def _distributed(self, module: Module, shares: list[float]) -> None:
+    def _publish_shares(self, module: Module, shares: list[float]) -> None:
         for edge, share in zip(outputs.EDGES, shares):
             self.below.labels(module.name, f"{edge:g}").set(share)
 
@@ -299,11 +300,11 @@ class Activations(Plugin):
         place, self.place = self.place, self.place + 1
         value = self.context.number(tensors[0]) if len(tensors) == 1 else None
         if value is not None:
-            self._lost(place, value)
+            self._publish_loss(place, value)
         elif len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1:
-            self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
+            self._read([tensors[0].detach().reshape(1)], lambda got: self._publish_loss(place, *got))
 
-    def _lost(self, place: int, value: float) -> None:
+    def _publish_loss(self, place: int, value: float) -> None:
         self.shown.show(place, value)
         is_spike = self.losses.is_spike(place, value)
         if is_spike:
@@ -341,7 +342,7 @@ class Activations(Plugin):
             self.is_sampled = False
             self.selector.next()
 
-    def _learnt(self, optimizers: frozenset[int], rows: list[Row]) -> None:
+    def _publish_step(self, optimizers: frozenset[int], rows: list[Row]) -> None:
         """Publish and judge the results of these optimizers in one step."""
         groups = by_module(rows)
         norms: dict[str, float] = {}

@@ -84,8 +84,8 @@ class Losses:
 
     A spike exceeds the largest loss of the window by more than `factor` times the window's range, and by more than half
     of its median. A noisy loss has a wide range, a falling one a wider one. A positive loss must also exceed the window
-    in its logarithm, by twice the range of the logarithms: a loss close to 0 jumps by orders of magnitude whenever a sample is
-    hard. For that second condition, `SURELY` times the largest loss is always enough.
+    in its logarithm, by twice the range of the logarithms: a loss close to 0 jumps by orders of magnitude whenever a
+    sample is hard. For that second condition, `SURELY` times the largest loss is always enough.
     """
 
     WINDOW, LEAST, PLACES, SURELY = 64, 20, 8, 1000.0

@@ -17,7 +17,8 @@ SATURATION: dict[str, tuple[float, float]] = {
     "Softsign": (0.0, 0.98), "GELU": (0.0, -1e-3), "SiLU": (0.0, -1e-3), "Mish": (0.0, -1e-3),
 }  # fmt: skip
 """Centre and distance by the type of module. An element at least that far from the centre is saturated, because the
-derivative is almost 0 there. With a negative distance, an element at most that far from it: the flat negative half of GELU."""
+derivative is almost 0 there. With a negative distance, an element at most that far from it is saturated: the flat
+negative half of GELU."""
 
 
 ENOUGH = 256
@@ -65,7 +66,7 @@ class Place:
         self._node = tensor.grad_fn
 
     def is_given_back(self, output: Any) -> bool:
-        """Whether `output` has the tensor itself, a view of it, or a tensor that a few operations derive from it alone."""
+        """Whether `output` has the tensor, a view of it, or a tensor that a few operations derive from it alone."""
         return any(self._is_behind(tensor) for tensor in tensors(output))
 
     def _is_behind(self, given: Tensor) -> bool:

@@ -78,7 +78,7 @@ class Row:
 
     @property
     def stands_still(self) -> bool:
-        """Whether nothing changes it: it has no gradient, or does not move despite one, and did not change in between."""
+        """Whether nothing changes it: it has no gradient or does not move despite one, and did not change before."""
         if self.has_changed:
             return False
         has_gradient = self.grad is not None and (self.grad.norm > 0 or not self.grad.is_finite)
@@ -162,7 +162,7 @@ class Parameters:
         A module's numbers cover all of its parameters: those that this optimizer does not step are sampled too, unless
         that has already happened in this step.
         """
-        made = self._rounds[id(optimizer)] = Round()
+        samples = self._rounds[id(optimizer)] = Round()
         groups = [(self._moves(group.get("lr", 1.0)), group["params"]) for group in groups_of(optimizer)]
         rates = {id(p): moves for moves, parameters in groups for p in parameters}
         for name, parameter in self._context.ordered_parameters(optimizer):
@@ -175,16 +175,16 @@ class Parameters:
                 and _requires_grad(parameter)
                 and not name.startswith("parameter ")
             ):
-                self._look(made, (owner, own_name), parameter, has_rate=rates[id(parameter)])
-        self._look_at_others(made)
+                self._sample(samples, (owner, own_name), parameter, has_rate=rates[id(parameter)])
+        self._sample_others(samples)
 
-    def _look_at_others(self, made: Round) -> None:
-        for module in {module: None for module, _ in made.rows}:
+    def _sample_others(self, samples: Round) -> None:
+        for module in {module: None for module, _ in samples.rows}:
             owner = self._selected[module].torch()
             for name, parameter in parameters_of(owner).items() if owner is not None else ():
                 key = module, name
                 if key not in self._met:
-                    self._look(made, key, parameter, has_rate=False, is_other=True)
+                    self._sample(samples, key, parameter, has_rate=False, is_other=True)
 
     def _moves(self, rate: Any) -> bool:
         """Whether a learning rate moves anything; one whose value is on a device is assumed to."""
@@ -193,21 +193,21 @@ class Parameters:
         kind = next((base for base in (float, int) if issubclass(type(rate), base)), None)
         return kind is None or kind.__bool__(rate)
 
-    def _look(self, made: Round, key: Key, parameter: Tensor, *, has_rate: bool, is_other: bool = False) -> None:
+    def _sample(self, samples: Round, key: Key, parameter: Tensor, *, has_rate: bool, is_other: bool = False) -> None:
         elements = Tensor.numel(parameter)
         self._met.add(key)
-        row = made.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
+        row = samples.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
         self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
         grad = _grad(parameter) if _requires_grad(parameter) else None
         if grad is not None:
             self._context.summary(grad, lambda summary: setattr(row, "grad", summary))
         weights = self._strided(parameter)
         if weights is not None:
-            made.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
+            samples.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
         grads = None if grad is None or is_other else self._strided(grad)
         if grads is not None:
             noise = self._noise.setdefault(key, Noise())
-            made.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean))))
+            samples.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean))))
 
     def _strided(self, tensor: Tensor) -> Tensor | None:
         """Return the dense tensor whose first elements are compared, this rank's part if it is distributed."""
@@ -221,16 +221,16 @@ class Parameters:
 
     def after(self, optimizer: Optimizer) -> None:
         """Measure how far the slices have moved; `end` reports it."""
-        made = self._rounds.pop(id(optimizer), None)
-        if made is None or not made.rows:
+        samples = self._rounds.pop(id(optimizer), None)
+        if samples is None or not samples.rows:
             return
-        for row, weights, before in made.slices:
+        for row, weights, before in samples.slices:
             if not self._context.is_readable(weights):  # the step has moved it out of memory
                 continue
             now, was = weights.reshape(-1)[:SLICE].float(), before.float()
-            made.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move))
-        made.slices.clear()
-        self._ended[id(optimizer)] = made
+            samples.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move))
+        samples.slices.clear()
+        self._ended[id(optimizer)] = samples
 
     def end(self) -> None:
         """End a step: pass all of its rows to `done`; on a device, after the next step."""
@@ -241,9 +241,9 @@ class Parameters:
             return
         rows: dict[Key, Row] = {}
         asked: dict[torch.device, list[Asked]] = {}
-        for made in ended.values():
-            rows.update(made.rows)  # the row of the optimizer that steps a parameter replaces those of others
-            for request in made.asked:
+        for samples in ended.values():
+            rows.update(samples.rows)  # the row of the optimizer that steps a parameter replaces those of others
+            for request in samples.asked:
                 asked.setdefault(request[0][0].device, []).append(request)
         waiting = set(asked)
 
@@ -254,8 +254,8 @@ class Parameters:
             if not waiting:
                 self._report(frozenset(ended), rows)
 
-        for device, those in asked.items():
-            tensors = [number for pair, _ in those for number in pair]
+        for device, requests in asked.items():
+            tensors = [number for pair, _ in requests for number in pair]
             if device.type == "cpu":
                 arrived(device, [float(number) for number in tensors])
             else:
@@ -266,7 +266,7 @@ class Parameters:
     def _report(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:
         reported = []
         unknown = {key[0] for key, row in rows.items() if row.elements and row.weight is None}
-        # In the order of the models, even if each parameter has its own optimizer, and these step from the last parameter on.
+        # In the order of the models, even if each parameter has its own optimizer, and the last parameter steps first.
         for key, row in sorted(rows.items(), key=lambda item: self._selected[item[0][0]].id):
             # A module is only reported with the numbers of all of its parameters.
             if row.weight is not None and key[0] not in unknown:

@@ -1,23 +1,23 @@
 """List the modules that hookd cannot observe, and the mode, hooks and elements of each module.
 
-    hookd_coverage_unseen{module,state}            1 for each module that is not observed: compiled and scripted (only the
-                                                   outermost), bypassed, never_called; and transformed
+    hookd_coverage_unseen{module,state}            1 for each module that is not observed: compiled and scripted (only
+                                                   the outermost), bypassed, never_called; and transformed
     hookd_coverage_mode_switches_total{module,mode}  calls of `train()` and `eval()` on the module itself
-    hookd_coverage_training{module}                1 if the module was in training mode at its last call in a sampled step:
-                                                   one in `every`
+    hookd_coverage_training{module}                1 if the module was in training mode at its last call in a sampled
+                                                   step: one in `every`
     hookd_coverage_hooks{module,kind,function}     hooks on the module that are not hookd's: of the training code,
-                                                   accelerate, FSDP, peft...; `kind` is such as forward_pre, `function` is
-                                                   its origin, `module:name`
+                                                   accelerate, FSDP, peft...; `kind` is such as forward_pre, `function`
+                                                   is its origin, `module:name`
     hookd_coverage_elements{module,kind}           elements of the module's own tensors: parameter, frozen, buffer, and
                                                    transient for buffers that are not in the state_dict
 
-`never_called`: not called since the attach, although the model was trained for a step. `bypassed`: never called, but its
-parameters get gradients, because code calls its `forward` directly or uses its weights in a function. torch itself does so
-in MultiheadAttention (`out_proj`). A module that is bypassed only sometimes counts as observed; its timings and statistics
-then only cover its calls.
+`never_called`: not called since the attach, although the model was trained for a step. `bypassed`: never called, but
+its parameters get gradients, because code calls its `forward` directly or uses its weights in a function. torch itself
+does so in MultiheadAttention (`out_proj`). A module that is bypassed only sometimes counts as observed; its timings and
+statistics then only cover its calls.
 
-`transformed`: in a sampled step, the module was called under a transform of `torch.func` (vmap, grad, jvp). Such a call is
-counted and timed, but its tensors are stand-ins for others, so no plugin reads them.
+`transformed`: in a sampled step, the module was called under a transform of `torch.func` (vmap, grad, jvp). Such a call
+is counted and timed, but its tensors are stand-ins for others, so no plugin reads them.
 
 Not detected:
 - a module without parameters whose `forward` is called directly: it counts as never called;
@@ -25,8 +25,8 @@ Not detected:
 - calls inside a compiled, scripted or exported module, which is a single call for hookd;
 - modules that were never part of a model that was called, such as those only used under `torch.func` before the attach.
 
-The hooks and elements of `modules` modules are read in each sampled step, in a cycle: with the defaults, a model of 1,000
-modules takes 160 steps. The list of unseen modules is made when a cycle begins.
+The hooks and elements of `modules` modules are read in each sampled step, in a cycle: with the defaults, a model of
+1,000 modules takes 160 steps. The list of unseen modules is made when a cycle begins.
 
 Options: `every=N`, `modules=N` (64), `hooks=N` (200: most series of hooks).
 """

@@ -7,16 +7,16 @@ For the parameters that DistributedDataParallel keeps equal on all ranks, before
     hookd_drift_mark                point of the checksum: number of collectives that the job had begun, the same on all
                                     ranks
     hookd_drift_step                step of the checksum, as this rank counts
-    hookd_drift_layout              identifies the compared parameters by their names, shapes, dtypes and the ranks of the
-                                    process group. Ranks with different layouts are not compared
+    hookd_drift_layout              identifies the compared parameters by their names, shapes, dtypes and the ranks of
+                                    the process group. Ranks with different layouts are not compared
 
-The daemon compares ranks at the same mark (`hookd/tool/daemon/watch/drift.py`), and reports which ranks differ, in which
-module, and since when. This plugin only computes sums. It calls no collective and waits for no device: the sums are
-computed on the device, and read a step later.
+The daemon compares ranks at the same mark (`hookd/tool/daemon/watch/drift.py`), and reports which ranks differ, in
+which module, and since when. This plugin only computes sums. It calls no collective and waits for no device: the sums
+are computed on the device, and read a step later.
 
-A parameter's bits are added up as 64-bit integers, with wraparound. The sum does not depend on the order of addition, so
-it is the same on every device, and a single flipped bit always changes it. It does not change if aligned groups of 8 bytes
-change places. The checksum of a module weights the sum of each of its parameters with a different factor.
+A parameter's bits are added up as 64-bit integers, with wraparound. The sum does not depend on the order of addition,
+so it is the same on every device, and a single flipped bit always changes it. It does not change if aligned groups of 8
+bytes change places. The checksum of a module weights the sum of each of its parameters with a different factor.
 
 Not compared: buffers (the running statistics of BatchNorm belong to each rank), parameters that DistributedDataParallel
 ignores by its own settings, parameters of which each rank has only a part (distributed tensors of FSDP2 and tensor

@@ -14,10 +14,10 @@
                                              `anonymous` or a CUDA device. No series until there are enough values
 
 Incidents of the kind `leak`, each once:
-- The training code keeps outputs or losses with their graphs: those of `kept` sampled steps in a row are all still alive.
-  The incident names the modules. Weak references detect this, so it works on every device.
-- A place grows steadily, by at least `growth` bytes and 2 % (see hookd_memory.trend). This detects leaks of other objects
-  than tensors too, but not their origin.
+- The training code keeps outputs or losses with their graphs: those of `kept` sampled steps in a row are all still
+  alive. The incident names the modules. Weak references detect this, so it works on every device.
+- A place grows steadily, by at least `growth` bytes and 2 % (see hookd_memory.trend). This detects leaks of other
+  objects than tensors too, but not their origin.
 
 A loss that is summed up over steps with its graph (`total += loss`) keeps nodes of the graph alive, but no tensor that
 can be watched: only the growth shows it. Outputs that are kept for an epoch on purpose look like a leak meanwhile.
@@ -120,8 +120,8 @@ class Memory(Plugin):
         self.cuda.look()
         self._listen()
         if self.found:
-            found, self.found = self.found, []
-            self._report_kept(found)
+            kept, self.found = self.found, []
+            self._report_kept(kept)
 
     def _report_kept(self, found: list[tuple[str, Kept]]) -> None:
         # A model often returns the output of its last layer. The outer module comes later, and is the one reported.

@@ -7,7 +7,7 @@ SPAN = 8
 MOST = 64
 """Number of buckets at which they are merged in pairs."""
 LEAST = 36
-"""Buckets that a trend needs: five minutes, with one value a second. Before, a slow warm-up looks the same as a leak."""
+"""Buckets that a trend needs: five minutes at one value per second. Before, a slow warm-up looks like a leak."""
 EVEN = 0.7
 """Evenness of a leak: the least growth from one quarter to the next, relative to the largest.
 
@@ -20,7 +20,7 @@ SHARE = 0.02
 class Trend:
     """The lowest values of equal spans of time; the spans double as the observed time grows.
 
-    The first third is left out as a warm-up. In a leak, memory grows from each quarter of the rest to the next, and evenly.
+    The first third is left out as a warm-up. A leak grows from each quarter of the rest to the next, and evenly.
     Only the lowest values count, because a program grows without a leak between two garbage collections.
 
     Args:

@@ -13,12 +13,12 @@
 optimizers are shown, and `groups` groups of each; the log says if there are more.
 
 The norm of a group is summed up over several sampled steps, with at most `elements` elements in each, so that no step
-bears the whole cost. It is therefore a little older than the other values, and the first parameters of a group are older
-than the last. For distributed parameters it covers this rank's part.
+bears the whole cost. It is therefore a little older than the other values, and the first parameters of a group are
+older than the last. For distributed parameters it covers this rank's part.
 
-At each step the loss scale is read from the GradScaler that called it. The number of skipped steps follows from how often
-the scale was reduced since the call before; several optimizers of one scaler count as one. After an attach, skips are
-counted from the first step that is not skipped. Without a GradScaler these two metrics have no series.
+At each step the loss scale is read from the GradScaler that called it. The number of skipped steps follows from how
+often the scale was reduced since the call before; several optimizers of one scaler count as one. After an attach, skips
+are counted from the first step that is not skipped. Without a GradScaler these two metrics have no series.
 
 Options: `every=N`, `groups=N` (32), `elements=N` (4000000).
 """

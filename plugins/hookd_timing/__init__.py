@@ -15,50 +15,54 @@ Per module, estimated: one step in `every` is timed, and counts for all the step
     hookd_timing_backward_seconds_total{module}        from its first node of the autograd graph to its last
     hookd_timing_backward_self_seconds_total{module}   without the backward of nested modules
     hookd_timing_backward_calls_total{module}          calls; the divisor for mean times
-    hookd_timing_forward_device_seconds_total{module}  on a GPU: time of the device for the call, from events in its stream.
-    hookd_timing_backward_device_seconds_total{module} The events are read once they are over; nothing ever waits. The
+    hookd_timing_forward_device_seconds_total{module}  on a GPU: time of the device for the call, from events in its
+    hookd_timing_backward_device_seconds_total{module} stream. They are read once they are over; nothing ever waits. The
                                                        depths of the model take turns: one depth per sampled step
 
 For the training thread:
 
-    hookd_timing_phase_seconds_total{phase}            data (waiting for a torch DataLoader), forward (also in evaluation),
-                                                       backward (recompute included), optimizer, other; together they are
-                                                       the wall time of the steps
+    hookd_timing_phase_seconds_total{phase}            data (waiting for a torch DataLoader), forward (also in
+                                                       evaluation), backward (recompute included), optimizer, other;
+                                                       together they are the wall time of the steps
     hookd_timing_steps_per_second                      over the last second, or the last step if that took longer
-    hookd_timing_samples_total                         estimated: a step that is not sampled counts as the last sampled one
+    hookd_timing_samples_total                         estimated: a step that is not sampled counts as the last
+                                                       sampled one
     hookd_timing_samples_per_second
     hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated
-    hookd_timing_flops_per_second                      likewise; a multiplication and an addition are two operations, and
-                                                       recomputed ones do not count
+    hookd_timing_flops_per_second                      likewise; a multiplication and an addition are two operations,
+                                                       and recomputed ones do not count
     hookd_timing_mfu_ratio                             flops_per_second relative to the peak of the device
 
 Options:
 
     every=10        one step in N is sampled
-    count_every=10  samples and operations are counted in one sampled step per N steps, because a Python function is then
-                    called at every layer; 1: in every sampled step
+    count_every=10  samples and operations are counted in one sampled step per N steps, because a Python function is
+                    then called at every layer; 1: in every sampled step
     batch_dim=0     the dimension of the input whose size is the number of samples; -1: none is
     peak_flops=     operations per second of this rank's device, for mfu_ratio; the default is the dense bfloat16 figure
-                    of the GPU in `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has no mfu_ratio
+                    of the GPU in `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has no
+                    mfu_ratio
 
 The backward of a module is the wall time from the beginning of its first node to the end of its last one, without
 hookd's own hooks and without recomputes. It includes the engine's work in between: moving gradients from node to node,
-accumulating them into `.grad`, and, if branches run in turn, the nodes of other modules. If hookd has its own hook behind
-a module's last node (for the first module of a model, and for modules whose backward calls Python), the gradients of that
-node are accumulated after the hook, in the self time of the enclosing module.
+accumulating them into `.grad`, and, if branches run in turn, the nodes of other modules. If hookd has its own hook
+behind a module's last node (for the first module of a model, and for modules whose backward calls Python), the
+gradients of that node are accumulated after the hook, in the self time of the enclosing module.
 
-Samples and operations are only counted for calls that have a backward: not for an evaluation or a frozen teacher. Samples
-are counted at the root with the most trained parameters: the size of its first argument, or of the first tensor in it if
-it is a dict. If that is not a tensor (a list of images, a graph), no samples are counted. A tensor whose first dimension
-is another one (time, nodes) needs `batch_dim`. Each call counts: a critic that sees a real and a fake batch counts both.
+Samples and operations are only counted for calls that have a backward: not for an evaluation or a frozen teacher.
+Samples are counted at the root with the most trained parameters: the size of its first argument, or of the first tensor
+in it if it is a dict. If that is not a tensor (a list of images, a graph), no samples are counted. A tensor whose first
+dimension is another one (time, nodes) needs `batch_dim`. Each call counts: a critic that sees a real and a fake batch
+counts both.
 
 Limits. On a GPU, metrics without `device` measure the time to launch. Device times are times of the stream, from the
 call's first kernel to its last, with the gaps in between. They are only measured in steps that no other plugin samples:
-with a plugin that observes every step (`nan:every=1`) there are none. Work that always or never falls into a sampled step
-is over- or underestimated. If a call raises, only the nested modules that had returned are counted, and the self times add
-up to more than the root's time. `torch.autograd.grad`, and data that do not come from a DataLoader, are `other`. Attention
-written as a function and compiled modules have no FLOPs here; a second backward through the same graph adds none. With
-tensor parallelism, each rank counts the whole layer. For a model on several GPUs, `peak_flops` is that of the first one.
+with a plugin that observes every step (`nan:every=1`) there are none. Work that always or never falls into a sampled
+step is over- or underestimated. If a call raises, only the nested modules that had returned are counted, and the self
+times add up to more than the root's time. `torch.autograd.grad`, and data that do not come from a DataLoader, are
+`other`. Attention written as a function and compiled modules have no FLOPs here; a second backward through the same
+graph adds none. With tensor parallelism, each rank counts the whole layer. For a model on several GPUs, `peak_flops` is
+that of the first one.
 """
 
 from __future__ import annotations

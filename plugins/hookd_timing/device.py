@@ -46,8 +46,8 @@ class Calls(threading.local):
 class Turns:
     """Selects the depth whose modules are timed in a step; all others wait, so that no span has events inside.
 
-    No depth has a turn in steps that other plugins sample, because their launches would lie inside the spans, nor in the
-    first step, which loads kernels. A measured call also represents the other turns, and the steps left out before.
+    No depth has a turn in steps that other plugins sample, because their launches would lie inside the spans, nor in
+    the first step, which loads kernels. A measured call also represents the other turns, and the steps left out before.
 
     Args:
         every: one sampled step in so many has a turn.
@@ -93,8 +93,8 @@ class Turns:
 class Device:
     """Times spans of a stream.
 
-    Forwards, backwards and whole models are timed in different steps: timing one of them takes time on the host, most of
-    all the hooks on the graph, and that would keep the device waiting in the others.
+    Forwards, backwards and whole models are timed in different steps: timing one of them takes time on the host, most
+    of all the hooks on the graph, and that would keep the device waiting in the others.
 
     Attributes:
         is_forward: the next sampled step times forward calls, and hooks no graph; otherwise it times backwards.
@@ -225,7 +225,7 @@ def _family(context: Context, direction: str) -> Counter:
 
 
 def device_of(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the CUDA device of a call's first tensor, else of the module's first parameter; None for another device."""
+    """Return the CUDA device of a call's first input, else of the module's first parameter; None if it is not CUDA."""
     tensor = next(iter(tensors((inputs, kwargs))), None)
     if tensor is None:
         own = module.torch()

@@ -1,8 +1,8 @@
 """Count the floating-point operations of common layers, forward and backward.
 
 Matrix products and convolutions are counted, a multiplication and an addition as two operations, as in
-torch/utils/flop_counter.py (2.13), against which every formula is tested. Biases, norms and activations are not counted,
-as there.
+torch/utils/flop_counter.py (2.13), against which every formula is tested. Biases, norms and activations are not
+counted, as there.
 
     Linear              2 * batch * in * out, where batch is all dimensions but the last
     Conv                2 * batch * positions of the output * channels out * channels in / groups * kernel
@@ -179,7 +179,7 @@ def has_formula(module: nn.Module | None) -> bool:
 def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost | None:
     """Count the operations of one call.
 
-    None if there is no formula, or the inputs are not plain tensors (a packed sequence), or the settings not plain values.
+    None if there is no formula, the inputs are not plain tensors (a packed sequence), or the settings not plain values.
     """
     found = next((_BY_ID[id(kind)] for kind in type(module).__mro__ if id(kind) in _BY_ID), None)
     # A lazy module does not know its widths before its first call.

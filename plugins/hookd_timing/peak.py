@@ -1,8 +1,8 @@
 """Peak performance of GPUs: dense bfloat16 operations per second (float16 before Ampere).
 
 These are the manufacturers' figures, from public quotations of the documents named beside them (read in 2026). If a
-document only has a figure with structural sparsity, which is twice the dense one, half of it is used. A GPU on which two
-editions disagree (H200 NVL), or with figures from third parties only (A10G), has no entry.
+document only has a figure with structural sparsity, which is twice the dense one, half of it is used. A GPU on which
+two editions disagree (H200 NVL), or with figures from third parties only (A10G), has no entry.
 
 Names are matched as a whole, except for the manufacturer: a part of a GPU has a longer name ("MIG 1g.10gb"), and GPUs
 built for one customer, or with the same die and another memory, have other names.

@@ -25,7 +25,8 @@ WINDOW_S = 1.0
 class Throughput:
     """Counts in sampled steps, assumes the same for the steps between, and publishes rates per second.
 
-    A *period* is one sampled step, from the end of the step before it; several steps that are reported together are one period.
+    A *period* is one sampled step, from the end of the step before it; several steps that are reported together are one
+    period.
     """
 
     def __init__(self, context: Context) -> None:
@@ -77,7 +78,9 @@ class Throughput:
         self._is_odd = first is not None and self._batch_dim >= first.dim()
         if first is not None and self._is_odd:
             text = f"timing: batch_dim={self._batch_dim}, but the input of {module.name} has {first.dim()} dimensions"
-            self._context.incident("option", f"{text}, counted from 0: no samples are counted", module=module.name)
+            self._context.incident(
+                "option", f"{text}: no samples are counted (the first dimension is 0)", module=module.name
+            )
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the operations of a call, and of its backward."""
@@ -85,7 +88,7 @@ class Throughput:
         self._end_period(step)
         self._period, self._is_absolute = step, self._context.is_step_absolute
         if step != before[0]:
-            # The distance alternates: a training that alternates between kinds of steps would otherwise always show the same kind.
+            # The distance alternates: otherwise a training that alternates between two kinds of steps would only show one.
             is_short = before[1] - before[0] == self._every
             self._counted = step, step + max(self._every - is_short, 1)
         self._waiting.forward(module, inputs, kwargs, self._call)
