@@ -37,7 +37,7 @@ A finding becomes an incident, once per module and kind, after `patience` sample
     saturated        95 % (`saturated=0.95`) of the output of a Sigmoid, Tanh, GELU or similar lie where the function is
                      flat; not for an output that the model returns, because a confident classifier is not a fault
     vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of the modules after
-                     it, and a hundredth of its own earlier median; or it is below 1e-7 of the largest, whatever it was
+                     it, and below a hundredth of its own earlier median; or it is below 1e-7 of the largest
     exploding        the norm of all gradients is 100 times (`exploding`) the median of the last 32 samples, twice in a
                      row
     unchanged        trained parameters get no gradient, or do not change, in 20 samples (`unchanged`), while others

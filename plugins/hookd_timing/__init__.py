@@ -38,7 +38,7 @@ Options:
     every=10        one step in N is sampled
     count_every=10  samples and operations are counted in one sampled step per N steps, because a Python function is
                     then called at every layer; 1: in every sampled step
-    batch_dim=0     the dimension of the input whose size is the number of samples; -1: none is
+    batch_dim=0     the dimension of the input whose size is the number of samples; -1: no samples
     peak_flops=     operations per second of this rank's device, for mfu_ratio; the default is the dense bfloat16 figure
                     of the GPU in `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has no
                     mfu_ratio
