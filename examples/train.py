@@ -1,8 +1,10 @@
-"""Train a small transformer to continue Python source, on a CPU: an ordinary script that knows nothing of hookd.
+"""Train a small transformer to continue Python source, on a CPU.
+
+This is an ordinary script that does not use hookd.
 
     python examples/train.py                   # until SIGTERM, which lets the step in progress finish
-    kill -USR1 PID                             # something goes wrong in one layer: its next output holds a NaN
-    python examples/train.py --steps 200 --nan-at 120      # the same, repeatable
+    kill -USR1 PID                             # causes a fault in one layer: its next output has a NaN
+    python examples/train.py --steps 200 --nan-at 120      # the same, reproducible
 
 It prints `step N loss L` for each step and at the end `done N SHA`, the SHA-256 of all its weights. Two runs with the
 same seed, number of steps and step of the fault print the same SHA.
@@ -67,20 +69,20 @@ class Model(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits [B, T, 256] of the byte that follows each of tokens [B, T]."""
+        """Return the logits [B, T, 256] of the byte that follows each of tokens [B, T]."""
         x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1]))
         return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
 
 
 def corpus() -> Tensor:
-    """Give the sources of the modules beside argparse as one long vector of bytes."""
+    """Return the sources of modules of the standard library (a to d) as one long vector of bytes."""
     library = pathlib.Path(argparse.__file__).parent
     text = b"".join(path.read_bytes() for path in sorted(library.glob("[a-d]*.py")))
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def spoil(layer: nn.Module) -> None:
-    """Let one element of the layer's next output be NaN, once, as a flipped bit or a bad kernel would."""
+    """Set one element of the layer's next output to NaN, once, as a flipped bit or a bad kernel would."""
 
     def fault(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         handle.remove()
@@ -92,7 +94,7 @@ def spoil(layer: nn.Module) -> None:
 
 
 def train(model: Model, args: argparse.Namespace) -> int:
-    """Train until told to stop and return the number of steps made."""
+    """Train until a signal or the number of steps ends it; return the number of steps taken."""
     asked: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _frame: asked.add(received))
@@ -110,14 +112,14 @@ def train(model: Model, args: argparse.Namespace) -> int:
         loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if torch.isfinite(loss):  # as a careful script does: a step that went wrong is skipped
+        if torch.isfinite(loss):  # a careful script skips a step with a bad loss
             optimizer.step()
         print(f"step {step} loss {loss.item():.4f}", flush=True)
     return step
 
 
 def checksum(model: nn.Module) -> str:
-    """Give the SHA-256 of all weights, bit for bit."""
+    """Return the SHA-256 of the bits of all weights."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode() + bytes(value.contiguous().view(-1).view(torch.uint8).tolist()))
@@ -127,10 +129,10 @@ def checksum(model: nn.Module) -> str:
 def main() -> None:
     """Read the arguments, train, print the checksum."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=0, help="how many; 0: until SIGTERM")
+    parser.add_argument("--steps", type=int, default=0, help="number of steps; 0: until SIGTERM")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--nan-at", type=int, default=0, metavar="STEP", help="let a layer fail at this step")
-    parser.add_argument("--nan-in", default="blocks.2.down", metavar="LAYER", help="which layer fails")
+    parser.add_argument("--nan-at", type=int, default=0, metavar="STEP", help="inject a fault at this step")
+    parser.add_argument("--nan-in", default="blocks.2.down", metavar="LAYER", help="layer of the fault")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)

@@ -1,4 +1,4 @@
-"""How widely each attention head looks: 1 for all positions alike, 0 for one alone. See docs/tutorials/entropy.md."""
+"""Entropy of attention heads: 1 for uniform attention, 0 for a single position. See docs/tutorials/entropy.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookd import Context, Module, Plugin, hookimpl, peek
 
 
 class Entropy(Plugin):
-    """Entropy of each attention head, as a share of the largest that there can be."""
+    """Entropy of each attention head, relative to its maximum."""
 
     name = "entropy"
     requires_api = "1.0"
@@ -23,20 +23,20 @@ class Entropy(Plugin):
     def configure(self, context: Context) -> None:
         """Declare the metric."""
         self.context = context
-        self.entropy = context.gauge("ratio", "Entropy of the attention over its maximum.", ["module", "head"])
+        self.entropy = context.gauge("ratio", "Entropy of the attention, relative to its maximum.", ["module", "head"])
 
     @hookimpl
     def select(self, module: Module) -> bool:
-        """Take torch's own attention, where queries, keys and values have one width."""
+        """Select torch's own attention with queries, keys and values of one width."""
         attention = module.torch()
         return issubclass(type(attention), nn.MultiheadAttention) and peek(attention, "in_proj_weight") is not None
 
     @hookimpl
     def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make the attention weights again: what computes them fast does not keep them."""
-        attention, given = module.torch(), dict(zip(("query", "key"), inputs), **kwargs)
-        if attention is not None and given["query"].dim() == 3:
-            heads = entropy(attention, given["query"], given["key"], given.get("attn_mask"))
+        """Recompute the attention weights, which fast attention kernels do not keep."""
+        attention, arguments = module.torch(), dict(zip(("query", "key"), inputs), **kwargs)
+        if attention is not None and arguments["query"].dim() == 3:
+            heads = entropy(attention, arguments["query"], arguments["key"], arguments.get("attn_mask"))
             self.context.later([heads], lambda numbers: self._show(module.name, numbers))
 
     def _show(self, name: str, numbers: list[float]) -> None:
@@ -45,7 +45,7 @@ class Entropy(Plugin):
 
 
 def entropy(attention: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """Give the mean entropy of each head, over log(keys); a query or key is [batch, length, width]."""
+    """Return [heads] the mean entropy of each head over log(keys); query and key are [batch, length, width]."""
     if not peek(attention, "batch_first"):
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     weights, bias = peek(attention, "in_proj_weight").chunk(3), peek(attention, "in_proj_bias")

@@ -1,4 +1,4 @@
-"""How the tokens of a mixture of experts are spread over the experts. See docs/tutorials/experts.md."""
+"""Distribution of the tokens over the experts of a mixture. See docs/tutorials/experts.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookd import Context, Module, Plugin, PluginError, hookimpl, tensors
 
 
 class Experts(Plugin):
-    """Share of the tokens that each expert gets, and how uneven that is."""
+    """Share of the tokens that each expert gets, and the imbalance of the shares."""
 
     name = "experts"
     requires_api = "1.0"
@@ -19,7 +19,7 @@ class Experts(Plugin):
 
     @hookimpl
     def configure(self, context: Context) -> None:
-        """Read which modules are routers, and how many experts a token goes to."""
+        """Read which modules are routers, and the number of experts for each token."""
         self.context = context
         self.routers = context.globs("modules", "*gate|*router")
         self.top = context.option("top", 2)
@@ -30,12 +30,12 @@ class Experts(Plugin):
 
     @hookimpl
     def select(self, module: Module) -> bool:
-        """Choose the routers."""
+        """Select the routers."""
         return self.routers.match(module.name)
 
     @hookimpl
     def forward(self, module: Module, output: Any) -> None:
-        """Count the choices that a router's scores [..., experts] lead to, where they are."""
+        """Count, on their device, the choices that follow from a router's scores [..., experts]."""
         scores = next(iter(tensors(output)), None)
         if scores is None or scores.dim() < 2:
             return

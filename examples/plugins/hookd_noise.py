@@ -1,4 +1,4 @@
-"""How many samples a batch could have before more of them are wasted. See docs/tutorials/noise.md."""
+"""Largest batch size that is not yet wasteful. See docs/tutorials/noise.md."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Noise(Plugin):
 
     @hookimpl
     def configure(self, context: Context) -> None:
-        """Read how large a micro-batch is, and for how long to average."""
+        """Read the size of a micro-batch, and the decay of the averages."""
         self.context = context
         self.batch, self.keep = context.option("batch", 1), context.option("keep", 0.95)
         if self.batch < 1 or not 0 <= self.keep < 1:
             raise PluginError("noise: batch must be at least 1, and keep at least 0 and below 1")
         if context.world_size > 1:
-            raise PluginError("noise: it is for jobs of one rank: it cannot know which gradients were reduced")
+            raise PluginError("noise: only jobs of one rank are supported: the reduced gradients are not known")
         self.scale = context.gauge("scale_samples", "Simple noise scale of the gradient.").labels()
-        self.squares: list[Tensor] | None = None  # None until a whole step begins
+        self.squares: list[Tensor] | None = None  # None until the first complete step begins
         self.square = self.trace = 0.0
 
     @hookimpl
     def loss_done(self) -> None:
-        """Take the squared norm of what is accumulated so far, where it is."""
+        """Compute, on its device, the squared norm of the gradient accumulated so far."""
         grads = [p.grad for _, model in self.context.models() for _, p in parameters_in(model) if p.grad is not None]
         if grads and self.squares is not None:
             norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]
@@ -41,7 +41,7 @@ class Noise(Plugin):
 
     @hookimpl
     def step_post(self) -> None:
-        """Ask for the numbers of the first micro-batch and of all; a new step begins."""
+        """Request the norms of the first micro-batch and of all of them; a new step begins."""
         if self.squares and len(self.squares) > 1:
             count = len(self.squares)
             self.context.later([self.squares[0], self.squares[-1]], lambda numbers: self._show(count, *numbers))

@@ -1,4 +1,4 @@
-"""What hookd measures, as event files for TensorBoard; runs in the daemon. See docs/tutorials/tensorboard.md."""
+"""Write metrics as event files for TensorBoard, from the daemon. See docs/tutorials/tensorboard.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookd.serving import DaemonPlugin, Metrics, PluginError, Reading, hookimpl
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MAX_CURVES = 1000  # of one rank
+MAX_CURVES = 1000  # per rank
 
 
 class TensorBoard(DaemonPlugin):
@@ -25,7 +25,7 @@ class TensorBoard(DaemonPlugin):
 
     @hookimpl
     def configure(self, options: Mapping[str, str]) -> None:
-        """Read where to write, what, and how often."""
+        """Read the directory, the metrics to write, and the interval."""
         if "dir" not in options:
             raise PluginError("tensorboard: it needs a directory: dir = '…' in [daemon_plugins.tensorboard]")
         self.folder = Path(options["dir"])
@@ -36,7 +36,7 @@ class TensorBoard(DaemonPlugin):
 
     @hookimpl
     def collect(self, ranks: Sequence[Reading], metrics: Metrics) -> None:
-        """Write of each rank that has taken a step."""
+        """Write the metrics of each rank that has taken a step."""
         for rank in ranks:
             writer, step = self.writers.get(rank.pid, (None, None))
             if rank.step is not None and rank.step != step:
@@ -46,7 +46,7 @@ class TensorBoard(DaemonPlugin):
         metrics.counter("points", "Points written into event files, of all runs.", self.points)
 
     def _write(self, writer: Writer, rank: Reading, step: int) -> None:
-        chosen = (one for one in rank.numbers() if any(fnmatchcase(one[0].name, glob) for glob in self.wanted))
+        chosen = (item for item in rank.numbers() if any(fnmatchcase(item[0].name, glob) for glob in self.wanted))
         for family, labels, value in itertools.islice(chosen, MAX_CURVES):
             writer.add_scalar("/".join((family.name, *labels.values())), value, step)
             self.points += 1
@@ -54,6 +54,6 @@ class TensorBoard(DaemonPlugin):
 
     @hookimpl
     def target_lost(self, target: Reading) -> None:
-        """Close the file of a process that has ended; every `collect` leaves all files whole."""
+        """Close the file of a process that has ended; after every `collect`, all files are complete."""
         if target.pid in self.writers:
             self.writers.pop(target.pid)[0].close()

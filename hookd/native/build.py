@@ -1,11 +1,13 @@
-"""Compile the kernel and the entry beside their sources, where there is a C compiler. Tool side; it needs nothing of hookd's.
+"""Compile the kernel and the entry next to their sources.
+
+There has to be a C compiler. This module imports nothing else of hookd's.
 
 An installation runs this (hatch_build.py). In a source tree that is used through PYTHONPATH:
 
     python hookd/native/build.py
 
-The system's compiler makes them for this kind of machine. Where the package `ziglang` is installed, its compiler makes them for all
-of MACHINES.
+The system's compiler builds them for this kind of machine. If the package `ziglang` is installed, its compiler builds them
+for all of MACHINES.
 """
 
 from __future__ import annotations
@@ -22,18 +24,24 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c", "graph.c", "marks.c", "told.c")}
-"""By shared object."""
+"""Source files by shared object."""
 MACHINES = ("x86_64", "aarch64")
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",
          "-fno-stack-protector", "-fno-strict-aliasing", "-fno-math-errno", "-fvisibility=hidden")  # fmt: skip
-"""They are linked to no library, so that one file serves glibc and musl; the entry's symbols are those of the interpreter and of any libc."""
+"""The shared objects are linked to no library, so that one file works with glibc and musl.
+
+The entry takes its symbols from the interpreter and from whichever libc is loaded.
+"""
 OF_SYSTEM = ("-fno-tree-loop-distribute-patterns", "-lgcc")
 OF_ZIG = ("-fno-sanitize=undefined", "-Wno-unused-command-line-argument")
 TIMEOUT_S = 120
 
 
 class Compiler(NamedTuple):
-    """How to compile for a machine: a command, and what follows its sources."""
+    """A compiler for one kind of machine.
+
+    It has a command, and the arguments that follow the sources.
+    """
 
     machine: str
     command: tuple[str, ...]
@@ -41,17 +49,22 @@ class Compiler(NamedTuple):
 
 
 def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) -> Path:
-    """Return where a shared object is for a kind of machine, by its name in `uname -m`."""
+    """Return the path of a shared object for a kind of machine.
+
+    Machines are named as by `uname -m`.
+    """
     return directory / f"{name}-{machine}.so"
 
 
 def build(directory: Path = HERE) -> list[Path]:
-    """Compile the shared objects of SOURCES into `directory` for each machine that there is a compiler for, and return them.
+    """Compile the shared objects into `directory`, and return their paths.
 
-    Each is replaced at one stroke: whoever reads it meanwhile gets the old one or the new one.
+    They are compiled for each machine that has a compiler.
+
+    Each file is replaced atomically: a concurrent reader gets the old one or the new one.
 
     Raises:
-        OSError: there is no compiler, or it failed; the message is for a person. Whoever installs goes on without.
+        OSError: there is no compiler, or it failed; the message is for a person. An installation continues without them.
     """
     found = compilers()
     if not found:
@@ -62,12 +75,15 @@ def build(directory: Path = HERE) -> list[Path]:
 
 
 def has_compiler() -> bool:
-    """Whether the system has one, for its own kind of machine."""
+    """Whether the system has a compiler for its own kind of machine."""
     return _of_system() is not None
 
 
 def compilers() -> list[Compiler]:
-    """Return a compiler for each machine that there is one for; what CC names comes first, then ziglang."""
+    """Return one compiler for each machine that has any.
+
+    The one in CC comes first, then ziglang.
+    """
     own, of_system = os.uname().machine, _of_system()
     system = [Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)] if of_system else []
     zig = []

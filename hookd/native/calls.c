@@ -1,16 +1,16 @@
-/* Calling Python from the entry, hidden from a profiler of the training, and the state of the calling thread. */
+/* Calls to Python from the entry, hidden from a profiler of the training; and the state of the calling thread. */
 #include "entry.h"
 
 /* Run the module as if hookd were not there. Torch's `_wrapped_call_impl` only chooses between two functions
- * (torch/nn/modules/module.py, 2.1 to 2.15); to choose here saves packing the arguments once more. Where a profiler listens it is called
- * all the same: by its code `torch.profiler` knows a module's call. */
+ * (torch/nn/modules/module.py, 2.1 to 2.15); choosing here saves packing the arguments once more. If a profiler
+ * listens, it is called all the same: `torch.profiler` recognizes a module's call by its code. */
 PyObject *through(PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     if (state && *at(state, entry.host.profiled) == &_Py_TrueStruct)
         return PyObject_Vectorcall(entry.host.whole, args, nargsf, names);
     PyObject *chosen = PyObject_GetAttr(args[0], entry.compiled), *result;
     if (chosen == &_Py_NoneStruct) {
         Py_DecRef(chosen);
-        chosen = PyObject_GetAttr(args[0], entry.impl); /* a class may have its own, or another tool */
+        chosen = PyObject_GetAttr(args[0], entry.impl); /* a class, or another tool, may have its own */
     }
     if (!chosen)
         return NULL;
@@ -42,7 +42,7 @@ PyObject *named(PyObject *const *values, PyObject *names) {
     return dict;
 }
 
-void set_to(PyObject **place, PyObject *value) { /* steals the value, which may be NULL: no memory */
+void set_to(PyObject **place, PyObject *value) { /* steals the value; NULL: no memory */
     PyObject *old = *place;
     if (!value) {
         PyErr_Clear();
@@ -58,7 +58,7 @@ int64_t now(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* The state of the calling thread, borrowed; NULL: there is none. This may run any code, once for a thread. */
+/* Return the state of the calling thread, borrowed; NULL if there is none. This may run any code, once per thread. */
 PyObject *here(void) {
     if (!entry.counts)
         return NULL;
@@ -76,13 +76,13 @@ PyObject *here(void) {
     return entry.state;
 }
 
-/* Whether calling `function` gives this very object: a question that costs no Python frame. */
+/* Whether `function` returns this very object. The call needs no Python frame. */
 int gives(PyObject *function, PyObject *expected) {
     PyObject *answer = PyObject_Vectorcall(function, NULL, 0, NULL);
     if (!answer)
         PyErr_Clear();
     else
-        Py_DecRef(answer); /* small numbers and None live for ever */
+        Py_DecRef(answer); /* the address stays valid: small ints and None are never freed */
     return answer == expected;
 }
 
@@ -97,12 +97,12 @@ void suspend(PyObject *state) {
     PyThreadState_EnterTracing(PyThreadState_Get());
 }
 
-/* Keep what hookd does from now on out of a profile of the training, as the interpreter does with what a profiler itself calls:
- * hookd/target/entry/hidden.py. Return whether it was seen before, which is what `show` needs. */
+/* Hide from a profiler of the training what hookd does from now on, as the interpreter hides what a profiler itself
+ * calls: hookd/target/entry/hidden.py. Return whether this call has hidden it, for `show`. */
 int hide(PyObject *state) {
     if (!state || !PyThreadState_EnterTracing || *at(state, entry.host.hidden) != &_Py_FalseStruct || !is_profiled())
         return 0;
-    Py_IncRef(state); /* a detach may end it meanwhile */
+    Py_IncRef(state); /* a detach may release it in the meantime */
     suspend(state);
     return 1;
 }
@@ -116,9 +116,9 @@ void show(PyObject *state, int was_seen) {
     Py_DecRef(state);
 }
 
-/* Call a Python function of hookd's. */
+/* Call a Python function of hookd's, hidden from a profiler. */
 PyObject *asking(PyObject *state, PyObject *function, PyObject *const *given, size_t count) {
-    Py_IncRef(function); /* it may be replaced meanwhile */
+    Py_IncRef(function); /* it may be replaced in the meantime */
     int was_seen = hide(state);
     PyObject *result = PyObject_Vectorcall(function, given, count | OFFSET, NULL);
     show(state, was_seen);
@@ -126,8 +126,8 @@ PyObject *asking(PyObject *state, PyObject *function, PyObject *const *given, si
     return result;
 }
 
-/* Call `function` with the `size` values of `given`, behind a place that is free; the arguments of a module's call are put
- * into the two from `given[place]` on, packed. */
+/* Call `function` with the `size` values from `given[1]` on; `given[0]` stays free. The arguments of a module's call
+ * are packed and put into `given[place]` and `given[place + 1]`. */
 PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, size_t size, size_t place,
                              PyObject *const *args, Py_ssize_t count, PyObject *names) {
     PyObject *result = NULL, *tuple = packed(args + 1, count - 1), *dict = tuple ? named(args + count, names) : NULL;
@@ -147,7 +147,7 @@ PyObject *planned(PyObject *state, PyObject *plan, PyObject *const *args, Py_ssi
     return with_packed(state, plan, given, 3, 2, args, count, names);
 }
 
-/* Have Python put right what a call leaves behind that an exception ends; the exception goes on. */
+/* Let Python clean up after a call that an exception has left; the exception then propagates. */
 void left(PyObject *state, PyObject *outer, PyObject *module) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
@@ -161,7 +161,7 @@ void left(PyObject *state, PyObject *outer, PyObject *module) {
         PyErr_Restore(type, error, trace);
         return;
     }
-    PyObject *kind, *other, *where; /* a signal handler's, say: it takes the place of the first */
+    PyObject *kind, *other, *where; /* for example a signal handler's exception: it replaces the first one */
     PyErr_Fetch(&kind, &other, &where);
     PyErr_NormalizeException(&kind, &other, &where);
     if (other != error)
@@ -181,8 +181,8 @@ typedef struct { /* PyMethodDef */
     const char *doc;
 } Definition;
 
-/* Return a function for Python, which costs a tenth of what ctypes does where it is seldom called. Its definition is never given back: whoever
- * still has the function reads it when that dies, and this file may be unloaded by then. */
+/* Return a function for Python; a seldom-called one costs a tenth of what it costs through ctypes. Its definition is
+ * never freed: the function reads it while being freed, and this library may be unloaded by then. */
 PyObject *method(const char *name, Method call) {
     enum { LONGEST = 32 };
     struct { Definition definition; char name[LONGEST]; } *made = PyMem_RawCalloc(1, sizeof *made);
@@ -194,7 +194,7 @@ PyObject *method(const char *name, Method call) {
     return PyCFunction_NewEx(&made->definition, NULL, NULL);
 }
 
-/* Call a function of hookd's hidden from a profiler: see hookd/target/entry/hidden.py. */
+/* Call a function of hookd's, hidden from a profiler: see hookd/target/entry/hidden.py. */
 EXPORTED PyObject *hookd_entry_hidden(PyObject *function, PyObject *args, PyObject *kwargs) {
     PyObject *state = here();
     entry.inside++;
@@ -205,7 +205,7 @@ EXPORTED PyObject *hookd_entry_hidden(PyObject *function, PyObject *args, PyObje
     return result;
 }
 
-/* Call a function of the training's inside of that, which is hidden from nobody. */
+/* Call a function of the training from inside such a function, visible to the profiler. */
 EXPORTED PyObject *hookd_entry_aloud(PyObject *function, PyObject *args, PyObject *kwargs) {
     PyObject *state = here();
     int is_hidden = state && *at(state, entry.host.hidden) == &_Py_TrueStruct;

@@ -1,14 +1,15 @@
-/* The entry: a C function in the place of the one that runs when Python calls `nn.Module.__call__`.
+/* The entry: a C function that replaces the one that runs when Python calls `nn.Module.__call__`.
  *
- * A Python function object has a field `vectorcall`, and `module(x)` calls `__call__` through it. This file replaces that
- * field of torch's own function and of nothing else: the function stays in its class, and its code, which is what
- * torch.compile reads, stays as it is. The entry looks the module up by its address. One that is not observed is called
- * straight through, without a Python frame. One is counted here, and Python functions that listen to it are told, where they change nothing; for
- * every other one its plan, a method of Python's (hookd/target/entry/plan.py), is called with (module, args, kwargs).
+ * A Python function object has a field `vectorcall`, and `module(x)` calls `__call__` through it. This file replaces
+ * that field of torch's own function and nothing else: the function stays in its class, and its code, which
+ * torch.compile reads, stays as it is. The entry looks the module up by its address. A module that is not observed is
+ * called straight through, without a Python frame. A call whose listeners change nothing is counted in C, and the
+ * Python functions that listen to it are called. For any other module its plan, a Python method
+ * (hookd/target/entry/plan.py), is called with (module, args, kwargs).
  *
- * Every function here runs with the interpreter's lock held; the state is common to all threads. The prototypes are
- * written out by hand, so that one file serves CPython 3.10 to 3.14: all of them are exported there, and those declared
- * weak by some. Of libc it calls the clock alone.
+ * Every function here runs with the GIL held; all threads share the state. The prototypes are written by hand, so that
+ * one file works with CPython 3.10 to 3.14: all of these functions are exported there, except that some versions lack
+ * those declared weak. From libc it calls only the clock.
  *
  * Source: Objects/call.c `_PyObject_VectorcallTstate`, Objects/funcobject.c `PyFunction_SetVectorcall`, 3.14.
  */
@@ -26,18 +27,18 @@ static Slot *find(uintptr_t key) {
     }
 }
 
-/* What was counted when a call began may be gone when it ends: by a detach, or another plugin. */
+/* The `Count` from the beginning of a call may be gone at its end: after a detach, or a change of another plugin. */
 Count *still(uintptr_t key, uint64_t number) {
     Slot *slot = entry.slots && entry.counts ? find(key) : NULL;
     return slot && slot->counted && slot->counted->number == number ? slot->counted : NULL;
 }
 
-/* The same without a search where none is gone since `freed` was read. */
+/* The same without a search, if no `Count` was freed since `freed` was read. */
 static inline Count *same(Count *counted, uint64_t freed, uintptr_t key, uint64_t number) {
     return entry.freed == freed ? counted : still(key, number);
 }
 
-/* Add a call, or a backward, that counts for so many: `elapsed` and `self` are ns. */
+/* Add a call or a backward that represents `times` of them. `elapsed` and `self` are ns. */
 void add_to(const Totals *totals, double times, int64_t elapsed, int64_t self) {
     if (totals->seconds)
         *totals->seconds += (double)elapsed * 1e-9 * times;
@@ -47,10 +48,11 @@ void add_to(const Totals *totals, double times, int64_t elapsed, int64_t self) {
         *totals->calls += times;
 }
 
-/* Put a call into the recorder, which has all of a metered step: what `PageWriter.record` does (hookd/wire/page/writer.py). */
+/* Record a call. The recorder has all calls of a metered step. The same as `PageWriter.record`
+ * (hookd/wire/page/writer.py). */
 static void recorded(double module, double step) {
     const Host *host = &entry.host;
-    PyObject *number = PyObject_Vectorcall(host->next_seq, NULL, 0, NULL); /* which the recorder's other writers ask, too */
+    PyObject *number = PyObject_Vectorcall(host->next_seq, NULL, 0, NULL); /* shared with the recorder's other writers */
     long long seq = number ? PyLong_AsLongLong(number) : 0;
     if (number)
         Py_DecRef(number);
@@ -61,14 +63,14 @@ static void recorded(double module, double step) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     double *record = host->cells + host->ring + 6 * ((size_t)(seq - 1) % host->records);
-    record[0] = 0.0; /* no record until it is whole */
+    record[0] = 0.0; /* invalid until it is complete */
     __atomic_thread_fence(__ATOMIC_RELEASE);
     record[1] = (double)time.tv_sec + (double)time.tv_nsec * 1e-9, record[2] = (double)host->kind, record[3] = module, record[4] = step, record[5] = 0.0;
     __atomic_thread_fence(__ATOMIC_RELEASE);
     record[0] = (double)seq;
 }
 
-/* Whether a module is on a stack `(module, what it is inside of, number)`: its time is part of that of the call there. */
+/* Whether a module is on a stack `(module, outer stack, number)`: its time is then part of the outer call's. */
 static int is_inside(PyObject *top, PyObject *module) {
     for (; top != &_Py_NoneStruct; top = PyTuple_GetItem(top, 1))
         if (PyTuple_GetItem(top, 0) == module)
@@ -76,17 +78,19 @@ static int is_inside(PyObject *top, PyObject *module) {
     return 0;
 }
 
-/* What has been spent of a metered step that is accounted for by itself, ns. */
+/* The part of a metered step's time that is accounted for separately, in ns. */
 static int64_t apart(void) { return entry.hooked + entry.shown + entry.looked + entry.charged; }
 
-/* Add the time between two moments of a metered step to what this file has spent, without what is accounted for by itself: `others` is
- * what `apart` was at the first. That is common to all threads, so another one may have added more to it meanwhile than there is. */
+/* Add the time between two moments of a metered step to the time spent in this library, without the part that is
+ * accounted for separately. `others` is the value of `apart` at the first moment. All threads share it, so another
+ * thread may have added more to it than the time between the two moments. */
 static void spent_between(int64_t begun, int64_t ended, int64_t others) {
     int64_t spent = ended - begun - (apart() - others);
     entry.spent += spent > 0 ? spent : 0;
 }
 
-/* Call a module that is inside of another observed one, and count it: what its plan does, for listeners that change nothing. */
+/* Call a module that is nested in another observed one, and count the call: the same as its plan, for listeners that
+ * change nothing. */
 static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args, size_t nargsf, PyObject *names) {
     const Host *host = &entry.host;
     int is_metered = entry.metered;
@@ -100,7 +104,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
     PyObject *module = counted->module, *cell = counted->cell;
     Py_IncRef(state), Py_IncRef(module), Py_IncRef(module), Py_IncRef(cell);
-    /* A new tuple may collect garbage up to CPython 3.11, which may run any code: `counted` may be gone after it. */
+    /* Up to CPython 3.11 a new tuple may trigger a garbage collection, which may run any code: `counted` may be gone
+     * after it. */
     PyObject *mine = PyTuple_New(3), **top = at(state, host->top), *outer = *top;
     counted = mine ? same(first, freed, key, number) : NULL;
     if (!counted) {
@@ -111,7 +116,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     }
     Py_IncRef(outer);
     PyTuple_SetItem(mine, 0, module), PyTuple_SetItem(mine, 1, outer), PyTuple_SetItem(mine, 2, cell);
-    *top = mine; /* what it held of `outer` is ours now */
+    *top = mine; /* its reference to `outer` is ours now */
     size_t beat = (size_t)PyLong_AsLongLong(*at(state, host->beat));
     long long inner = is_timed ? PyLong_AsLongLong(*at(state, host->inner)) : 0;
     host->cells[beat] = value;
@@ -120,12 +125,12 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     int64_t others = apart();
     PyObject *before = NULL;
     if (counted->checks && entry.checks && counted->is_away && entry.hands[shape])
-        is_left = versions_of(state, args, given, names, &before); /* may run any code, a signal handler's too */
+        is_left = versions_of(state, args, given, names, &before); /* may run any code, also a signal handler's */
     else if (counted->checks && entry.checks)
         before = version_of(args, given, names);
     Told told = {0};
     is_left = is_left || (entry.listening[shape].before && told_before(&told, shape, state, module, args, given, names));
-    Begun graph; /* large: empty only where it is needed */
+    Begun graph; /* a large struct: initialized only if it is used */
     int is_hooked = entry.heard[shape] && !is_left;
     graph.heard = NULL;
     if (is_hooked)
@@ -136,10 +141,11 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = is_clocked ? now() : 0, returned = ended;
     others = apart();
-    if (graph.heard) /* what was hooked inside */
+    if (graph.heard) /* without the time of hooks inside the call */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = same(first, freed, key, number);
-    /* A plugin that came or went meanwhile has had all modules counted anew: who was told that this call began is told of its end all the same. */
+    /* If a plugin was loaded or unloaded in the meantime, all modules have a new `Count`. Listeners that were called
+     * when this call began are called at its end all the same. */
     if (result && (counted || (told.values && entry.counts))) {
         long long elapsed = ended - started, self = is_timed ? elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner : 0;
         size_t count = counted ? counted->count : 0;
@@ -164,7 +170,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         counted = is_ended ? NULL : same(first, freed, key, number);
         int is_looked_at = counted && counted->checks && entry.checks, hands = is_looked_at && entry.hands[shape];
         int found = is_looked_at ? looked_at(result, hands) : UNSEEN;
-        counted = is_ended ? NULL : same(first, freed, key, number); /* what is looked at, or remembered, may run any code */
+        counted = is_ended ? NULL : same(first, freed, key, number); /* checking or remembering the output may run any code */
         if (counted && hands && found == UNSEEN)
             counted->is_away = 1, is_ended = handed(state, module, args, given, names, result, before);
         else
@@ -191,15 +197,15 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     return result;
 }
 
-/* Whether a call may be counted here. One that is inside of no other, or in a backward, has more to do; one that a plugin
- * makes is none of the training's. */
+/* Whether a call may be counted in C. An outermost call and a call in a backward need more; a call made by a plugin is
+ * not part of the training. */
 static int may_count(const Count *counted, PyObject *state) {
     const Host *host = &entry.host;
     return counted && state && !entry.armed[counted->shape] && *at(state, host->top) != &_Py_NoneStruct &&
            *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
 }
 
-/* Whether so few levels are left that a call of hookd's could end in a RecursionError, which would be the training's. */
+/* Whether so few levels are left that a call of hookd's could raise a RecursionError, which would hit the training. */
 static int is_near_limit(void) {
     const Depth *depth = &entry.depth;
     if (!depth->offset)
@@ -208,8 +214,9 @@ static int is_near_limit(void) {
     return (depth->is_counted_up ? depth->limit - found : found) < depth->room;
 }
 
-/* Whether a call is so deep in the stack that what hookd takes of it could be missing in the end: half a kilobyte for each observed call.
- * The outermost one notes where the stack is, and whether a profiler listens: to ask at each call would be dear. */
+/* Whether a call is so deep in the stack that the stack space that hookd takes (half a kilobyte per observed call)
+ * could be missing in the end. The outermost call notes the address of the stack, and whether a profiler listens:
+ * asking at each call would be expensive. */
 static int is_deep(PyObject *state) {
     const Host *host = &entry.host;
     if (!state)
@@ -218,7 +225,7 @@ static int is_deep(PyObject *state) {
     if (*at(state, host->top) != &_Py_NoneStruct)
         return PyLong_AsLongLong(*at(state, host->base)) - now > STACK;
     set_to(at(state, host->base), PyLong_FromLongLong(now));
-    entry.first_thread = UINT64_MAX, entry.last = NULL; /* nothing is known of its nodes yet; its state may be where that of a thread was that has ended */
+    entry.first_thread = UINT64_MAX, entry.last = NULL; /* its nodes are unknown yet; its state may have the address of that of a thread that has ended */
     marks_outermost(state);
     PyObject *profiled = is_profiled() ? &_Py_TrueStruct : &_Py_FalseStruct;
     Py_IncRef(profiled);
@@ -228,17 +235,17 @@ static int is_deep(PyObject *state) {
 
 static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names) {
     Py_ssize_t count = (Py_ssize_t)(nargsf & ~OFFSET);
-    PyObject *state = here(), *result; /* before a slot is found: what that runs may move it */
-    if (!entry.slots || count < 1) /* taken out while a caller had fetched the field; or called without a module */
+    PyObject *state = here(), *result; /* before the slot is found: this may run code that moves it */
+    if (!entry.slots || count < 1) /* stopped after a caller had read the field; or called without a module */
         return entry.standard(function, args, nargsf, names);
     Slot *slot = find((uintptr_t)args[0]);
     int is_observed = !slot || slot->plan, is_last = is_observed && is_near_limit();
     if (is_observed && !is_last && is_deep(state)) {
         entry.deep++;
-        return entry.standard(function, args, nargsf, names); /* a jump: it takes nothing of the stack */
+        return entry.standard(function, args, nargsf, names); /* a tail call: it takes no stack space */
     }
     entry.inside++;
-    if (is_last) /* one level less than without hookd: that makes up for what the outermost call takes */
+    if (is_last) /* one level less than without hookd: compensates for the level that the outermost call takes */
         entry.deep++, result = through(state, args, nargsf, names);
     else if (!is_observed)
         result = through(state, args, nargsf, names);
@@ -250,7 +257,7 @@ static PyObject *enter(PyObject *function, PyObject *const *args, size_t nargsf,
     return result;
 }
 
-/* The field of a function: the word that holds what `PyVectorcall_Function` returns, behind the object's head. */
+/* The function's vectorcall field: the word behind the object's head that holds what `PyVectorcall_Function` returns. */
 static Vectorcall *field(PyObject *function, size_t size) {
     Vectorcall now = PyVectorcall_Function(function);
     Vectorcall *words = (Vectorcall *)function;
@@ -261,7 +268,7 @@ static Vectorcall *field(PyObject *function, size_t size) {
 }
 
 static int set(PyObject *function, size_t size, Vectorcall to) {
-    if (PyFunction_SetVectorcall) { /* tells specialised call sites as well */
+    if (PyFunction_SetVectorcall) { /* also resets specialized call sites */
         PyFunction_SetVectorcall(function, to);
         return 0;
     }
@@ -289,11 +296,11 @@ static int grown(size_t size) {
     return 0;
 }
 
-/* Return the number of what is offered here, for who loads it. */
+/* Return the version of this interface, for the loader. */
 EXPORTED int hookd_entry_version(void) { return VERSION; }
 
-/* Prepare to enter `call`. `plain` is any Python function that nobody has touched.
- * -1: somebody else has replaced the entry of `call`, or there is no memory. */
+/* Prepare to enter `call`. `plain` is any unmodified Python function. Return -1 if another tool has replaced the entry
+ * of `call`, or there is no memory. */
 EXPORTED int hookd_entry_start(PyObject *call, PyObject *plain, PyObject *missing) {
     entry.standard = PyVectorcall_Function(plain);
     if (PyVectorcall_Function(call) != entry.standard)
@@ -306,7 +313,7 @@ EXPORTED int hookd_entry_start(PyObject *call, PyObject *plain, PyObject *missin
     return 0;
 }
 
-/* Enter a Python function here. -1: somebody else has replaced its entry, or there is no such field. */
+/* Enter a Python function. Return -1 if another tool has replaced its entry, or there is no such field. */
 EXPORTED int hookd_entry_watch(PyObject *function, size_t size) {
     if (PyVectorcall_Function(function) != entry.standard || set(function, size, enter))
         return -1;
@@ -314,7 +321,7 @@ EXPORTED int hookd_entry_watch(PyObject *function, size_t size) {
     return 0;
 }
 
-/* Put a function's own entry back. -1: it has another one than ours, which stays. */
+/* Restore a function's own entry. Return -1 if its entry is not ours; it then stays as it is. */
 EXPORTED int hookd_entry_unwatch(PyObject *function, size_t size) {
     if (PyVectorcall_Function(function) == enter && !set(function, size, entry.standard))
         entry.watched = 0;
@@ -333,7 +340,7 @@ static void uncounted(Slot *slot) {
     }
 }
 
-/* Set what a slot has. What dies by that may run any code, after which the slot may be somewhere else. */
+/* Set a slot. Objects freed by this may run any code, which may move the slot. */
 static void put(Slot *slot, uintptr_t key, PyObject *plan) {
     PyObject *old = slot->plan;
     if (plan)
@@ -344,9 +351,9 @@ static void put(Slot *slot, uintptr_t key, PyObject *plan) {
         Py_DecRef(old);
 }
 
-/* Set a module's plan; NULL: it is called straight through. -1: no memory. */
+/* Set a module's plan; NULL: the module is called straight through. Return -1 if there is no memory. */
 EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
-    size_t size = entry.mask + 1; /* half of it stays free; of what is filled, much may be gone */
+    size_t size = entry.mask + 1; /* half of the slots stay free; many of the filled ones may be unused by now */
     if (2 * (entry.filled + 1) > size && grown(4 * entry.present < size ? size : 2 * size))
         return -1;
     size_t at = hash(key) & entry.mask;
@@ -358,9 +365,10 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
     return 0;
 }
 
-/* Count the calls of a module that has a plan here, while no Python function listens to those of its shape. `cells` has
- * three indices for each of `count` totals of its calls, and of `back` ones of its backward, -1 where one is not wanted. `places` has what is
- * there as long as the plan: for how many steps each of the `back` ones stands, and then both that `Shown` has for each of `shows`. -1: no memory. */
+/* Count the calls of a module that has a plan here, unless its shape is armed. `cells` has three indices for each of
+ * `count` totals of its calls and of `back` totals of its backward, -1 for one that is not wanted. `places` has arrays
+ * that live as long as the plan: the `standing` of each of the `back` totals, then both fields of `Shown` for each of
+ * `shows`. Return -1 if there is no memory. */
 EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks, int is_timed,
                                size_t count, size_t back, size_t shows, const int64_t *cells, double *const *places) {
     Slot *slot = find(key);
@@ -390,7 +398,7 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
     return 0;
 }
 
-/* Copy the beginning of the calling thread's state in the interpreter: `count` numbers. */
+/* Copy the first `count` numbers of the interpreter's state of the calling thread. */
 EXPORTED int hookd_entry_look(int *into, size_t count) {
     const int *from = PyThreadState_Get();
     for (size_t i = 0; i < count; i++)
@@ -398,28 +406,28 @@ EXPORTED int hookd_entry_look(int *into, size_t count) {
     return 0;
 }
 
-/* Let calls pass that have fewer than `room` levels left. */
+/* Do not observe calls that have fewer than `room` levels left. */
 EXPORTED int hookd_entry_depth(size_t offset, int is_counted_up, int limit, int room) {
     entry.depth = (Depth){offset, is_counted_up, limit, room};
     return 0;
 }
 
-/* Return how many calls have passed for that since the last time. */
+/* Return how many calls were not observed for that reason since the last time. */
 EXPORTED int hookd_entry_deep(void) {
     long deep = entry.deep;
     entry.deep = 0;
     return deep > 1 << 30 ? 1 << 30 : (int)deep;
 }
 
-/* Have the calls of a shape go through their plans, or count them. */
+/* Let the calls of a shape go through their plans, or count them in C. */
 EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
     if (shape < SHAPES)
         entry.armed[shape] = is_armed != 0;
     return 0;
 }
 
-/* `check(checks, alert)`: whether what calls return is looked at from here on, and whether all of it is told. Return how many calls have passed
- * since the last time that nobody could look at. */
+/* `check(checks, alert)`: set whether outputs are checked from now on, and whether Python is called for all of them.
+ * Return the number of calls since the last time whose output nobody could check. */
 static PyObject *check(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     long passed = entry.passed;
     (void)self;
@@ -428,20 +436,20 @@ static PyObject *check(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return PyLong_FromLongLong(passed);
 }
 
-/* Read plain tensors by this layout from now on. */
+/* Read plain tensors with this layout from now on. */
 EXPORTED int hookd_entry_layout(const Layout *layout) {
     entry.layout = *layout;
     return 0;
 }
 
-/* Look at large outputs of a shape as well, and hand to Python what cannot be looked at here, or do not. */
+/* Set whether large outputs of a shape are checked too, and whether Python checks those that C cannot. */
 EXPORTED int hookd_entry_hand(size_t shape, int hands) {
     if (shape < SHAPES)
         entry.hands[shape] = hands != 0;
     return 0;
 }
 
-/* `meter(is_metered)`: meter the calls from here on, or do not. */
+/* `meter(is_metered)`: set whether calls are metered from now on. */
 static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     entry.metered = count && args[0] == &_Py_TrueStruct;
@@ -449,7 +457,8 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return &_Py_NoneStruct;
 }
 
-/* `turn()`: return the next turn, see marks.c; `close_marks(thread, low, turn, ended)`: see `marks_close`; by a clock that is not this one it ends now. The numbers are such as this file has given. */
+/* `turn()`: return the next turn, see marks.c. `close_marks(thread, low, turn, ended)`: see `marks_close`; if `ended`
+ * is from another clock, the end is now. The other numbers come from this library. */
 static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self, (void)args, (void)count;
     return PyLong_FromUnsignedLongLong(++entry.turn);
@@ -469,7 +478,8 @@ static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t c
     return &_Py_NoneStruct;
 }
 
-/* `since_mark(thread, low, turn)`: see `marks_since`; a tuple of how many ns ago that was, and what the thread had spent; None: nothing is open. */
+/* `since_mark(thread, low, turn)`: see `marks_since`. Return a tuple of the ns since then and the thread's times at
+ * that moment; None if nothing is open. */
 static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     PyObject *state = count == 3 ? here() : NULL;
@@ -485,7 +495,7 @@ static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t co
     return told;
 }
 
-/* Return the functions that Python calls at every step, in a tuple; their arguments are by position. */
+/* Return a tuple of the functions that Python calls at every step; they take positional arguments only. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
         {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark}, {"walk", walk_from},
@@ -502,14 +512,15 @@ EXPORTED PyObject *hookd_entry_methods(void) {
     return found;
 }
 
-/* Store what metered calls have taken since the last time, what the hooks on graphs have, what it has to show outputs, and to look at large ones, in ns. */
+/* Store the ns spent since the last time: in metered calls, in hooks on graphs, on showing outputs, and on checking
+ * large ones. */
 EXPORTED int hookd_entry_spent(int64_t *spent) {
     spent[0] = entry.spent, spent[1] = entry.hooked, spent[2] = entry.shown, spent[3] = entry.looked;
     entry.spent = entry.hooked = entry.shown = entry.looked = entry.charged = 0;
     return 0;
 }
 
-/* The objects that `host` has, which come first in it. */
+/* The objects of `host`, which are its first fields. */
 enum { OBJECTS = offsetof(Host, dtypes) / sizeof(PyObject *) };
 static PyObject **objects(void) { return (PyObject **)&entry.host; }
 
@@ -526,7 +537,7 @@ static const struct { PyObject **at; const char *text; } WORDS[] = {
     {&entry.enter_name, "__enter__"},       {&entry.exit_name, "__exit__"},
 };
 
-/* Count calls from now on with what `host` has. */
+/* Count calls in C from now on, with the objects of `host`. */
 EXPORTED int hookd_entry_host(const Host *host) {
     entry.host = *host;
     for (size_t i = 0; i < OBJECTS; i++)
@@ -561,16 +572,16 @@ EXPORTED int hookd_entry_clear(void) {
     return 0;
 }
 
-/* Give everything back. Whoever comes here still, by a field that could not be given back, is called straight through.
- * `handle` is this file's. Return 1 while it must stay loaded: for such a one, for calls that are inside, or for hooks in a graph that
- * lives on, the last of which closes it. */
+/* Release everything. A call that still arrives here, through a field that could not be restored, is called straight
+ * through. `handle` is the handle of this library. Return 1 while it must stay loaded: for such a field, for calls
+ * that are inside, or for hooks in a graph that is still alive; the last of these hooks closes it. */
 EXPORTED int hookd_entry_stop(void *handle) {
     hookd_entry_clear();
     PyMem_RawFree(entry.slots);
     entry.slots = NULL;
     marks_stop();
     entry.counts = 0;
-    if (!entry.inside) { /* else they are used until the last call is over, and stay */
+    if (!entry.inside) { /* else they are used until the last call is over, and leak */
         for (size_t i = 0; i < OBJECTS; i++)
             if (objects()[i])
                 Py_DecRef(objects()[i]);

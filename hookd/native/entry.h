@@ -1,10 +1,11 @@
-/* What the files of the entry have in common: entry.c (the table, and what a call comes to), calls.c, tensors.c and graph.c. */
+/* Declarations shared by the files of the entry: entry.c (the table of modules, and what happens at a call), calls.c,
+ * tensors.c, graph.c, marks.c and told.c. */
 #ifndef HOOKD_ENTRY_H
 #define HOOKD_ENTRY_H
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of libc, whose headers are not there for every machine that this is compiled for: <time.h> of Linux, 64 bits. */
+/* From libc. Its headers are not available for every machine that this is compiled for: Linux's <time.h>, 64 bits. */
 struct timespec { int64_t tv_sec, tv_nsec; };
 enum { CLOCK_REALTIME, CLOCK_MONOTONIC };
 extern int clock_gettime(int, struct timespec *);
@@ -79,149 +80,149 @@ extern void Py_IncRef(PyObject *);
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
 enum { VERSION = 22, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
-enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* Python functions of a call, as `Wanted` of hookd/target/entry/c_entry.py */
-enum { INPUTS = 4, OUTPUTS = 8 }; /* of a call whose gradients are seen here; one with more is left to Python */
+enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* `Wanted` of c_entry.py */
+enum { INPUTS = 4, OUTPUTS = 8 }; /* limits of a call whose gradients are observed in C; Python handles calls with more */
 
-typedef struct { /* the cells of a page to which each call is added; any may be NULL */
+typedef struct { /* the cells of the page to which each call is added; any may be NULL */
     double *seconds, *own, *calls;
-    const double *standing; /* of backward passes, as hookd/api/totals.py has it; NULL: of calls */
+    const double *standing; /* for backward passes, see hookd/api/totals.py; NULL for calls */
 } Totals;
-enum { STEPS, IS_ON, IS_ACTIVE, ZEROS, HAS_LOOKED }; /* as hookd/api/totals.py and hookd/api/shown.py have them */
+enum { STEPS, IS_ON, IS_ACTIVE, ZEROS, HAS_LOOKED }; /* the same as in hookd/api/totals.py and hookd/api/shown.py */
 
-enum { MEAN_OF, STD_OF, MIN_OF, MAX_OF, ABSMAX_OF, NORM_OF, ZEROS_OF, NONFINITE_OF, STATISTICS, STATE = STATISTICS }; /* as hookd/api/shown.py has them */
-typedef struct { /* where a plugin shows what modules return; both live as long as the plan */
+enum { MEAN_OF, STD_OF, MIN_OF, MAX_OF, ABSMAX_OF, NORM_OF, ZEROS_OF, NONFINITE_OF, STATISTICS, STATE = STATISTICS }; /* the same as in hookd/api/shown.py */
+typedef struct { /* where a plugin shows statistics of module outputs; both arrays live as long as the plan */
     double *standing;
-    const double *module; /* of one module: the cells, by number, of its gauges, -1 where there is none; at STATE, 0: nothing is to be told of it */
+    const double *module; /* of one module: the cell indices of its gauges, -1 for none; at STATE, 0 unless Python has to be called */
 } Shown;
 
-typedef struct { /* of a module whose calls are counted here, as long as no Python function of a plugin listens to them */
-    uint64_t number; /* no other one has had it */
+typedef struct { /* a module whose calls are counted in C; calls of a shape that is armed go through the plan instead */
+    uint64_t number; /* unique, never reused */
     PyObject *module, *cell;
-    double value; /* that of `cell`: the module in a heartbeat */
+    double value; /* value of `cell`: the module's id in a heartbeat */
     size_t shape;
-    int remembers, checks; /* what it returns is kept; is looked at */
-    int is_away;           /* it has returned what could not be looked at here */
-    int is_timed;          /* somebody wants the time of its calls, now or in other steps */
-    size_t count, back;    /* so many totals of its calls, and then of its backward */
-    size_t shows;          /* so many plugins show what it returns */
+    int remembers, checks; /* its outputs are remembered; are checked */
+    int is_away;           /* it has returned an output that could not be checked in C */
+    int is_timed;          /* a listener takes the time of its calls, now or in other steps */
+    size_t count, back;    /* number of totals for its calls, then for its backward */
+    size_t shows;          /* number of plugins that show its outputs */
     Shown *shown;
     Totals totals[];
 } Count;
 
 typedef struct {
-    uintptr_t key;  /* a module's address; 0: free, 1: was used, and the search goes on */
+    uintptr_t key;  /* a module's address; 0: free; 1: was used, so the search continues */
     PyObject *plan; /* NULL: call straight through */
-    Count *counted; /* NULL: the plan counts */
+    Count *counted; /* NULL: the plan counts the calls */
 } Slot;
 
-typedef struct { /* who listens to the calls of a shape: lists, NULL where nobody does */
+typedef struct { /* the listeners to the calls of a shape: lists, NULL if there are none */
     PyObject *before, *after;
     int wants;
 } Listening;
 
-typedef struct { /* of one call: who is told, and of what (hookd/target/plugins/values.py) */
+typedef struct { /* one call: its listeners, and the values that they get (hookd/target/plugins/values.py) */
     PyObject *before, *after, *values;
     int wants;
 } Told;
 
 typedef struct Mark Mark; /* see marks.c */
 
-typedef struct { /* when a backward of a call began, and what its thread had spent by then, ns (hookd/target/entry/threads.py) */
+typedef struct { /* when the backward of a call began, and the thread's times at that moment, in ns (hookd/target/entry/threads.py) */
     int64_t started, inner, lost, again;
 } Since;
 
-typedef struct { /* where a thread's state in the interpreter has its depth of calls; `offset` is 0 where that is not known */
+typedef struct { /* where the interpreter's thread state stores the recursion depth; `offset` is 0 if unknown */
     size_t offset;
-    int is_counted_up, limit; /* it is what is left of the limit, or counts up to it (CPython 3.10) */
-    int room;                 /* so many levels hookd may need for itself */
+    int is_counted_up, limit; /* the number is what is left of the limit, or counts up to it (CPython 3.10) */
+    int room;                 /* levels that hookd may need for itself */
 } Depth;
 
-typedef struct { /* as hookd/target/entry/c_entry.py `_Host` has it */
+typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     PyObject *local;                 /* `local.thread` is the calling thread's state */
-    PyObject *unwind;                /* called as unwind(state, outer, module, error) where a call is left by an exception */
-    PyObject *remember;              /* as remember(state, module, args, kwargs, output) where this file cannot */
+    PyObject *unwind;                /* called as unwind(state, outer, module, error) if an exception leaves a call */
+    PyObject *remember;              /* called as remember(state, module, args, kwargs, output) if C cannot remember the output */
     PyObject *next_seq;              /* returns the number of the recorder's next record */
-    PyObject *suspect;               /* as suspect(state, module, args, kwargs, output, before): see `suspected` */
-    PyObject *shown;                 /* as shown(module, output): see `show_output` */
-    PyObject *hand;                  /* as hand(state, module, args, kwargs, output, before): see `handed` */
+    PyObject *suspect;               /* called as suspect(state, module, args, kwargs, output, before), see `suspected` */
+    PyObject *shown;                 /* called as shown(module, output), see `show_output` */
+    PyObject *hand;                  /* called as hand(state, module, args, kwargs, output, before), see `handed` */
     PyObject *tell, *tell_plainly, *no_frame, *versions; /* of hookd/target/entry: see told.c */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
-    PyObject *whole;                 /* torch's `_wrapped_call_impl` as a function of its own, which is not entered */
-    PyObject *modes, *tracing;       /* return 0 and None where a tensor may be asked for its version */
-    PyObject *unseen;                /* makes a guard: see `quiet` */
-    PyObject *dispatching, *transforms, *autocast, *capturing; /* return 0, None, False and False in what is usual; the last is NULL where torch has none */
-    PyObject *compiler, *cuda;       /* modules: torch compiles; a device may be in use */
+    PyObject *whole;                 /* a copy of torch's `_wrapped_call_impl`, whose calls are not entered */
+    PyObject *modes, *tracing;       /* return 0 and None if a tensor's version may be read through Python */
+    PyObject *unseen;                /* creates a guard, see `quiet` */
+    PyObject *dispatching, *transforms, *autocast, *capturing; /* return 0, None, False and False in the usual state; `capturing` is NULL if torch lacks it */
+    PyObject *compiler, *cuda;       /* modules that know whether torch is compiling, and whether a device may be in use */
     PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
-    PyObject *hooked;                /* as hooked(capsule, *gradients): calls what `hookd_entry_graph` returns */
-    PyObject *grad_enabled, *sequence, *will_run; /* torch's */
-    PyObject *task, *queue;          /* likewise: the number of the backward that is under way, and what has a function called at its end */
-    PyObject *carrier;               /* a tensor: see `marked`; None: torch has not what marks need */
-    PyObject *profile, *tool;        /* return None where no profiler listens to the thread; NULL: nobody can say */
-    PyObject *dtypes[10];            /* those of kernel.c, in its order, and then whole numbers, which are all finite */
-    int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: nothing is looked at */
-    double (*largest)(const void *const *, const int64_t *, int, int, int); /* `hookd_largest` of it */
-    void (*summary)(const void *, int64_t, int, int, double *); /* `hookd_summary` of it */
-    size_t level;                    /* its instructions */
-    double *cells;                   /* of the page */
-    size_t phase;                    /* from a heartbeat's module to its step, in cells */
-    size_t kind;                     /* of the record of a call */
-    size_t ring, records;            /* where the recorder begins, in cells, and how many it has */
-    size_t most, each;               /* elements that are kept alive, and what a call counts beside its own */
-    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, latest, newest, hidden, base, profiled; /* where the thread's state has them, in bytes */
-    size_t waits;                    /* where a hookd Module has it */
+    PyObject *hooked;                /* called as hooked(capsule, *gradients); calls the function that `hookd_entry_graph` returns */
+    PyObject *grad_enabled, *sequence, *will_run; /* functions of torch */
+    PyObject *task, *queue;          /* functions of torch: the number of the current backward, and one that queues a callback for its end */
+    PyObject *carrier;               /* a tensor, see `marked`; None if this torch lacks what marks need */
+    PyObject *profile, *tool;        /* return None if no profiler listens to the thread; NULL if nobody can tell */
+    PyObject *dtypes[10];            /* the dtypes of kernel.c, in its order, then the integer dtypes, which are always finite */
+    int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: outputs are not checked */
+    double (*largest)(const void *const *, const int64_t *, int, int, int); /* `hookd_largest` of kernel.c */
+    void (*summary)(const void *, int64_t, int, int, double *); /* `hookd_summary` of kernel.c */
+    size_t level;                    /* instruction set for those functions */
+    double *cells;                   /* the page's cells */
+    size_t phase;                    /* distance from a heartbeat's module to its step, in cells */
+    size_t kind;                     /* kind of the record of a call */
+    size_t ring, records;            /* where the recorder begins, in cells, and its number of records */
+    size_t most, each;               /* limit of elements kept alive, and the overhead of a call, in elements */
+    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, latest, newest, hidden, base, profiled; /* byte offsets in a ThreadState */
+    size_t waits;                    /* offset in a hookd Module, in bytes */
 } Host;
 
-typedef struct { /* where torch has what of a tensor, in bytes, as hookd/target/tensors/layout.py has found it; `impl` is 0 where it has not */
-    size_t impl;                                                          /* in the Python object; the others are in that */
-    size_t keys, dtype, numel, start, contiguous, mask, storage, version; /* `mask` is the bit of the byte `contiguous` */
-    size_t count;                                                         /* in what `version` points to */
-    size_t base, nbytes, deleter;                                         /* in what `storage` points to */
-    size_t autograd, grad;                                                /* `grad` is in what `autograd` points to */
-    uint64_t plain, owner; /* the keys of a plain tensor in the host's memory, and the deleter of what torch's allocator has made */
-    uint64_t nothing;      /* the gradient of what has none */
-    uint16_t dtypes[10];   /* as in `Host` */
+typedef struct { /* offsets of a tensor's fields in bytes, as found by hookd/target/tensors/layout.py; `impl` is 0 if unknown */
+    size_t impl;                                                          /* in the Python object; the others are in the object that it points to */
+    size_t keys, dtype, numel, start, contiguous, mask, storage, version; /* `mask` is the bit in the byte `contiguous` */
+    size_t count;                                                         /* in the object that `version` points to */
+    size_t base, nbytes, deleter;                                         /* in the object that `storage` points to */
+    size_t autograd, grad;                                                /* `grad` is in the object that `autograd` points to */
+    uint64_t plain, owner; /* the keys of a plain tensor in host memory, and the deleter of memory from torch's allocator */
+    uint64_t nothing;      /* the value of `grad` for a tensor without a gradient */
+    uint16_t dtypes[10];   /* the same order as in `Host` */
 } Layout;
 
-struct State { /* all of it; one for the process */
+struct State { /* all state of the entry; one instance in the process */
     Slot *slots;
-    size_t mask, filled, present; /* filled: with those that were used */
-    Vectorcall standard;          /* what a Python function has in the field by itself */
+    size_t mask, filled, present; /* filled: includes the slots that were used */
+    Vectorcall standard;          /* the value that a Python function has in its field by default */
     PyObject *missing;            /* called for a module that is not in the table */
     PyObject *compiled, *impl;    /* the strings "_compiled_call_impl" and "_call_impl" */
-    long inside;                  /* calls that are in this file now, in all threads */
-    int watched;                  /* a function is entered here */
-    Host host;                    /* its objects live until no call is inside any more */
+    long inside;                  /* number of calls that are in this library now, in all threads */
+    int watched;                  /* a function is entered */
+    Host host;                    /* its objects are kept until no call is inside */
     Layout layout;
-    int counts;                   /* calls are counted here */
+    int counts;                   /* calls are counted in C */
     PyObject *zero, *thread_name, *version_name, *numel_name, *leaf_name, *storage_name, *offset_name, *address_name,
         *nbytes_name, *resizable_name, *dtype_name, *contiguous_name, *host_name, *shape_name, *stride_name, *grad_name,
         *node_name, *nr_name, *learns_name, *sequence_name, *following_name, *prehook_name, *hook_name, *hooks_name, *dict_name, *compiling_name, *initialized_name, *enter_name, *exit_name;
-    PyObject *state;              /* of the thread that came last, whose number is `thread`; no two threads have one */
+    PyObject *state;              /* of the thread that came last, whose id is `thread`; no two threads share a state */
     uint64_t thread, numbers;
-    uint64_t freed;               /* so many `Count` are gone */
+    uint64_t freed;               /* number of `Count` structs that were freed */
     unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
-    Listening listening[SHAPES];  /* the Python functions that are told of the calls of this shape which are counted here */
-    unsigned char hands[SHAPES];  /* large outputs of this shape are looked at as well, and what cannot be is handed to Python */
-    PyObject *heard[SHAPES];      /* who listens to the gradients of calls of this shape; NULL: nobody */
-    int wants[SHAPES];            /* what of them */
-    long hooks;                   /* that live in graphs */
-    PyObject *large;              /* a weak reference to the large output that was found finite last; NULL: there is none */
-    int64_t large_version;        /* its version then */
-    Mark *last;                   /* the last mark that was made */
-    uint64_t turn;                /* in which the last call returned whose backward is timed */
-    uint64_t first, first_thread; /* the number of the first node of the outermost call, as far as is known, and the thread's that it is of */
-    void *handle;                 /* of this file, to be closed when the last of them is gone; NULL: not yet */
-    int64_t hooked;               /* ns of a metered step in graph.c, without what is charged by Python */
+    Listening listening[SHAPES];  /* the Python functions that are called for calls of this shape that are counted in C */
+    unsigned char hands[SHAPES];  /* large outputs of this shape are checked too, and Python checks those that C cannot */
+    PyObject *heard[SHAPES];      /* the listeners to gradients of calls of this shape; NULL: none */
+    int wants[SHAPES];            /* what these listeners need */
+    long hooks;                   /* number of hooks that live in graphs */
+    PyObject *large;              /* a weak reference to the last large output that was found finite; NULL: none */
+    int64_t large_version;        /* its version at that time */
+    Mark *last;                   /* the newest mark */
+    uint64_t turn;                /* turn of the last returned call whose backward is timed */
+    uint64_t first, first_thread; /* number of the outermost call's first node, as far as known, and the thread that it belongs to */
+    void *handle;                 /* of this library, to be closed when the last hook is gone; NULL: not yet */
+    int64_t hooked;               /* ns spent in graph.c in a metered step, without those that Python charges */
     int metered;
-    int checks;                   /* what calls return is looked at, and `suspect` is told */
-    int alert;                    /* it is told of all of them */
-    long passed;                  /* calls of which it should have been told, and nobody could look */
-    int64_t spent;                /* ns of a metered step in this file, and in what it calls of hookd */
-    int64_t shown;                /* and to show what calls return */
-    int64_t looked;               /* and to look at large ones */
-    int64_t charged;              /* in what is called for that, which Python charges itself */
+    int checks;                   /* outputs are checked, and `suspect` is called for bad ones */
+    int alert;                    /* `suspect` is called for all outputs */
+    long passed;                  /* number of calls for which `suspect` might have been called, but whose output nobody could check */
+    int64_t spent;                /* ns spent in this library and in functions of hookd's that it calls, in a metered step */
+    int64_t shown;                /* ns spent showing outputs */
+    int64_t looked;               /* ns spent checking large outputs */
+    int64_t charged;              /* ns spent in functions called for these purposes that Python itself charges */
     Depth depth;
-    long deep;                    /* calls so near to the limit that they were not observed */
+    long deep;                    /* number of calls too near the recursion limit or too deep in the stack to be observed */
 };
 
 #pragma GCC visibility push(hidden)
@@ -252,7 +253,7 @@ PyObject *with_packed(PyObject *state, PyObject *function, PyObject **given, siz
                       Py_ssize_t count, PyObject *names);
 
 /* tensors.c */
-enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all is finite; or -inf; there is an infinity or a NaN; nobody can say */
+enum { SEEN, MASKED, BAD, UNSEEN }; /* of a tensor: all finite; some -inf, the rest finite; an infinity or a NaN; unknown */
 int looked_at(PyObject *output, int hands);
 int handed(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before);
 int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output);
@@ -275,20 +276,22 @@ Count *still(uintptr_t key, uint64_t number);
 
 /* graph.c */
 enum { HEARS_BEFORE = 1, HEARS = 2, CHECKS_BEFORE = 4, CHECKS = 8, KEEPS_OUT = 16, KEEPS_IN = 32, TIMED = 64, WALKS = 128, ADDS = 256 };
-/* What is wanted of gradients, as `Gradients` of hookd/target/entry/c_entry.py: to be told of those that enter or that leave, or only of those
- * that are not finite; to see them; to have the time; whether anything is wanted of those that leave, or of the time; and to have that added up. */
+/* What listeners need of gradients; the same as `Gradients` in hookd/target/entry/c_entry.py. HEARS_BEFORE, HEARS: to
+ * be called for gradients that enter, or that leave; CHECKS_BEFORE, CHECKS: only unless all are finite. KEEPS_OUT,
+ * KEEPS_IN: the gradients themselves. TIMED: the time. WALKS: the nodes of the module must be found, for listeners to
+ * gradients that leave or to the time. ADDS: the time is added up. */
 typedef struct Flow Flow;
-typedef struct { /* where an input came from in the graph; NULL: it needs no gradient */
+typedef struct { /* the edge of an input in the graph; NULL: the input needs no gradient */
     PyObject *node;
     long long nr;
 } Edge;
-typedef struct { /* what is known when a call begins */
-    PyObject *heard;   /* who listens; NULL: nothing is to be hooked */
-    PyObject *entered; /* what Python knows; NULL: the rest is known here */
+typedef struct { /* the state of the graph when a call begins */
+    PyObject *heard;   /* the listeners; NULL: nothing is to be hooked */
+    PyObject *entered; /* the state that Python has noted; NULL: the other fields have it */
     int wants, count;
-    int is_marked; /* it is left to marks.c */
+    int is_marked; /* marks.c handles the call */
     uint64_t sequence;
-    int64_t lost; /* that of the thread's state */
+    int64_t lost; /* value of `lost` in the thread's state */
     Edge edges[INPUTS];
 } Begun;
 int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count);

@@ -1,53 +1,53 @@
-/* The gradients that enter and leave a module, seen by hooks on the autograd nodes that are there anyway: what
- * hookd/target/events/backward.py does, which says how, for calls of modules that are counted here and that Python functions want to be
- * told the gradients of, or only of those that are not finite. Python does it for all that is not plain: an input that is a
- * leaf, several nodes behind one output, tensors on a device, a plugin that changes gradients.
+/* Observes the gradients that enter and leave a module, with hooks on the existing autograd nodes. It does what
+ * hookd/target/events/backward.py does and describes, for module calls that are counted in C and whose gradients
+ * Python listeners need, or only those that are not finite. Python does it for everything that is not plain: an input
+ * that is a leaf, several nodes behind one output, tensors on a device, a plugin that changes gradients.
  *
- * torch keeps a hook as a bound method of `host.hooked`, a Python function that dynamo can read, with a capsule that has what is
- * needed here. A graph may live longer than hookd does: a hook that is called then does nothing, and this file stays loaded until
- * the last one is gone (where somebody else has asked for so many pending calls, for good).
+ * torch keeps a hook as a bound method of `host.hooked`, a Python function that dynamo can read, with a capsule that
+ * holds the data needed here. A graph may outlive hookd: a hook called then does nothing, and this library stays
+ * loaded until the last hook is gone (forever, if the interpreter's queue of pending calls is full at that moment).
  *
  * Source: torch/csrc/autograd/python_cpp_function.cpp `THPCppFunction_register_prehook`, 2.1 to 2.15.
  */
 #include "entry.h"
 
-enum { MOST = 20000 }; /* nodes of one module that are looked at, as in hookd/target/events/backward.py */
+enum { MOST = 20000 }; /* limit of nodes of one module that are examined, as in hookd/target/events/backward.py */
 
 struct Flow { /* the gradients of one call, while a backward runs through it; it holds no node of the module */
     long refs;
     PyObject *module, *heard;
-    uintptr_t key; /* the module's address, and the number of what is counted of it: whose totals its time is added to */
-    uint64_t number, low, turn; /* its nodes have the number `low` or a higher one; `turn` as in marks.c */
-    uintptr_t maker; /* the address of the state of the thread that made them */
-    size_t back;   /* so many of those: `times` says for how many steps the one of the call stands */
+    uintptr_t key; /* the module's address; with the number of its `Count` it identifies the totals to which the time is added */
+    uint64_t number, low, turn; /* the call's nodes have sequence number `low` or higher; `turn` as in marks.c */
+    uintptr_t maker; /* address of the state of the thread that made these nodes */
+    size_t back;   /* number of totals; `times` has for each how many steps the call represents */
     double *times;
     int wants;
     Py_ssize_t inputs, outputs;
-    int is_open, is_bad; /* a gradient that has come is not known to be finite */
+    int is_open, is_bad; /* is_bad: some gradient so far is not known to be finite */
     Py_ssize_t due_out, due_in;
-    PyObject *thread; /* in which this backward began */
+    PyObject *thread; /* that began this backward */
     Since since;
-    PyObject *grads[]; /* of the outputs, then of the inputs; NULL: none has come */
+    PyObject *grads[]; /* of the outputs, then of the inputs; NULL: none so far */
 };
 
-typedef struct { /* a gradient's place at a node, and which tensor's it is */
+typedef struct { /* the place of a gradient at a node, and the index of its tensor */
     Py_ssize_t at, tensor;
 } Place;
 
 typedef struct {
     Flow *flow;
     int is_before;
-    Py_ssize_t own;  /* whether the node leads to an input itself */
-    PyObject *later; /* the nodes that do and run later, as a tuple; NULL: it is called behind its node */
+    Py_ssize_t own;  /* whether the node itself leads to an input */
+    PyObject *later; /* the nodes that lead to an input and run later, as a tuple; NULL: the hook is called after its node */
     Py_ssize_t count;
     Place places[];
 } Hook;
 
 static const char NAME[] = "hookd";
 
-/* Torch holds one hook less. */
+/* Note that torch has released a hook. */
 void dropped_one(void) {
-    if (!--entry.hooks && entry.handle && dlclose) /* hookd is gone, and now this file may go: once nothing of it runs any more */
+    if (!--entry.hooks && entry.handle && dlclose) /* hookd is gone, and this was the last hook: unload this library once none of its code runs */
         Py_AddPendingCall(dlclose, entry.handle);
 }
 
@@ -64,7 +64,7 @@ static void dropped(Flow *flow) {
     PyMem_RawFree(flow);
 }
 
-static void forgotten(PyObject *capsule) { /* the graph is gone, or torch has not taken the hook */
+static void forgotten(PyObject *capsule) { /* the graph is freed, or torch has not accepted the hook */
     Hook *hook = PyCapsule_GetPointer(capsule, NAME);
     dropped(hook->flow);
     if (hook->later)
@@ -73,7 +73,7 @@ static void forgotten(PyObject *capsule) { /* the graph is gone, or torch has no
     dropped_one();
 }
 
-/* Return the callable that torch gets; `later` is stolen, also where there is no memory. */
+/* Return the callable for torch, NULL if there is no memory; `later` is stolen in any case. */
 static PyObject *hook_of(Flow *flow, int is_before, Py_ssize_t own, PyObject *later, const Place *places, Py_ssize_t count) {
     Hook *hook = PyMem_RawCalloc(1, sizeof *hook + (size_t)count * sizeof *places);
     PyObject *capsule = hook ? PyCapsule_New(hook, NAME, forgotten) : NULL;
@@ -92,7 +92,7 @@ static PyObject *hook_of(Flow *flow, int is_before, Py_ssize_t own, PyObject *la
     return callable;
 }
 
-static long long whole(PyObject *number) { return PyLong_AsLongLong(number); } /* of one that hookd has stored */
+static long long whole(PyObject *number) { return PyLong_AsLongLong(number); } /* a number stored by hookd */
 
 static void lose(PyObject *state, int64_t since) {
     PyObject **lost = at(state, entry.host.lost);
@@ -102,7 +102,7 @@ static void lose(PyObject *state, int64_t since) {
         entry.hooked += spent;
 }
 
-/* Have Python deal with an error of hookd's own. -1: an exception is set, which is a signal handler's. */
+/* Let Python handle an error of hookd's own. Return -1 if an exception is set, which is a signal handler's. */
 static int failed(PyObject *state) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
@@ -120,7 +120,8 @@ static int failed(PyObject *state) {
 
 /* -- when a call begins */
 
-/* Find the edge of an input; `edge->node` stays NULL where it needs no gradient. 0: Python has to find it. */
+/* Find the edge of an input; `edge->node` stays NULL if the input needs no gradient. Return 0 if Python has to find
+ * it. */
 static int edge_of(PyObject *input, Edge *edge) {
     if (TYPE(input) != entry.host.tensor)
         return input == &_Py_NoneStruct || !PyType_IsSubtype(TYPE(input), entry.host.tensor);
@@ -130,7 +131,7 @@ static int edge_of(PyObject *input, Edge *edge) {
     if (!FIELD(void *, impl, entry.layout.autograd))
         return 1;
     PyObject *node = PyObject_GetAttr(input, entry.node_name);
-    if (node == &_Py_NoneStruct) { /* a leaf; one that learns is reached through a view */
+    if (node == &_Py_NoneStruct) { /* a leaf; one that requires a gradient is reached through a view */
         PyObject *learns = PyObject_GetAttr(input, entry.learns_name);
         Py_DecRef(node);
         if (learns)
@@ -144,13 +145,13 @@ static int edge_of(PyObject *input, Edge *edge) {
     return nr != NULL;
 }
 
-/* Have Python note where the graph stands. -1: an exception is set. */
+/* Let Python note the state of the graph. Return -1 if an exception is set. */
 static int begins_in_python(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     PyObject *given[3] = {NULL, state, packed(args + 1, count - 1)};
     PyObject *entered = given[2] ? asking(state, entry.host.graph_begins, given + 1, 2) : NULL;
     if (given[2])
         Py_DecRef(given[2]);
-    if (entered == &_Py_NoneStruct) /* it lives for ever */
+    if (entered == &_Py_NoneStruct) /* the reference need not be released: None is never freed */
         graph_forgets(begun), entered = NULL;
     else if (!entered)
         return -1;
@@ -158,8 +159,8 @@ static int begins_in_python(Begun *begun, PyObject *state, PyObject *const *args
     return 0;
 }
 
-/* Note where the graph stands before a module runs. 0: go on, and `begun->heard` is NULL where no graph is being built;
- * -1: an exception is set, a signal handler's. */
+/* Note the state of the graph before a module runs. Return 0 to go on; `begun->heard` is NULL if no graph is being
+ * built. Return -1 if an exception is set, a signal handler's. */
 int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     *begun = (Begun){0};
     if (*at(state, entry.host.flows) != &_Py_TrueStruct || !gives(entry.host.grad_enabled, &_Py_TrueStruct))
@@ -170,18 +171,18 @@ int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *a
     int is_plain = count - 1 <= INPUTS && may_ask(), is_left = 0;
     PyObject *sequence = is_plain ? PyObject_Vectorcall(entry.host.sequence, NULL, 0, NULL) : NULL;
     begun->sequence = sequence ? PyLong_AsUnsignedLongLong(sequence) : 0;
-    is_plain = sequence != NULL; /* first: to ask for an edge may make a node */
+    is_plain = sequence != NULL; /* first of all, because reading an edge may create a node */
     if (sequence)
         Py_DecRef(sequence);
     begun->is_marked = is_plain && marks_begin(begun, state, args, count);
     if (begun->is_marked)
-        begun->count = (int)count - 1; /* which edges these are makes no difference to the time */
+        begun->count = (int)count - 1; /* for the time it does not matter which edges these are */
     for (Py_ssize_t i = 1; i < count && is_plain && !begun->is_marked; i++)
         is_plain = edge_of(args[i], &begun->edges[begun->count++]);
     if (!is_plain) {
         PyErr_Clear();
         is_left = begins_in_python(begun, state, args, count);
-        since = now(); /* it has counted its own time */
+        since = now(); /* Python has counted its own time */
     }
     lose(state, since);
     begun->lost = whole(*at(state, entry.host.lost));
@@ -201,7 +202,7 @@ void graph_forgets(Begun *begun) {
 
 /* -- when it ends */
 
-uint64_t number_of(PyObject *node) { /* UINT64_MAX: it leads nowhere, or an exception is set */
+uint64_t number_of(PyObject *node) { /* UINT64_MAX: it leads to no other node, or an exception is set */
     PyObject *number = PyObject_VectorcallMethod(entry.sequence_name, &node, 1, NULL);
     uint64_t found = number ? PyLong_AsUnsignedLongLong(number) : UINT64_MAX;
     if (number)
@@ -209,16 +210,16 @@ uint64_t number_of(PyObject *node) { /* UINT64_MAX: it leads nowhere, or an exce
     return found;
 }
 
-typedef struct { /* what has been found of a module's nodes */
-    PyObject *seen, *nodes, *entries; /* a dict of all; a list of those to be looked at; one of those that lead to an input, or end it */
-    Place *places;                    /* of all entries, one after the other, */
-    Py_ssize_t *counts;               /* and how many of them each has */
+typedef struct { /* what was found of a module's nodes */
+    PyObject *seen, *nodes, *entries; /* a dict of all; a list of those still to be examined; a list of those that lead to an input, or run last */
+    Place *places;                    /* of all entries, one entry after the other */
+    Py_ssize_t *counts;               /* number of places of each entry */
     Py_ssize_t size, room;
-    PyObject *last;                   /* borrowed: the node that runs last */
+    PyObject *last;                   /* the node that runs last, borrowed */
     uint64_t least;
 } Walk;
 
-static int roomy(Walk *walk, Py_ssize_t places, Py_ssize_t entries) { /* for one more of both */
+static int roomy(Walk *walk, Py_ssize_t places, Py_ssize_t entries) { /* makes room for one more of both */
     if (places < walk->room && entries < walk->room)
         return 1;
     Py_ssize_t room = walk->room ? 4 * walk->room : 8;
@@ -231,7 +232,7 @@ static int roomy(Walk *walk, Py_ssize_t places, Py_ssize_t entries) { /* for one
     return counts != NULL;
 }
 
-/* Look where a node leads to. 0: an exception is set, or there is no memory. */
+/* Examine the nodes that a node leads to. Return 0 if an exception is set, or there is no memory. */
 static int followed(Walk *walk, const Begun *begun, PyObject *node) {
     PyObject *following = PyObject_GetAttr(node, entry.following_name);
     Py_ssize_t size = following ? PyTuple_Size(following) : -1, first = walk->size, entries = PyList_Size(walk->entries);
@@ -270,7 +271,8 @@ static int has_in(PyObject *list, PyObject *object) {
     return 0;
 }
 
-/* Walk from some nodes down to the inputs of their module, as `_Walk` of hookd/target/events/backward.py does. 0: it failed. */
+/* Walk from some nodes down to the inputs of their module, as `_Walk` of hookd/target/events/backward.py does. Return
+ * 0 if it failed. */
 static int walked(Walk *walk, const Begun *begun, PyObject *const *nodes, Py_ssize_t count) {
     *walk = (Walk){PyDict_New(), PyList_New(0), PyList_New(0), .least = UINT64_MAX};
     int is_right = walk->seen && walk->nodes && walk->entries;
@@ -309,7 +311,8 @@ static void ended(Walk *walk) {
     PyMem_RawFree(walk->counts);
 }
 
-/* Return what a walk has found: a dict of all nodes, and a list of (node, places) of the entries. NULL: an exception is set. */
+/* Return the result of a walk: a dict of all nodes, and a list of (node, places) of the entries. NULL: an exception is
+ * set. */
 static PyObject *described(const Walk *walk) {
     PyObject *list = PyList_New(0);
     Py_ssize_t entries = PyList_Size(walk->entries), first = 0;
@@ -345,7 +348,8 @@ static PyObject *described(const Walk *walk) {
     return both;
 }
 
-/* `walk(nodes, edges, sequence, is_timed)`: do what `_Walk` of hookd/target/events/backward.py does; None: it has to do that itself. */
+/* `walk(nodes, edges, sequence, is_timed)`: do what `_Walk` of hookd/target/events/backward.py does; return None to
+ * leave it to Python. */
 PyObject *walk_from(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Begun begun = {0};
     Walk walk = {0};
@@ -379,7 +383,7 @@ static int registered(PyObject *node, PyObject *name, PyObject *callable) { /* s
     return handle != NULL;
 }
 
-/* Hook the node behind a module's outputs, and those that lead to its inputs. 0: it failed. */
+/* Hook the node behind a module's outputs, and those that lead to its inputs. Return 0 if it failed. */
 static int hooked(Flow *flow, const Begun *begun, PyObject *node, uint64_t number, const Place *slots, Py_ssize_t count) {
     Walk walk = {0};
     int is_right = !(begun->wants & WALKS) || walked(&walk, begun, &node, 1);
@@ -389,7 +393,7 @@ static int hooked(Flow *flow, const Begun *begun, PyObject *node, uint64_t numbe
         PyObject *one = PyList_GetItem(walk.entries, i);
         if (one == node)
             own = 1;
-        else if (number_of(one) < number) /* a hook may hold what runs after it alone, or nobody would free the graph */
+        else if (number_of(one) < number) /* a hook may hold only nodes that run later, or the graph is a reference cycle that is never freed */
             is_right = is_right && !PyList_Append(later, one), under++;
     }
     PyObject *nodes = later && is_right ? PyTuple_New(under) : NULL;
@@ -408,7 +412,7 @@ static int hooked(Flow *flow, const Begun *begun, PyObject *node, uint64_t numbe
     return is_right;
 }
 
-typedef struct { /* the node that has made the outputs of a call */
+typedef struct { /* the node that made the outputs of a call */
     PyObject *node; /* NULL: there is nothing to hook */
     uint64_t number;
     Py_ssize_t outputs, count;
@@ -416,7 +420,7 @@ typedef struct { /* the node that has made the outputs of a call */
     int is_own;
 } Maker;
 
-/* Add an output. 0: Python has to look. */
+/* Add an output. Return 0 if Python has to handle the call. */
 static int made(Maker *maker, const Begun *begun, PyObject *output) {
     const void *impl = plain(output);
     Place slot = {0, maker->outputs++};
@@ -435,7 +439,7 @@ static int made(Maker *maker, const Begun *begun, PyObject *output) {
     slot.at = nr ? (Py_ssize_t)whole(nr) : -1;
     if (nr)
         Py_DecRef(nr);
-    /* What it was given and gives back beside its own belongs to the module that made it. */
+    /* Outputs that the module passes through beside its own belong to the module that made them. */
     int is_own = number >= begun->sequence, is_right = slot.at >= 0 && !PyErr_Occurred();
     if (maker->node && is_own && !maker->is_own) {
         Py_DecRef(maker->node);
@@ -482,7 +486,7 @@ static Flow *flow_of(const Begun *begun, PyObject *state, PyObject *module, uint
     return flow;
 }
 
-/* Make of what C has noted what Python would have. NULL: an exception is set. */
+/* Convert the state that C has noted to Python's form. NULL: an exception is set. */
 static PyObject *entered_of(const Begun *begun, PyObject *state) {
     PyObject *edges = PyList_New(0), *sequence = PyLong_FromUnsignedLongLong(begun->sequence), *result = NULL;
     int is_right = edges && sequence;
@@ -506,7 +510,7 @@ static PyObject *entered_of(const Begun *begun, PyObject *state) {
     return result;
 }
 
-/* Have Python hook the graph. -1: an exception is set. */
+/* Let Python hook the graph. Return -1 if an exception is set. */
 static int ends_in_python(Begun *begun, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     if (!begun->entered && !(begun->entered = entered_of(begun, state)))
         return -1;
@@ -519,7 +523,7 @@ static int ends_in_python(Begun *begun, PyObject *state, PyObject *module, PyObj
     return done ? 0 : -1;
 }
 
-/* Hook what a call's gradients flow through. 0: it failed; an exception may be set. */
+/* Hook the nodes that a call's gradients flow through. Return 0 if it failed; an exception may be set. */
 static int flows(const Begun *begun, PyObject *state, PyObject *module, uint64_t number, uintptr_t key, const Maker *maker) {
     Flow *flow = flow_of(begun, state, module, number, key, maker->outputs);
     int was_seen = hide(state), is_right = flow && hooked(flow, begun, maker->node, maker->number, maker->slots, maker->count);
@@ -529,7 +533,8 @@ static int flows(const Begun *begun, PyObject *state, PyObject *module, uint64_t
     return is_right;
 }
 
-/* Hook the nodes that a call has made; `number` is that of what is counted of its module. -1: an exception is set, a signal handler's. */
+/* Hook the nodes that a call has made; `number` is that of its module's `Count`. Return -1 if an exception is set, a
+ * signal handler's. */
 int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     if (!entry.counts)
         return 0;
@@ -554,7 +559,7 @@ int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number,
 
 /* -- in the backward */
 
-/* Look whether any of the gradients is not known to be finite. */
+/* Whether any of the gradients is not known to be finite. */
 static int any_is_bad(PyObject *const *grads, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; i++)
         if (grads[i] && !is_finite(grads[i]))
@@ -572,10 +577,11 @@ static PyObject *tuple_of(PyObject *const *grads, Py_ssize_t count) {
     return tuple;
 }
 
-/* Tell Python of the gradients that have entered, or left. -1: an exception is set, which is none of hookd's. */
+/* Call the listeners to the gradients that have entered, or left. Return -1 if an exception is set, which is not
+ * hookd's. */
 static int told(Flow *flow, PyObject *state, int has_left, int64_t elapsed, int64_t self) {
     int always = has_left ? HEARS : HEARS_BEFORE, if_bad = has_left ? CHECKS : CHECKS_BEFORE;
-    int is_new = !has_left || !(flow->wants & CHECKS_BEFORE); /* those of the outputs have not been looked at yet */
+    int is_new = !has_left || !(flow->wants & CHECKS_BEFORE); /* whether the outputs' gradients have not been checked yet */
     if (flow->wants & if_bad && !flow->is_bad)
         flow->is_bad = any_is_bad(flow->grads + (is_new ? 0 : flow->outputs), has_left ? flow->inputs + (is_new ? flow->outputs : 0) : flow->outputs);
     if (!(flow->wants & always) && !(flow->wants & if_bad && flow->is_bad))
@@ -591,11 +597,11 @@ static int told(Flow *flow, PyObject *state, int has_left, int64_t elapsed, int6
     if (done)
         Py_DecRef(done);
     if (entry.metered)
-        entry.hooked -= now() - since; /* Python charges that itself */
+        entry.hooked -= now() - since; /* Python charges this time itself */
     return done ? 0 : -1;
 }
 
-/* Begin a backward. 0: an exception is set. */
+/* Begin a backward. Return 0 if an exception is set. */
 static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
     const Host *host = &entry.host;
     flow->due_out = 1, flow->due_in = hook->own;
@@ -616,7 +622,8 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
     return 1;
 }
 
-/* End a backward: take the time, tell of it, and forget its gradients; the next one (retain_graph) begins anew. */
+/* End a backward: take the time, call listeners, and forget the gradients. The next backward (retain_graph) begins
+ * anew. Return -1 if an exception is set. */
 static int finished(Flow *flow, PyObject *state, int64_t mark) {
     const Host *host = &entry.host;
     marks_close(state, flow->maker, flow->low, flow->turn, mark);
@@ -645,7 +652,7 @@ static int finished(Flow *flow, PyObject *state, int64_t mark) {
     return is_left;
 }
 
-/* Take what a node is about to be given. 0: an exception is set. */
+/* Take the gradients that a node is about to get. Return 0 if an exception is set. */
 static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
     Flow *flow = hook->flow;
     if (!flow->is_open && !opened(flow, hook, state, mark))
@@ -665,17 +672,18 @@ static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     return !told(flow, state, 0, now() - flow->since.started, 0) && (flow->due_in || !finished(flow, state, mark));
 }
 
-/* Add a share of a gradient, which it steals, to another one. NULL: an exception is set. */
+/* Add a share of a gradient, which is stolen, to another one. NULL: an exception is set. */
 static PyObject *sum_of(PyObject *state, PyObject *one, PyObject *share) {
     PyObject *given[3] = {NULL, one, share};
-    Py_IncRef(one); /* torch lets the lock go, and another thread may go through the same graph */
+    Py_IncRef(one); /* torch releases the GIL, and another thread may run through the same graph */
     PyObject *sum = asking(state, entry.host.graph_adds, given + 1, 2);
     Py_DecRef(one);
     Py_DecRef(share);
     return sum;
 }
 
-/* Take what a node has given to inputs: shares of their gradients. 0: an exception is set. */
+/* Take the gradients that a node has computed for inputs: shares of the inputs' gradients. Return 0 if an exception is
+ * set. */
 static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
     Flow *flow = hook->flow;
     if (!flow->is_open)
@@ -689,7 +697,7 @@ static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
         Py_IncRef(share);
         if (*place && !(share = sum_of(state, *place, share)))
             return 0;
-        PyObject *old = *place; /* another thread may have changed it meanwhile */
+        PyObject *old = *place; /* another thread may have changed it in the meantime */
         *place = share;
         if (old)
             Py_DecRef(old);
@@ -697,7 +705,7 @@ static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     return --flow->due_in || !finished(flow, state, mark);
 }
 
-/* Take what flows through a node. 0: an exception is set. */
+/* Take the gradients that flow through a node. Return 0 if an exception is set. */
 static int flowing(const Hook *hook, PyObject *state, PyObject *given, int64_t mark) {
     Flow *flow = hook->flow;
     flow->refs++;
@@ -707,7 +715,8 @@ static int flowing(const Hook *hook, PyObject *state, PyObject *given, int64_t m
     return is_right;
 }
 
-/* What `host.hooked` calls, with a capsule and the gradients that torch has for the hook: one tuple before a node, two behind it. */
+/* Called by `host.hooked` with a capsule and the gradients that torch passes to the hook: one tuple before a node, two
+ * after it. */
 static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     int64_t mark = now();
@@ -731,10 +740,10 @@ static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count)
     return &_Py_NoneStruct;
 }
 
-/* Return the function that does what a hook is there for. */
+/* Return the function that runs when a hook is called. */
 EXPORTED PyObject *hookd_entry_graph(void) { return method(NAME, called); }
 
-/* Tell who listens to the gradients of a shape from now on. `heard`: a list that nobody changes; None: nobody. */
+/* Set the listeners to the gradients of a shape. `heard`: a list that nobody changes; None: no listeners. */
 EXPORTED int hookd_entry_hear(size_t shape, PyObject *heard, int wants) {
     if (shape >= SHAPES)
         return 0;

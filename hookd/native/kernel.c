@@ -1,16 +1,14 @@
-/* All statistics of a tensor in one pass over its memory. Plain C without any library, so that one file serves every
- * Python and can be loaded from memory. Called through ctypes, without the interpreter's lock; it keeps no state.
+/* All statistics of a tensor in one pass over its memory. Plain C without any library, so that one file works with
+ * every Python and can be loaded from memory. It is called through ctypes, without the GIL, and keeps no state.
  *
- * A tensor is read in blocks. The elements of a block are summed up about the mean of the block before it, so a mean of
- * 1000 with a spread of 1 loses nothing; that the means of the blocks differ costs no precision either, for what they
- * differ by is part of the tensor's own spread. The first block is summed up about the mean of its first elements. The
- * blocks are combined in double precision: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for
- * Computing Sample Variances, 1979, 2.1. What is not finite shows in a block's sum; only such a block is looked at
- * element by element.
+ * A tensor is read in blocks. The elements of a block are summed about the mean of the previous block, so a mean of
+ * 1000 with a spread of 1 loses no precision. Nor does a difference between the blocks' means, because it is part of
+ * the tensor's own spread. The first block is summed about the mean of its first elements. The blocks are combined in
+ * double precision: Chan, Golub, LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances,
+ * 1979, 2.1. An element that is not finite shows in its block's sum; only such a block is examined element by element.
  *
- * Every loop over a block runs in independent lanes, as many as two registers hold, so that the compiler can make
- * vectors of it as it stands, without being allowed to change the order of sums. It does so for three sets of
- * instructions.
+ * Every loop over a block runs in independent lanes, as many as fit in two registers, so that the compiler can
+ * vectorize it as it stands, without permission to reorder sums. It does so for three instruction sets.
  */
 #include <stdint.h>
 
@@ -22,18 +20,19 @@
 enum { BLOCK = 2048, SAMPLE = 256 };
 enum { F32, F64, F16, BF16 }; /* dtype */
 enum { COUNT, MEAN, SQUARES, MIN, MAX, ZEROS, NANS, INFS, NEGATIVE_INFS, SHIFT, FIELDS };
-/* COUNT: of the finite elements, as MEAN to MAX; SQUARES: of their differences from the mean; SHIFT: the last block's mean */
+/* COUNT: number of finite elements; MEAN to MAX are of these, too. SQUARES: sum of their squared differences from the
+ * mean. SHIFT: the last block's mean. */
 
 #define INF __builtin_inf()
 #define EXPORTED __attribute__((visibility("default")))
 
-typedef uint32_t __attribute__((may_alias, aligned(2))) Pair; /* two elements of 16 bits */
+typedef uint32_t __attribute__((may_alias, aligned(2))) Pair; /* two 16-bit elements */
 
-typedef struct { /* of a block: the sums of the elements' differences from `shift` and of their squares, and the rest */
+typedef struct { /* of a block: the sums of the elements' differences from `shift` and of the squares of these, and the other statistics */
     double sum, squares, min, max, zeros, shift;
 } Block;
 
-typedef struct { /* functions for one set of instructions */
+typedef struct { /* functions for one instruction set */
     void (*f32)(const float *, int, double, Block *);
     void (*f64)(const double *, int, double, Block *);
     void (*half)(const uint16_t *, int, float *);
@@ -53,10 +52,11 @@ static inline float from_bits(uint32_t u) {
     return both.f;
 }
 
-/* Eight lanes and fewer gcc 12 writes out one by one before it looks for vectors, and then finds none: four times slower. */
+/* gcc 12 unrolls loops of up to eight lanes before it vectorizes, and then finds nothing to vectorize: four times
+ * slower. */
 #define LANES _Pragma("GCC unroll 1")
 
-/* Sum up n elements, finite or not, about `shift`. */
+/* Sum n elements, finite or not, about `shift`. */
 #define FOLD(set, with, name, type, integer, lanes)                                                                   \
     with static void name##_##set(const type *restrict x, int n, double about, Block *b) {                            \
         type sum[lanes], low[lanes], high[lanes], square[lanes], shift = (type)about;                                 \
@@ -90,7 +90,7 @@ static inline float from_bits(uint32_t u) {
         *b = all;                                                                                                     \
     }
 
-/* In pairs, which fills a register at one stroke; the order of the elements does not matter. */
+/* Convert in pairs, which fills a register at once; the order of the elements does not matter. */
 #define BRAIN(set, with)                                                                                              \
     with static void brain_##set(const uint16_t *restrict x, int n, float *restrict to) {                             \
         const Pair *restrict pairs = (const Pair *)(const void *)x;                                                   \
@@ -103,7 +103,7 @@ static inline float from_bits(uint32_t u) {
             to[n - 1] = from_bits((uint32_t)x[n - 1] << 16);                                                          \
     }
 
-/* Exact for denormals too; what is beyond 65504 is an infinity or NaN and keeps its bits. */
+/* Exact for denormals too. A magnitude beyond 65504 is an infinity or NaN and keeps its bits. */
 static void half_plain(const uint16_t *restrict x, int n, float *restrict to) {
     for (int i = 0; i < n; i++) {
         uint32_t magnitude = x[i] & 0x7fffu, sign = (x[i] & 0x8000u) << 16;
@@ -128,7 +128,7 @@ __attribute__((target("avx512f"))) static void half_avx512(const uint16_t *restr
 }
 #endif
 
-/* The largest magnitude, in bits; read as integers, magnitudes keep their order, and infinity and NaN are the largest. */
+/* The largest magnitude, as bits. Read as integers, magnitudes keep their order, and infinity and NaN are the largest. */
 #define MOST(set, with, bits, type, lanes)                                                                            \
     with static uint64_t most_##bits##_##set(const void *memory, int n) {                                              \
         const type *restrict x = memory, magnitude = (type)(~(uint64_t)0 >> (65 - bits));                             \
@@ -164,7 +164,7 @@ SET(avx2, __attribute__((target("avx2,fma"))), 32)
 SET(avx512, __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))), 64)
 #endif
 
-/* Whether nothing but -inf is not finite: without the sign and with it no number is above infinity, nor equal to it. */
+/* Whether -inf is the only value that is not finite: no magnitude is above infinity (a NaN), and no value equals +inf. */
 #define MASKED(bits, unsigned_type)                                                                                   \
     static int masked_##bits(const void *memory, int n, uint64_t infinity) {                                          \
         const unsigned_type *restrict x = memory, magnitude = (unsigned_type)-1 >> 1, inf = (unsigned_type)infinity;  \
@@ -178,7 +178,7 @@ MASKED(16, uint16_t)
 MASKED(32, uint32_t)
 MASKED(64, uint64_t)
 
-/* Join the sums of n finite elements to those of all before them. */
+/* Add the sums of n finite elements to those of all previous ones. */
 static void add(double *out, const Block *b, double n) {
     double off = b->sum / n, squares = b->squares - b->sum * off;
     double before = out[COUNT], all = before + n, delta = b->shift + off - out[MEAN];
@@ -193,7 +193,7 @@ static void add(double *out, const Block *b, double n) {
     out[SHIFT] = b->shift + off;
 }
 
-/* Give the finite elements of a block, moved together, and count the others. */
+/* Store the finite elements of a block side by side, and count the others. Return the number of finite ones. */
 #define FINITE(name, type, unsigned_type, magnitude_bits, infinity)                                                   \
     static int finite_##name(const type *x, int n, type *to, double *out) {                                           \
         int kept = 0, nans = 0, infs = 0, negative = 0;                                                               \
@@ -213,19 +213,19 @@ static void add(double *out, const Block *b, double n) {
 FINITE(f32, float, uint32_t, 0x7fffffffu, 0x7f800000u)
 FINITE(f64, double, uint64_t, 0x7fffffffffffffffu, 0x7ff0000000000000u)
 
-/* Squares of magnitudes outside of these vanish or overflow in single precision. */
+/* Squares of magnitudes outside of this range underflow or overflow in single precision. */
 static int is_safe(const Block *b) {
     double peak = -b->min > b->max ? -b->min : b->max;
     return peak == 0 || (peak > 1e-15 && peak < 1e15);
 }
 
-/* Whether something is not finite, or a sum has overflowed. */
+/* Whether an element is not finite, or a sum has overflowed. */
 static int is_odd(const Block *b) {
     return b->sum - b->sum != 0 || b->squares - b->squares != 0;
 }
 
 #define BLOCKS(name, type)                                                                                            \
-    /* Sum up about the last block's mean, or where there is none about that of the first elements. */                \
+    /* Sum about the last block's mean, or about the mean of the first elements if there is none. */                  \
     static void about_mean_##name(const Set *set, const type *x, int n, const double *out, Block *b) {                \
         double shift = out[SHIFT];                                                                                    \
         if (out[COUNT] == 0 && n) {                                                                                   \
@@ -281,19 +281,20 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
     }
 }
 
-/* Who calls this file knows what it takes and gives by this number: hookd/target/tensors/kernel.py. */
+/* Return the version of this interface; hookd/target/tensors/kernel.py compares it. */
 EXPORTED int hookd_version(void) {
     return 2;
 }
 
-/* What this processor has, and the system saves: 0 for any, 1 for AVX2 with FMA and F16C, 2 for AVX-512 as in Skylake's servers.
- * Asked of it directly: what compilers offer for that needs a library of theirs.
- * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 14.3 and 15.2. */
+/* Return the instruction set that this processor has and the system supports: 0 for any, 1 for AVX2 with FMA and F16C,
+ * 2 for AVX-512 as in Skylake servers. The processor is queried directly: the compilers' own builtins for this need
+ * one of their libraries. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 14.3 and
+ * 15.2. */
 EXPORTED int hookd_level(void) {
 #if defined(__x86_64__)
-    enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29 };            /* of leaf 1, ecx */
-    enum { AVX2 = 1 << 5, F = 1 << 16, DQ = 1 << 17, BW = 1 << 30 };      /* of leaf 7, ebx; and the highest bit is VL */
-    enum { YMM = 6, ZMM = 0xe6 };                                         /* of XCR0: the registers that are saved */
+    enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29 };            /* in leaf 1, ecx */
+    enum { AVX2 = 1 << 5, F = 1 << 16, DQ = 1 << 17, BW = 1 << 30 };      /* in leaf 7, ebx; the highest bit is VL */
+    enum { YMM = 6, ZMM = 0xe6 };                                         /* in XCR0: the registers that the system saves */
     uint32_t eax, ebx, ecx, edx, of_one, saved;
     if (!__get_cpuid(1, &eax, &ebx, &of_one, &edx) || !(of_one & OSXSAVE) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx))
         return 0;
@@ -325,7 +326,7 @@ static int size_of(int dtype) {
     return dtype == F64 ? 8 : dtype == F32 ? 4 : 2;
 }
 
-/* Summarise n elements that lie side by side. `out` has FIELDS numbers. */
+/* Summarize n adjacent elements. `out` has FIELDS numbers. */
 EXPORTED void hookd_summary(const void *x, int64_t n, int dtype, int level, double *out) {
     const Set *set = set_of(level);
     clear(out);
@@ -343,7 +344,7 @@ GATHER(16)
 GATHER(32)
 GATHER(64)
 
-/* Summarise a tensor of gaps: `sizes` (none 0) and `strides`, in elements, of its 1 to 64 dimensions. */
+/* Summarize a tensor with gaps: `sizes` (none is 0) and `strides`, in elements, of its 1 to 64 dimensions. */
 EXPORTED void hookd_summary_strided(const void *x, int dims, const int64_t *sizes, const int64_t *strides, int dtype, int level,
                            double *out) {
     void (*gather)(const void *, int64_t, int, void *) =
@@ -382,7 +383,7 @@ static Most most_of(const Set *set, int dtype) {
     return width == 8 ? set->most_64 : width == 4 ? set->most_32 : set->most_16;
 }
 
-/* Say what of n elements that lie side by side is not finite: 0 nothing, 1 nothing but -inf, 2 NaN or inf. */
+/* Check n adjacent elements. Return 0 if all are finite, 1 if only -inf is among the others, 2 for a NaN or +inf. */
 EXPORTED int hookd_is_finite(const void *x, int64_t n, int dtype, int level) {
     int width = size_of(dtype), found = 0;
     Most most = most_of(set_of(level), dtype);
@@ -399,7 +400,7 @@ EXPORTED int hookd_is_finite(const void *x, int64_t n, int dtype, int level) {
     return found;
 }
 
-/* Give the largest magnitude in several tensors, each of whose n elements lie side by side; NaN if there is one. */
+/* Return the largest magnitude in several tensors, each with n adjacent elements; NaN if there is one. */
 EXPORTED double hookd_largest(const void *const *x, const int64_t *n, int tensors, int dtype, int level) {
     Most most = most_of(set_of(level), dtype);
     uint64_t largest = 0;

@@ -1,44 +1,47 @@
-/* How long the backward of each call takes, where nobody wants more than that of it: for totals of backward passes.
+/* The duration of each call's backward, for totals of backward passes, if no listener needs more than that.
  *
- * torch runs the nodes of a graph in the order of their numbers, the last one first, as soon as they are ready; a node's number is
- * higher than those of all that it leads to. So the nodes that a call has made run one after the other, and if the node that was made just
- * before it has made its input, that one runs just after it. A mark on a node says when it is about to run. The mark on the node behind a
- * call's output begins the backward of that call, and ends those of all calls whose nodes have higher numbers. So a call needs one mark, where
- * an input was made just before it, and no other node of it is looked at; in a chain of modules that is so. All other calls are left to graph.c.
+ * torch runs the nodes of a graph as soon as they are ready, those with the highest sequence number first. A node's
+ * number is higher than those of all nodes that it leads to. So the nodes that a call has made run one after the
+ * other; and if the call's input was made by the node created just before the call, that node runs just after them. A
+ * mark on a node reports that the node is about to run. The mark on the node behind a call's output begins the
+ * backward of that call, and ends the backwards of all calls whose nodes have higher numbers. So a call whose input
+ * was made just before it needs a single mark, and its other nodes need not be examined. In a chain of modules this is
+ * so for every call. All other calls are left to graph.c.
  *
- * AccumulateGrad runs at once, whatever its number: what a weight's takes is part of the call whose weight it is.
+ * AccumulateGrad runs at once, whatever its number: its time is part of the call that uses the weight.
  *
- * A mark is a hook of a tensor, which torch takes as the dict that a tensor has for its hooks: to register a hook of a node takes
- * a Python function of torch's, which costs ten times as much.
+ * A mark is a tensor hook, which torch accepts as the dict of a tensor's hooks. A node hook has to be registered
+ * through a Python function of torch, which costs ten times as much.
  *
- * Sources: torch/csrc/autograd/engine.cpp `CompareNodeTaskTime`, `call_tensor_pre_hooks`; torch/csrc/autograd/function.h Note [Sequence Number];
- * torch/csrc/autograd/python_cpp_function.cpp `THPCppFunction_register_hook_dict`; 2.1 to 2.15.
+ * Sources: torch/csrc/autograd/engine.cpp `CompareNodeTaskTime`, `call_tensor_pre_hooks`;
+ * torch/csrc/autograd/function.h Note [Sequence Number]; torch/csrc/autograd/python_cpp_function.cpp
+ * `THPCppFunction_register_hook_dict`; 2.1 to 2.15.
  */
 #include "entry.h"
 
 typedef struct Span Span;
 struct Span { /* the nodes of one call */
     long refs;
-    Span *outer;          /* the next one that begins at the same mark, of a module around this one */
-    uintptr_t key;        /* the module's address, and the number of what is counted of it: whose totals its time is added to */
-    uint64_t number, low; /* its nodes have the number `low` or a higher one */
-    uint64_t turn;        /* in which calls have returned: those inside before those around them */
+    Span *outer;          /* the next span that begins at the same mark, of an enclosing module */
+    uintptr_t key;        /* the module's address; with the number of its `Count` it identifies the totals to which the time is added */
+    uint64_t number, low; /* its nodes have sequence number `low` or higher */
+    uint64_t turn;        /* numbers calls in the order of their return: inner calls come before outer ones */
     size_t back;
-    double times[];       /* for how many steps its time stands, for each of `back` totals */
+    double times[];       /* for each of `back` totals, the number of steps that its time represents */
 };
 
-struct Mark { /* on a node */
-    uint64_t node;    /* its number, */
-    uintptr_t thread; /* which the thread has given it whose state was there */
-    Span *spans;      /* that begin at it, the outermost first */
+struct Mark { /* a mark on a node */
+    uint64_t node;    /* the node's sequence number */
+    uintptr_t thread; /* address of the state of the thread that has numbered it */
+    Span *spans;      /* the spans that begin at it, the outermost first */
 };
 
 typedef struct Open Open;
-struct Open { /* a span in a backward that is under way */
+struct Open { /* a span in a backward that is running */
     Open *below;
-    PyObject *state;  /* of the thread that runs it */
-    long long task;   /* the number of that backward */
-    uintptr_t thread; /* that of the mark */
+    PyObject *state;  /* of the thread that runs the backward */
+    long long task;   /* number of the backward */
+    uintptr_t thread; /* `thread` of the mark */
     Span *span;
     Since since;
 };
@@ -46,12 +49,12 @@ struct Open { /* a span in a backward that is under way */
 static const char MARK[] = "hookd mark", LAST[] = "hookd end";
 enum { MOST_OPEN = 4096 };
 static struct {
-    Open *open; /* of all threads; what is inside of another one before that */
+    Open *open; /* of all threads; inner spans come before outer ones */
     size_t count;
-    long long awaited; /* the last backward whose end will be told */
+    long long awaited; /* the last backward whose end torch will report */
 } spans = {.awaited = -1};
 
-static long long stored(PyObject *number) { return PyLong_AsLongLong(number); } /* one that hookd has stored */
+static long long stored(PyObject *number) { return PyLong_AsLongLong(number); } /* a number stored by hookd */
 
 static void span_dropped(Span *span) {
     if (!--span->refs)
@@ -75,7 +78,8 @@ static void last_dropped(PyObject *capsule) {
     dropped_one();
 }
 
-/* Return what torch is to call: `host.hooked` with a capsule, which owns `what`; freed where there is no memory. */
+/* Return the callable for torch: `host.hooked` with a capsule that owns `what`. NULL if there is no memory; `what` is
+ * freed. */
 static PyObject *callable(void *what, const char *name, void (*dropped)(PyObject *)) {
     PyObject *capsule = what ? PyCapsule_New(what, name, dropped) : NULL;
     if (!capsule) {
@@ -88,7 +92,7 @@ static PyObject *callable(void *what, const char *name, void (*dropped)(PyObject
     return made;
 }
 
-/* Put a mark on a node, which is the last one then. 0: it failed; an exception may be set. */
+/* Put a mark on a node; it becomes `entry.last`. Return 0 if that failed; an exception may be set. */
 static int marked(PyObject *node, uint64_t number, PyObject *state) {
     Mark *mark = PyMem_RawCalloc(1, sizeof *mark);
     if (mark)
@@ -97,7 +101,7 @@ static int marked(PyObject *node, uint64_t number, PyObject *state) {
     if (hooks && !PyDict_SetItem(hooks, entry.zero, called) && !PyObject_SetAttr(entry.host.carrier, entry.hooks_name, hooks))
         done = PyObject_VectorcallMethod(entry.dict_name, given, 2, NULL);
     if (done)
-        entry.last = mark; /* the carrier has it as well, until the next one is made */
+        entry.last = mark; /* the carrier refers to it as well, until the next mark is made */
     PyObject *made[] = {hooks, called, done};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (made[i])
@@ -109,7 +113,7 @@ static int is_last(uint64_t number, PyObject *state) {
     return entry.last && entry.last->node == number && entry.last->thread == (uintptr_t)state;
 }
 
-/* Return the node that made an input, if it has this number; NULL: it has not, or an exception is set. */
+/* Return the node that made an input, if it has this sequence number; else NULL, also if an exception is set. */
 static PyObject *maker_of(PyObject *input, uint64_t number) {
     const void *impl = plain(input);
     if (!impl || !FIELD(void *, impl, entry.layout.autograd))
@@ -122,8 +126,9 @@ static PyObject *maker_of(PyObject *input, uint64_t number) {
     return node;
 }
 
-/* Whether the end of a call that begins can be known by a mark, which is made where there is none: `begun->sequence` is the number that its
- * first node will have. The first calls inside of a model are left to graph.c: Python hooks the model, and must see them end before it does. */
+/* Whether a mark can report the end of the backward of a call that begins; the mark is made if it is missing.
+ * `begun->sequence` is the number that the call's first node will have. The first calls inside of a model are left to
+ * graph.c: Python hooks the model, and must see their backwards end before the model's does. */
 int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     uint64_t before = begun->sequence - 1;
     if (entry.host.carrier == &_Py_NoneStruct || begun->wants & ~(TIMED | WALKS | ADDS))
@@ -140,7 +145,8 @@ int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t
     return is_known;
 }
 
-/* Have the backward of a call that ends begin at the node behind its output, whose number is `at`. 0: it failed; an exception may be set. */
+/* Let the backward of a call that ends begin at the node behind its output, whose number is `at`. Return 0 if that
+ * failed; an exception may be set. */
 int marks_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number) {
     const Count *counted = begun->wants & ADDS ? still(key, number) : NULL;
     if (!counted)
@@ -170,7 +176,7 @@ static void add(const Span *span, int64_t elapsed, int64_t self) {
     }
 }
 
-/* Take one out, which may run any code if it was the last to know of its thread. */
+/* Remove an open span. This may run any code if the span held the last reference to its thread's state. */
 static void take_out(Open **place) {
     Open *open = *place;
     *place = open->below, spans.count--;
@@ -180,7 +186,7 @@ static void take_out(Open **place) {
     Py_DecRef(state);
 }
 
-/* Take the time of one that is over. */
+/* Add the time of a span that has ended. */
 static void end(const Open *open, int64_t mark) {
     const Host *host = &entry.host;
     PyObject *state = open->state;
@@ -191,11 +197,11 @@ static void end(const Open *open, int64_t mark) {
         set_to(at(state, host->inner), PyLong_FromLongLong(open->since.inner + spent));
 }
 
-typedef struct { /* spans of a backward that this thread runs */
+typedef struct { /* selects spans of a backward that this thread runs */
     PyObject *state;
     long long task;
-    uintptr_t thread; /* that of their marks; 0: whatever it is */
-    uint64_t low, turn; /* with such a number or a higher one, and an earlier turn */
+    uintptr_t thread; /* `thread` of their marks; 0: any */
+    uint64_t low, turn; /* spans with this number or a higher one, and an earlier turn */
 } Which;
 
 static int is_of(const Open *open, const Which *which) {
@@ -207,12 +213,12 @@ static void end_all(const Which *which, int64_t mark) {
     for (Open **place = &spans.open; *place;)
         if (is_of(*place, which)) {
             end(*place, mark);
-            take_out(place); /* it runs nothing: this thread has a state */
+            take_out(place); /* runs no other code: this thread's state has another reference */
         } else
             place = &(*place)->below;
 }
 
-/* Return the number of the backward that is under way; -1: there is none, or what is compiled has no number. */
+/* Return the number of the current backward; -1 if there is none, or if it is compiled and has no number. */
 static long long task_now(void) {
     PyObject *number = PyObject_Vectorcall(entry.host.task, NULL, 0, NULL);
     long long task = number ? stored(number) : -1;
@@ -223,14 +229,16 @@ static long long task_now(void) {
     return task;
 }
 
-/* End the spans inside of a call that graph.c or Python has hooked, which ends now: `thread` is the address of the state of the thread that has made it. */
+/* End the spans inside of a call that graph.c or Python has hooked, and that ends now. `thread` is the address of the
+ * state of the thread that made the call. */
 void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, int64_t mark) {
     if (spans.open)
         end_all(&(Which){state, task_now(), thread, low, turn}, mark);
 }
 
-/* Tell when what is open inside of a call began that graph.c or Python has hooked: torch calls the marks of a node before what hooks the node itself,
- * so that a call which gives back what one inside of it has made would begin after that one. 0: nothing is. */
+/* Find when the outermost open span inside of a call began that graph.c or Python has hooked. torch calls the marks of
+ * a node before the node's own hooks, so a call that returns the output of a nested call would otherwise begin after
+ * the nested one. Return 0 if no span is open. */
 int marks_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, Since *since) {
     Which inside = {state, spans.open ? task_now() : -1, thread, low, turn};
     int is_found = 0;
@@ -240,7 +248,7 @@ int marks_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, 
     return is_found;
 }
 
-/* Forget what is open: of this backward; of those before it in this thread; or, without a thread, of all that there are. */
+/* Forget open spans: of this backward; of earlier ones in this thread (`is_older`); or all of them, without a thread. */
 static void forget(PyObject *state, long long task, int is_older) {
     for (Open **place = &spans.open; *place;) {
         Open *open = *place;
@@ -251,7 +259,7 @@ static void forget(PyObject *state, long long task, int is_older) {
     }
 }
 
-/* Have what is still open then ended with this backward. */
+/* Ask torch to report the end of this backward; the spans still open then end with it. */
 static void ask_for_end(PyObject *state, long long task) {
     spans.awaited = task;
     long long *last = PyMem_RawCalloc(1, sizeof *last);
@@ -266,13 +274,14 @@ static void ask_for_end(PyObject *state, long long task) {
     PyErr_Clear();
 }
 
-/* The outermost call of a thread begins: what a backward that has raised has left open is forgotten, unless the call is inside of one. */
+/* Called when a thread's outermost call begins: forget the spans that a backward has left open when it raised, unless
+ * the call is inside of a backward. */
 void marks_outermost(PyObject *state) {
     if (spans.open && task_now() < 0)
         forget(state, INT64_MAX, 1);
 }
 
-/* Forget what the oldest backward has left, where there is no room: it may have raised in a thread that has ended. */
+/* Make room by forgetting what the oldest backward has left: it may have raised in a thread that has ended. */
 static void make_room(const Which *here) {
     long long oldest = here->task;
     for (const Open *open = spans.open; open; open = open->below)
@@ -282,7 +291,7 @@ static void make_room(const Which *here) {
         forget(here->state, oldest, 0);
 }
 
-/* Begin a span, around those that have begun at the same node by another mark. */
+/* Begin a span, outside of the nested ones that have begun at the same node by another mark. */
 static void begin(Span *span, const Which *here, int64_t mark) {
     const Host *host = &entry.host;
     if (spans.count >= MOST_OPEN)
@@ -299,14 +308,14 @@ static void begin(Span *span, const Which *here, int64_t mark) {
     Py_IncRef(state);
 }
 
-/* A node that has a mark is about to run. */
+/* Handle a mark whose node is about to run. */
 static void meet(const Mark *mark, PyObject *state, int64_t since) {
     Which which = {state, task_now(), mark->thread, mark->node + 1, UINT64_MAX};
     if (which.task < 0)
         return;
     end_all(&which, since);
     for (Span *span = mark->spans; span; span = span->outer)
-        if (span->low > mark->node) /* of a module that gives back what it was given */
+        if (span->low > mark->node) /* of a module that returns its input */
             add(span, 0, 0);
         else {
             if (spans.awaited != which.task)
@@ -315,7 +324,7 @@ static void meet(const Mark *mark, PyObject *state, int64_t since) {
         }
 }
 
-/* What `host.hooked` calls for a capsule of this file; 0: it is none. */
+/* Handle a capsule for `host.hooked`. Return 0 if it is not from this file. */
 int marks_called(PyObject *capsule, PyObject *state, int64_t mark) {
     const char *name = PyCapsule_GetName(capsule);
     if (name == MARK)
@@ -323,10 +332,10 @@ int marks_called(PyObject *capsule, PyObject *state, int64_t mark) {
     else if (name == LAST) {
         long long task = *(long long *)PyCapsule_GetPointer(capsule, LAST);
         end_all(&(Which){state, task, 0, 0, UINT64_MAX}, mark);
-        forget(state, task, 0); /* what other threads have begun: when it ended nobody knows */
+        forget(state, task, 0); /* spans of other threads: when they ended is unknown */
     }
     return name == MARK || name == LAST;
 }
 
-/* Forget all. */
+/* Forget all spans. */
 void marks_stop(void) { forget(NULL, 0, 0); }

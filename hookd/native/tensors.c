@@ -1,25 +1,27 @@
-/* What the entry does with tensors: read plain ones where they lie, look whether their numbers are finite, remember what calls return. */
+/* What the entry does with tensors: reads plain ones in place, checks whether their numbers are finite, and remembers
+ * the outputs of calls. */
 #include "entry.h"
 
-enum { BRIEF = 1 << 16 };   /* elements, which take some microseconds; hookd/target/tensors/kernel.py has the same */
-enum { TOGETHER = 1 << 21 }; /* elements that are read, in about a millisecond, before other threads may have the lock */
+enum { BRIEF = 1 << 16 };   /* elements, a few microseconds' work; the same as in hookd/target/tensors/kernel.py */
+enum { TOGETHER = 1 << 21 }; /* elements that are read, in about a millisecond, before other threads may take the GIL */
 
-/* Whether a tensor may be asked for anything: no mode sees it, and no trace notes it. */
+/* Whether tensors may be read through Python: no mode sees the access, and no trace records it. */
 int may_ask(void) { return gives(entry.host.modes, entry.zero) && gives(entry.host.tracing, &_Py_NoneStruct); }
 
-/* Whether a module has this attribute, and it is true. */
+/* Whether a module has this attribute, and it is True. */
 static int is_set(PyObject *module, PyObject *name) {
     PyObject *value = module ? PyObject_GetAttr(module, name) : NULL;
     if (!value)
         PyErr_Clear();
     else
-        Py_DecRef(value); /* the module keeps it */
+        Py_DecRef(value); /* the module keeps it alive */
     return value == &_Py_TrueStruct;
 }
 
-/* `quiet(undo)`: what `enter` of hookd/target/tensors/torch_state.py does where all is usual: nothing is traced, compiled, transformed or captured,
- * no mode sees operations, and autocast is off. A guard is put into the list and entered: no signal handler can come between the two, or before
- * the list has it. Return whether that was so; False: Python has to look. */
+/* `quiet(undo)`: do what `enter` of hookd/target/tensors/torch_state.py does in the usual state: nothing is traced,
+ * compiled, transformed or captured, no mode sees operations, and autocast is off. A guard is appended to the list and
+ * entered; no signal handler can run between the two, or before the list has the guard. Return whether the state was
+ * usual; if False, Python has to do it. */
 PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     const Host *host = &entry.host;
     (void)self;
@@ -38,11 +40,11 @@ PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return answer;
 }
 
-/* `leave(undo)`: leave the guards of a list, the last one first; no signal handler can come between two of them. */
+/* `leave(undo)`: exit the guards of a list, the last one first; no signal handler can run in between. */
 PyObject *leave(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     PyObject *type = NULL, *error = NULL, *trace = NULL, *nothing = &_Py_NoneStruct;
     (void)self;
-    entry.inside++; /* what is left may be Python's, and let another thread end all this */
+    entry.inside++; /* a guard may be written in Python, and another thread may stop the entry meanwhile */
     for (Py_ssize_t size = count == 1 ? PyList_Size(args[0]) : 0; size > 0; size = PyList_Size(args[0])) {
         PyObject *guard = PyList_GetItem(args[0], size - 1), *given[] = {guard, nothing, nothing, nothing};
         Py_IncRef(guard);
@@ -65,8 +67,9 @@ PyObject *leave(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return nothing;
 }
 
-/* What torch has of a plain tensor, to be read without a question; NULL: of this one it has to be asked. The keys of a tensor say all that
- * makes it another one: its device and layout, a transform, a mode, a bit for its sign, a class of its own. */
+/* Return torch's data of a plain tensor, which can be read directly; NULL: the tensor has to be read through Python. A
+ * tensor's keys tell everything that makes it special: its device and layout, a transform, a mode, the negative bit, a
+ * subclass. */
 const void *plain(PyObject *tensor) {
     const Layout *layout = &entry.layout;
     if (!layout->impl || TYPE(tensor) != entry.host.tensor)
@@ -80,8 +83,9 @@ static PyObject *version_in(const void *impl) {
     return version ? PyLong_FromLongLong(FIELD(uint32_t, version, entry.layout.count)) : NULL;
 }
 
-/* Keep a small output alive for who looks only where something is bad: `Portions.remember` (hookd/target/events/batching.py).
- * 0: this is none of those, or something failed; nothing was kept, and no exception is set. */
+/* Keep a small output alive, for plugins that look at outputs only after something bad: the same as
+ * `Portions.remember` (hookd/target/events/batching.py). Return 0 if the output does not qualify or something failed;
+ * then nothing was kept, and no exception is set. */
 static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *output) {
     const Host *host = &entry.host;
     long long size = PyLong_AsLongLong(*at(state, host->kept));
@@ -112,8 +116,8 @@ static int kept(PyObject *state, PyObject *module, PyObject *const *args, Py_ssi
     return is_kept;
 }
 
-/* Return what stands for a call that `kept` has kept when it is kept alive no more: (module, weak reference, version). NULL, with no
- * exception set: it is another's, or its output may be a parameter or a buffer, which must not have a weak reference. */
+/* Return the weak form of a call that `kept` has kept: (module, weak reference, version). NULL, with no exception set:
+ * the call was not kept by `kept`, or its output may be a parameter or a buffer, which must not have a weak reference. */
 static PyObject *weakly(PyObject *one) {
     if (TYPE(one) != &PyTuple_Type || PyTuple_Size(one) != 4)
         return NULL;
@@ -133,8 +137,8 @@ static PyObject *weakly(PyObject *one) {
     return weak;
 }
 
-/* Remember an output on a device, weakly, as `weakly` makes it: nobody looks at what it was made of, which would wait for the device. 0: as
- * `kept` has it. */
+/* Remember an output on a device, in the form that `weakly` returns. Its inputs are not kept: nobody looks at them,
+ * because that would wait for the device. Return 0 as `kept` does. */
 static int noted(PyObject *state, PyObject *module, PyObject *output) {
     const Host *host = &entry.host;
     long long size = PyLong_AsLongLong(*at(state, host->kept));
@@ -159,20 +163,21 @@ static int noted(PyObject *state, PyObject *module, PyObject *output) {
     return is_noted;
 }
 
-/* Whether what keeping a plain tensor keeps alive is small: of another type than kernel.c looks at it was never asked how large it is, and a
- * small one may be a part of what is large. */
+/* Whether keeping a plain tensor keeps only little memory alive. The size of a tensor whose dtype kernel.c does not
+ * check was never looked at, and a small tensor may be a view of a large one. */
 static int is_small(const void *impl) {
     const void *storage = FIELD(void *, impl, entry.layout.storage);
     return storage && FIELD(int64_t, storage, entry.layout.nbytes) <= 8 * BRIEF;
 }
 
-/* Note a call that has returned a finite tensor. Nobody will look for what is bad in it, so the list has the module alone; a ring keeps the
- * last ones alive, for who wants to know what there was before something bad. 0: as `kept` has it. */
+/* Note a call that has returned a finite tensor. Nobody will look for something bad in it, so the list gets only the
+ * module; a ring keeps the last outputs alive, for plugins that want to know what preceded something bad. Return 0 as
+ * `kept` does. */
 static int ringed(PyObject *state, PyObject *module, PyObject *output) {
     const Host *host = &entry.host;
     const void *impl = plain(output);
     PyObject *version = impl && is_small(impl) ? version_in(impl) : NULL, *list = *at(state, host->returned), *ring = *at(state, host->latest);
-    if (version && PyList_Size(list) >= MOST_KNOWN) /* of a model that never returns the last ones matter */
+    if (version && PyList_Size(list) >= MOST_KNOWN) /* for a model that never returns, the last calls matter */
         PyList_SetSlice(list, 0, MOST_KNOWN / 2, NULL);
     if (!version || PyList_Append(list, module)) {
         PyErr_Clear();
@@ -181,16 +186,16 @@ static int ringed(PyObject *state, PyObject *module, PyObject *output) {
         return 0;
     }
     long long newest = (PyLong_AsLongLong(*at(state, host->newest)) + 1) % RING;
-    set_to(at(state, host->newest), PyLong_FromLongLong(newest)); /* first of all: what dies below may run any code, which calls modules */
+    set_to(at(state, host->newest), PyLong_FromLongLong(newest)); /* first of all: objects freed below may run any code, which may call modules */
     if (*at(state, host->kept) == entry.zero)
-        set_to(at(state, host->kept), PyLong_FromLongLong(1)); /* there is something to be let go */
+        set_to(at(state, host->kept), PyLong_FromLongLong(1)); /* marks that there is something to let go */
     Py_IncRef(module), Py_IncRef(output), Py_IncRef(ring);
     PyList_SetItem(ring, 3 * newest, module), PyList_SetItem(ring, 3 * newest + 2, version), PyList_SetItem(ring, 3 * newest + 1, output);
     Py_DecRef(ring);
     return 1;
 }
 
-/* Put the calls of the ring in the list in the place of their modules, as `kept` has them, and empty the ring. */
+/* Replace the modules in the list by the calls of the ring, in the form of `kept`, and empty the ring. */
 static void unrolled(PyObject *state, PyObject *list, PyObject *ring) {
     long long place = PyLong_AsLongLong(*at(state, entry.host.newest));
     Py_ssize_t left = RING;
@@ -198,7 +203,7 @@ static void unrolled(PyObject *state, PyObject *list, PyObject *ring) {
         PyObject *module = PyList_GetItem(ring, 3 * place);
         if (PyList_GetItem(list, i) != module)
             continue;
-        PyObject *nothing = PyTuple_New(0), *one = nothing ? PyTuple_New(4) : NULL; /* which may collect garbage, and run any code */
+        PyObject *nothing = PyTuple_New(0), *one = nothing ? PyTuple_New(4) : NULL; /* may collect garbage, and so run any code */
         if (!one || i >= PyList_Size(list) || PyList_GetItem(list, i) != module || PyList_GetItem(ring, 3 * place) != module) {
             PyErr_Clear();
             left = 0;
@@ -221,7 +226,8 @@ static void unrolled(PyObject *state, PyObject *list, PyObject *ring) {
     }
 }
 
-/* Remember what a call has returned. `found` says what that is. -1: an exception is set, a signal handler's. */
+/* Remember the output of a call; `found` is the result of checking it. Return -1 if an exception is set, a signal
+ * handler's. */
 int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
                       PyObject *output, int found) {
     if ((found == SEEN && ringed(state, module, output)) || kept(state, module, args, count, output) || noted(state, module, output))
@@ -235,7 +241,7 @@ int remembered(PyObject *state, PyObject *module, PyObject *const *args, Py_ssiz
 
 static const int WIDTHS[4] = {4, 8, 2, 2};
 
-/* Ask an object for a whole number by one of its methods. -1: it has raised; no exception is set. */
+/* Call a method of an object that returns an int. Return -1 if it raised; no exception is set. */
 static long long asked(PyObject *object, PyObject *name) {
     PyObject *answer = PyObject_VectorcallMethod(name, &object, 1, NULL);
     long long number = answer ? PyLong_AsLongLong(answer) : -1;
@@ -254,8 +260,8 @@ static int is_true(PyObject *answer) { /* steals it; NULL: no */
     return answer == &_Py_TrueStruct;
 }
 
-/* How many elements there are from the first of a tensor to the furthest one; -1: nobody can say, or they are more than `most`. What lies
- * between them is not all its own, so what is found there is only suspected. */
+/* Return the number of elements from a tensor's first to its furthest one; -1 if it is unknown or more than `most`.
+ * The elements in between may belong to other tensors, so something bad found there is only a suspicion. */
 static long long span_of(PyObject *tensor, long long elements, long long most) {
     if (is_true(PyObject_VectorcallMethod(entry.contiguous_name, &tensor, 1, NULL)))
         return elements;
@@ -276,7 +282,7 @@ static long long span_of(PyObject *tensor, long long elements, long long most) {
     return span;
 }
 
-/* Where the first of `span` elements lies, all of which are in `room` bytes from `base` on; NULL: they are not. */
+/* Return the address of the first of `span` elements; NULL unless all of them are within `room` bytes from `base`. */
 static const void *place_of(long long base, long long start, long long span, long long room, int type) {
     start *= WIDTHS[type];
     if (base <= 0 || start < 0 || start + span * WIDTHS[type] > room || (base + start) % WIDTHS[type])
@@ -284,7 +290,7 @@ static const void *place_of(long long base, long long start, long long span, lon
     return (const void *)(uintptr_t)(base + start);
 }
 
-/* Look at numbers side by side. Of many, whose storage is kept, other threads may have the lock meanwhile. */
+/* Check adjacent numbers. For many of them other threads may take the GIL meanwhile; their storage is kept alive. */
 static int numbers_are(const void *place, long long span, int type) {
     const Host *host = &entry.host;
     if (!place)
@@ -298,7 +304,7 @@ static int numbers_are(const void *place, long long span, int type) {
     return found;
 }
 
-static int type_of(const void *impl) { /* as in `Host`; 10: another one */
+static int type_of(const void *impl) { /* an index as in `Host`; 10: another dtype */
     uint16_t dtype = FIELD(uint16_t, impl, entry.layout.dtype);
     int type = 0;
     while (type < 10 && dtype != entry.layout.dtypes[type])
@@ -306,7 +312,8 @@ static int type_of(const void *impl) { /* as in `Host`; 10: another one */
     return type;
 }
 
-/* Where the numbers of a plain tensor of one of the first four types lie side by side; NULL: it has to be asked. */
+/* Return where the numbers of a plain tensor of one of the first four dtypes lie side by side; NULL: it has to be read
+ * through Python. */
 static const void *numbers_of(const void *impl, int type) {
     const Layout *layout = &entry.layout;
     const void *storage = FIELD(void *, impl, layout->storage);
@@ -317,7 +324,7 @@ static const void *numbers_of(const void *impl, int type) {
                     FIELD(int64_t, storage, layout->nbytes), type);
 }
 
-/* Look at the numbers of a plain tensor of up to `most` elements. UNSEEN: it has to be asked. */
+/* Check the numbers of a plain tensor of up to `most` elements. UNSEEN: it has to be read through Python. */
 static int plain_is(const void *impl, long long most) {
     long long elements = FIELD(int64_t, impl, entry.layout.numel);
     int type = type_of(impl);
@@ -326,8 +333,8 @@ static int plain_is(const void *impl, long long most) {
     return elements < 0 || elements > most ? UNSEEN : numbers_are(numbers_of(impl, type), elements, type);
 }
 
-/* Look at the numbers of a tensor of up to `most` elements where all of them are in the host's memory: what
- * hookd/target/tensors/host_memory.py `locate` asks. */
+/* Check the numbers of a tensor of up to `most` elements if all of them are in host memory, which
+ * hookd/target/tensors/host_memory.py `locate` determines in the same way. */
 static int tensor_is(PyObject *tensor, long long most) {
     const Host *host = &entry.host;
     const void *impl = plain(tensor);
@@ -339,7 +346,7 @@ static int tensor_is(PyObject *tensor, long long most) {
     while (type < 10 && dtype != host->dtypes[type])
         type++;
     if (dtype)
-        Py_DecRef(dtype); /* they live for ever */
+        Py_DecRef(dtype); /* dtypes are never freed */
     PyErr_Clear();
     if (type >= 4)
         return type < 10 ? SEEN : UNSEEN;
@@ -352,7 +359,7 @@ static int tensor_is(PyObject *tensor, long long most) {
     if (span < 0)
         return UNSEEN;
     PyObject *storage = PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL);
-    if (storage) { /* what is not resizable is a file's memory, which may be cut off */
+    if (storage) { /* storage that is not resizable is a mapped file, which may be truncated */
         long long base = asked(storage, entry.address_name), room = asked(storage, entry.nbytes_name);
         long long start = asked(tensor, entry.offset_name);
         if (is_true(PyObject_VectorcallMethod(entry.resizable_name, &storage, 1, NULL)))
@@ -363,7 +370,7 @@ static int tensor_is(PyObject *tensor, long long most) {
     return found;
 }
 
-/* Whether a gradient is known to have neither an infinity, -inf included, nor a NaN. */
+/* Whether a gradient is known to have no infinity, not even -inf, and no NaN. */
 int is_finite(PyObject *tensor) {
     const void *impl = plain(tensor);
     long long elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : -1;
@@ -374,7 +381,7 @@ int is_finite(PyObject *tensor) {
     return !elements || (place && !entry.host.gate(place, elements, type, (int)entry.host.level));
 }
 
-/* Have Python look at what a call has returned. `before`: see `version_of`. -1: an exception is set. */
+/* Let Python look at the output of a call. `before`: see `version_of`. Return -1 if an exception is set. */
 static int ask_about(PyObject *state, PyObject *function, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names,
                      PyObject *output, PyObject *before) {
     PyObject *given[7] = {NULL, state, module, NULL, NULL, output, before ? before : &_Py_NoneStruct};
@@ -382,11 +389,11 @@ static int ask_about(PyObject *state, PyObject *function, PyObject *module, PyOb
     PyObject *done = with_packed(state, function, given, 6, 3, args, count, names);
     if (done)
         Py_DecRef(done);
-    entry.charged += begun ? now() - begun : 0; /* by Python */
+    entry.charged += begun ? now() - begun : 0; /* Python charges this time itself */
     return done ? 0 : -1;
 }
 
-/* Look at what a call has returned: a tensor, nothing, or a tuple of those. */
+/* Check the output of a call: a tensor, None, or a tuple of these. */
 static int output_is(PyObject *output, long long most) {
     if (output == &_Py_NoneStruct)
         return SEEN;
@@ -403,7 +410,7 @@ static int output_is(PyObject *output, long long most) {
     return worst;
 }
 
-/* The versions of what a call is given, where that is one tensor; else NULL, with no exception set. */
+/* Return the version of a call's input if that is a single tensor; else NULL, with no exception set. */
 PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
     if (count != 2 || names || ((PyObject **)args[1])[1] != entry.host.tensor)
         return NULL;
@@ -416,7 +423,8 @@ PyObject *version_of(PyObject *const *args, Py_ssize_t count, PyObject *names) {
     return version;
 }
 
-/* Store in `versions` what Python makes of all inputs of a call, where `version_of` says nothing. -1: an exception is set, a signal handler's. */
+/* Store in `versions` the versions of all inputs of a call, from Python if `version_of` returns NULL. Return -1 if an
+ * exception is set, a signal handler's. */
 int versions_of(PyObject *state, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject **versions) {
     PyObject *given[3] = {NULL};
     *versions = version_of(args, count, names);
@@ -425,16 +433,16 @@ int versions_of(PyObject *state, PyObject *const *args, Py_ssize_t count, PyObje
     return *versions ? 0 : -1;
 }
 
-/* The version of a plain tensor that is large; -1: it is not. */
+/* Return the version of a large plain tensor; -1 for any other. */
 static int64_t version_of_large(PyObject *output) {
     const void *impl = plain(output), *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
     return version && FIELD(int64_t, impl, entry.layout.numel) > BRIEF ? (int64_t)FIELD(uint32_t, version, entry.layout.count) : -1;
 }
 
-/* Whether a large output is the very tensor that was found finite last, in the same version. Containers often return what the last module in
- * them did. A change through `data` has no version, and is not noticed here. */
+/* Whether a large output is the last tensor that was found finite, in the same version. Containers often return the
+ * output of their last module. A change through `data` does not change the version, and is not noticed here. */
 static int is_known(PyObject *output, int64_t version) {
-    PyObject *known = entry.large ? PyObject_Vectorcall(entry.large, NULL, 0, NULL) : NULL; /* of a weak reference: what it leads to */
+    PyObject *known = entry.large ? PyObject_Vectorcall(entry.large, NULL, 0, NULL) : NULL; /* the referent of the weak reference */
     if (!known)
         PyErr_Clear();
     else
@@ -442,7 +450,8 @@ static int is_known(PyObject *output, int64_t version) {
     return known == output && entry.large_version == version;
 }
 
-/* Note that a large output is finite, weakly. A leaf may be a buffer, which must not have a weak reference. */
+/* Note by a weak reference that a large output is finite. A leaf may be a buffer, which must not have a weak
+ * reference. */
 static void know(PyObject *output, int64_t version) {
     PyObject *is_leaf = may_ask() ? PyObject_GetAttr(output, entry.leaf_name) : NULL;
     PyObject *large = is_leaf == &_Py_FalseStruct ? PyWeakref_NewRef(output, NULL) : NULL, *old = entry.large;
@@ -454,8 +463,8 @@ static void know(PyObject *output, int64_t version) {
         Py_DecRef(old);
 }
 
-/* Look at what a call has returned. After something bad, everything is taken for bad. `hands`: look at large outputs too; what is UNSEEN all the
- * same is handed to Python. */
+/* Check the output of a call. After something bad, every output counts as bad. `hands`: check large outputs too; an
+ * output that is still UNSEEN is handed to Python. */
 int looked_at(PyObject *output, int hands) {
     if (entry.alert)
         return BAD;
@@ -469,18 +478,19 @@ int looked_at(PyObject *output, int hands) {
     return found;
 }
 
-/* Have Python look at what could not be looked at here. -1: an exception is set, a signal handler's or one that a plugin has for the training. */
+/* Let Python check an output that could not be checked in C. Return -1 if an exception is set: a signal handler's, or
+ * a plugin's for the training. */
 int handed(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output, PyObject *before) {
     return ask_about(state, entry.host.hand, module, args, count, names, output, before);
 }
 
-enum { COUNT, MEAN, SQUARES, LOW, HIGH, ZERO, NANS, INFS, NEGATIVE_INFS, SUMS = 10 }; /* as kernel.c stores them */
+enum { COUNT, MEAN, SQUARES, LOW, HIGH, ZERO, NANS, INFS, NEGATIVE_INFS, SUMS = 10 }; /* the order of kernel.c */
 
-/* What `Summary.of_sums` of hookd/api/summary.py makes of the sums. */
+/* Compute statistics from the sums, as `Summary.of_sums` of hookd/api/summary.py does. */
 static void described(const double *sums, double *into) {
     double finite = sums[COUNT], odd = sums[NANS] + sums[INFS] + sums[NEGATIVE_INFS], nothing = __builtin_nan("");
     double mean = sums[MEAN], squares = sums[SQUARES], low = sums[LOW], high = sums[HIGH];
-    if (low == high) /* exactly, where sums are rounded */
+    if (low == high) /* exactly, although the sums are rounded */
         mean = low, squares = 0.0;
     into[ZEROS_OF] = sums[ZERO] / (finite + odd), into[NONFINITE_OF] = odd, into[NORM_OF] = 0.0;
     into[MEAN_OF] = into[STD_OF] = into[MIN_OF] = into[MAX_OF] = into[ABSMAX_OF] = nothing;
@@ -490,7 +500,7 @@ static void described(const double *sums, double *into) {
     }
 }
 
-/* Whether anybody wants the statistics of what this call has returned; who does is told that there was something. */
+/* Whether a plugin shows statistics of this output; set HAS_LOOKED for each one that does. */
 static int is_shown(const Count *counted) {
     int is_any = 0;
     for (size_t i = 0; i < counted->shows; i++)
@@ -499,7 +509,8 @@ static int is_shown(const Count *counted) {
     return is_any;
 }
 
-/* Make the sums of an output that can be read where it lies. Of a large one other threads may have the lock meanwhile. 0: it cannot. */
+/* Sum up an output that can be read in place. For a large one other threads may take the GIL meanwhile. Return 0 if it
+ * cannot be read. */
 static int summed(PyObject *output, double *sums) {
     const Host *host = &entry.host;
     const void *impl = plain(output);
@@ -520,8 +531,9 @@ static int summed(PyObject *output, double *sums) {
     return place != NULL;
 }
 
-/* Put statistics of what a call has returned into gauges. -1: an exception is set, a signal handler's. Python is asked where the output is
- * no plain tensor, or of float16, of which plugins are always told; where one is told of many zeros; and where a module has no series yet. */
+/* Set gauges to statistics of an output. Return -1 if an exception is set, a signal handler's. Python is called if the
+ * output is not a plain tensor; if it is float16, because plugins are always called for that; if it has so many zeros
+ * that a plugin is called; and if the module has no series yet. */
 int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *output) {
     const Host *host = &entry.host;
     if (!is_shown(counted) || output == &_Py_NoneStruct)
@@ -531,7 +543,7 @@ int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *out
     double sums[SUMS], found[STATISTICS];
     uint64_t freed = entry.freed;
     int type = impl ? type_of(impl) : 10, asks = 0, is_summed = summed(output, sums);
-    if (entry.freed != freed) /* by another thread meanwhile: `counted` may be gone */
+    if (entry.freed != freed) /* freed by another thread in the meantime: `counted` may be gone */
         return 0;
     if (is_summed)
         described(sums, found);
@@ -547,8 +559,8 @@ int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *out
             if (shown->module[j] >= 0.0)
                 host->cells[(size_t)shown->module[j]] = found[j];
     }
-    entry.shown += since ? now() - since : 0; /* a step that is metered may have begun meanwhile, in another thread */
-    if (!asks || (type >= 4 && type < 10)) /* whole numbers have no statistics */
+    entry.shown += since ? now() - since : 0; /* a metered step may have begun in the meantime, in another thread */
+    if (!asks || (type >= 4 && type < 10)) /* integers have no statistics */
         return 0;
     since = entry.metered ? now() : 0;
     PyObject *given[3] = {NULL, module, output}, *done = asking(state, host->shown, given + 1, 2);
@@ -558,14 +570,15 @@ int show_output(Count *counted, PyObject *state, PyObject *module, PyObject *out
     return done ? 0 : -1;
 }
 
-/* Have Python look at a call that has returned something bad, or anything after something bad. `before`: see `version_of`.
- * -1: an exception is set, a signal handler's or one that a plugin has for the training. */
+/* Let Python look at a call whose output is bad, or at any call after something bad. `before`: see `version_of`.
+ * Return -1 if an exception is set: a signal handler's, or a plugin's for the training. */
 int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names, PyObject *output,
                    PyObject *before) {
     return ask_about(state, entry.host.suspect, module, args, count, names, output, before);
 }
 
-/* Store what is read of a plain tensor: its version, its elements, and what `plain_is` finds. -1: it is none, and would be asked. */
+/* Store what is read of a plain tensor: its version, its number of elements, and the result of `plain_is`. Return -1
+ * if it is not plain, and would be read through Python. */
 EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
     const void *impl = plain(tensor), *version = impl ? FIELD(void *, impl, entry.layout.version) : NULL;
     if (!version)
@@ -576,12 +589,12 @@ EXPORTED int hookd_entry_read(PyObject *tensor, int64_t *into) {
     return 0;
 }
 
-typedef struct { /* plain tensors of one type, to be looked at together */
+typedef struct { /* plain tensors of one dtype, to be examined together */
     const void **places;
     int64_t *counts, elements;
-    Py_ssize_t size, before; /* so many are gathered, and so many have been looked at */
+    Py_ssize_t size, before; /* numbers of tensors gathered, and of those examined before */
     int type;
-    double largest; /* in those; NaN if there is one */
+    double largest; /* magnitude in the examined tensors; NaN if there is one */
 } Numbers;
 
 static int begun(Numbers *numbers, Py_ssize_t most) {
@@ -590,7 +603,7 @@ static int begun(Numbers *numbers, Py_ssize_t most) {
     return numbers->places != NULL && entry.host.largest;
 }
 
-/* Whether a tensor is of the same type as those before it, and can be read. */
+/* Add a tensor if it has the same dtype as the previous ones, and can be read; else return 0. */
 static int added(Numbers *numbers, const void *impl) {
     int type = type_of(impl);
     int64_t count = FIELD(int64_t, impl, entry.layout.numel);
@@ -602,19 +615,19 @@ static int added(Numbers *numbers, const void *impl) {
     return 1;
 }
 
-/* Look at what has been gathered. `is_apart`: it is kept, and other threads may have the lock meanwhile. */
+/* Examine the gathered tensors. `is_apart`: the storage is kept alive, and other threads may take the GIL meanwhile. */
 static void look(Numbers *numbers, int is_apart) {
     const Host *host = &entry.host;
     void *thread = is_apart ? PyEval_SaveThread() : NULL;
     double found = numbers->size ? host->largest(numbers->places, numbers->counts, (int)numbers->size, numbers->type, (int)host->level) : 0.0;
     if (thread)
         PyEval_RestoreThread(thread);
-    if (!(found <= numbers->largest)) /* NaN neither, and once it is there it stays */
+    if (!(found <= numbers->largest)) /* true for NaN as well, which stays once it is there */
         numbers->largest = numbers->largest == numbers->largest ? found : numbers->largest;
     numbers->before += numbers->size, numbers->size = 0, numbers->elements = 0;
 }
 
-/* Look at what alone was gathered, for it takes long, while its storage is kept. 0: that cannot be had. */
+/* Examine a single large tensor while its storage is kept alive. Return 0 if the storage is not available. */
 static int look_apart(Numbers *numbers, PyObject *one, int of_gradients) {
     if (!may_ask())
         return 0;
@@ -629,7 +642,7 @@ static int look_apart(Numbers *numbers, PyObject *one, int of_gradients) {
     return 1;
 }
 
-/* The gradient of a parameter; `nothing`: it has none. NULL: it has to be asked. */
+/* Return the gradient of a parameter; `nothing` if it has none. NULL: it has to be read through Python. */
 static const void *gradient_of(PyObject *parameter) {
     const Layout *layout = &entry.layout;
     const PyObject *type = TYPE(parameter);
@@ -638,8 +651,9 @@ static const void *gradient_of(PyObject *parameter) {
     return !impl ? NULL : meta ? FIELD(void *, meta, layout->grad) : (const void *)layout->nothing;
 }
 
-/* `largest(list, of_gradients)`: look at all tensors of a list, or at the gradients of all parameters of one. Return the largest magnitude in
- * them, NaN if there is one, and 0 if there are none; None: not all are plain ones of one type, and they have to be asked. */
+/* `largest(list, of_gradients)`: examine all tensors of a list, or the gradients of all parameters in it. Return the
+ * largest magnitude in them, NaN if there is one, and 0 if there are none; None: they are not all plain and of one
+ * dtype, and have to be read through Python. */
 PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     PyObject *list = args[0];
     int of_gradients = count == 2 && args[1] == &_Py_TrueStruct;
@@ -647,7 +661,7 @@ PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Py_ssize_t size = PyList_Size(list);
     Numbers numbers = {0};
     int is_right = size >= 0 && begun(&numbers, size);
-    for (Py_ssize_t i = 0; is_right && i < size && i < PyList_Size(list); i++) { /* another thread may shorten it */
+    for (Py_ssize_t i = 0; is_right && i < size && i < PyList_Size(list); i++) { /* another thread may shorten the list */
         PyObject *one = PyList_GetItem(list, i);
         const void *impl = of_gradients ? gradient_of(one) : plain(one);
         if (of_gradients && impl == (const void *)entry.layout.nothing)
@@ -655,9 +669,9 @@ PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
         int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
         if (numbers.elements && numbers.elements + elements > TOGETHER) {
             look(&numbers, 0);
-            PyEval_RestoreThread(PyEval_SaveThread()); /* to who waits for the lock */
+            PyEval_RestoreThread(PyEval_SaveThread()); /* for threads that wait for the GIL */
             is_right = entry.counts;
-            i--; /* it may have been given another gradient meanwhile */
+            i--; /* it may have another gradient by now */
             continue;
         }
         is_right = impl && FIELD(uint64_t, impl, entry.layout.keys) == entry.layout.plain && added(&numbers, impl) &&
@@ -673,14 +687,14 @@ PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return &_Py_NoneStruct;
 }
 
-static double half_of(uint16_t bits) { /* IEEE 754 binary16; a subnormal one has no hidden bit */
+static double half_of(uint16_t bits) { /* IEEE 754 binary16; a subnormal number has no hidden bit */
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
     union { uint64_t bits; double number; } whole = {(uint64_t)(exponent == 31 ? 2047 : exponent + 1008) << 52 | (uint64_t)fraction << 42};
     double number = exponent ? whole.number : fraction / 16777216.0;
     return bits >> 15 ? -number : number;
 }
 
-/* `number(tensor)`: return the only element of a plain tensor; None: it has to be asked. */
+/* `number(tensor)`: return the only element of a plain tensor; None: it has to be read through Python. */
 PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     const void *impl = count == 1 ? plain(args[0]) : NULL;
     int type = impl && FIELD(int64_t, impl, entry.layout.numel) == 1 ? type_of(impl) : 10;
@@ -697,7 +711,7 @@ PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                                           : (double)wide.number);
 }
 
-/* Keep what calls have returned weakly from now on; return how many of them are left as they are. */
+/* Replace kept outputs by weak references; return the number of those that could not be replaced. */
 static int weakened(PyObject *returned) {
     int left = 0;
     for (Py_ssize_t i = 0; i < PyList_Size(returned); i++) {
@@ -712,8 +726,8 @@ static int weakened(PyObject *returned) {
     return left;
 }
 
-/* `let_go(state, last)`: keep the outputs of the calls that a thread remembers alive no more, and know only the last ones still. Return how
- * many of those are left to Python. What dies by that may run any code. */
+/* `let_go(state, last)`: stop keeping alive the outputs that a thread remembers, and remember only the last `last`
+ * calls. Return the number of those that are left to Python. Objects freed by this may run any code. */
 PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (!entry.counts || count != 2)
@@ -726,7 +740,7 @@ PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (size > last)
         PyList_SetSlice(returned, 0, size - last, NULL);
     unrolled(state, returned, ring);
-    int left = gives(entry.host.modes, entry.zero) ? weakened(returned) : (int)PyList_Size(returned); /* a mode would see them looked at */
+    int left = gives(entry.host.modes, entry.zero) ? weakened(returned) : (int)PyList_Size(returned); /* a mode would see the access to them */
     Py_DecRef(returned), Py_DecRef(ring);
     return PyLong_FromLongLong(left);
 }

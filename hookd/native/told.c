@@ -1,4 +1,4 @@
-/* Telling Python functions of the calls that are counted in C, where they change nothing. */
+/* Calls Python listeners for the calls that are counted in C; they change nothing. */
 #include "entry.h"
 
 enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_AGAIN_AT, VALUES }; /* hookd/target/plugins/values.py */
@@ -14,7 +14,7 @@ static PyObject *ours(PyObject *object) {
     return object;
 }
 
-/* Return all that could be told of a call that begins; NULL: an exception is set. */
+/* Return the values of a call that begins; NULL: an exception is set. */
 static PyObject *values_of(PyObject *state, const Listening *to, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     int wants = to->wants, gives_inputs = (wants & (WANTS_INPUTS | WANTS_VERSIONS)) != 0;
     PyObject *inputs = gives_inputs ? packed(args + 1, count - 1) : ours(&_Py_NoneStruct);
@@ -35,7 +35,8 @@ static PyObject *values_of(PyObject *state, const Listening *to, PyObject *modul
     return values;
 }
 
-/* Call functions that look at no tensors, as `Telling.tell` does with all, for half of the cost. -1: an exception is set. */
+/* Call listeners that look at no tensors, as `Telling.tell` does for all, at half the cost. Return -1 if an exception
+ * is set. */
 static int tell_plainly(PyObject *state, PyObject *listeners, PyObject *values) {
     PyObject *no_frame = ours(entry.host.no_frame), *nothing = &_Py_NoneStruct, *given[] = {NULL, listeners, values};
     PyObject *frame = PyObject_Vectorcall(no_frame, &nothing, 1, NULL);
@@ -54,7 +55,7 @@ static int tell_plainly(PyObject *state, PyObject *listeners, PyObject *values) 
     return done ? 0 : -1;
 }
 
-/* -1: an exception is set. */
+/* Call listeners. Return -1 if an exception is set. */
 static int tell(PyObject *state, PyObject *listeners, PyObject *values, int wants) {
     if (!entry.metered && !(wants & WANTS_QUIET))
         return tell_plainly(state, listeners, values);
@@ -63,11 +64,11 @@ static int tell(PyObject *state, PyObject *listeners, PyObject *values, int want
     PyObject *done = asking(state, entry.host.tell, given + 1, 4);
     if (done)
         Py_DecRef(done);
-    entry.charged += begun ? now() - begun : 0; /* by Python */
+    entry.charged += begun ? now() - begun : 0; /* Python charges this time itself */
     return done ? 0 : -1;
 }
 
-/* Tell of a call that begins. -1: an exception is set. */
+/* Call the listeners to a call that begins. Return -1 if an exception is set. */
 int told_before(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const Listening *to = &entry.listening[shape];
     if (!to->before)
@@ -78,7 +79,7 @@ int told_before(Told *told, size_t shape, PyObject *state, PyObject *module, PyO
     return !told->values || (PyList_Size(before) && tell(state, before, told->values, told->wants)) ? -1 : 0;
 }
 
-/* Tell of a call that has returned. -1: an exception is set. */
+/* Call the listeners to a call that has returned. Return -1 if an exception is set. */
 int told_after(const Told *told, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again) {
     if (!told->values || !PyList_Size(told->after))
         return 0;
@@ -96,8 +97,8 @@ void told_forgets(const Told *told) {
             Py_DecRef(held[i]);
 }
 
-/* Have Python functions told of the calls of a shape that are counted: by `host.tell`, with the list `before` when one begins, and with `after` when
- * it has returned. `before` is None where there are none at all. */
+/* Set the listeners to the calls of a shape that are counted in C. `host.tell` calls those of the list `before` when a
+ * call begins, and those of `after` when it has returned. `before` is None if there are none of either kind. */
 EXPORTED int hookd_entry_tell(size_t shape, PyObject *before, PyObject *after, int wants) {
     if (shape >= SHAPES)
         return 0;

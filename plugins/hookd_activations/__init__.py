@@ -1,58 +1,59 @@
-"""What modules put out, and how they learn: statistics of outputs, gradients and weights, and what is wrong with them.
+"""Measure the outputs, gradients and weights of modules, and report findings such as dead or exploding.
 
-Of the first floating-point tensor in the output of each module, as of the last sampled step:
+For the first floating-point tensor in the output of each module, as of the last sampled step:
 
-    hookd_activations_mean{module}               over its finite elements, as the next four; NaN where there are none
+    hookd_activations_mean{module}               of the finite elements, as the next four; NaN if there are none
     hookd_activations_std{module}                population standard deviation
     hookd_activations_min{module}
     hookd_activations_max{module}
     hookd_activations_absmax{module}             the largest magnitude
     hookd_activations_norm{module}               L2 norm of the finite elements
-    hookd_activations_zero_ratio{module}         share of elements that are exactly 0: of a ReLU's output, the dead part
-    hookd_activations_nonfinite_elements{module} how many are NaN or infinite
-    hookd_activations_saturation_ratio{module}   of Sigmoid, Tanh, GELU and their like: share of elements where the
-                                                 function is flat
+    hookd_activations_zero_ratio{module}         share of elements that are exactly 0; after a ReLU, the dead part
+    hookd_activations_nonfinite_elements{module} number of elements that are NaN or infinite
+    hookd_activations_saturation_ratio{module}   share of elements where the function is flat (Sigmoid, Tanh, GELU and
+                                                 similar)
     hookd_activations_below_ratio{module,le}     only with `histogram`: share of elements that are at most `le`
 
-Of the parameters that a module itself owns, at the optimizer step (gradients reduced over ranks and accumulated):
+For the parameters that a module itself owns, at the optimizer step (gradients are reduced over ranks and accumulated):
 
     hookd_activations_grad_norm{module}          L2 norm of their gradients
     hookd_activations_weight_norm{module}        L2 norm of the parameters
-    hookd_activations_update_ratio{module}       |dw|/|w|: how far the step moves them, relative to their norm
-    hookd_activations_grad_noise_ratio{module}   share of the gradients' energy that differs from step to step: 1 is all
-                                                 noise, 0 all signal; its x/(1-x) is the noise scale in batches
+    hookd_activations_update_ratio{module}       |dw|/|w|: norm of the step's change over the norm of the parameters
+    hookd_activations_grad_noise_ratio{module}   share of the gradients' energy that differs from step to step: 1 is
+                                                 only noise, 0 only signal; x/(1-x) is the noise scale in batches
     hookd_activations_param_grad_{mean,std,absmax,norm,zero_ratio}{module,param}   only with `parameters=true`
     hookd_activations_param_{norm,update_ratio}{module,param}                      the same
 
-Of what `torch.autograd.backward` was called on, where that is one number:
+For the argument of `torch.autograd.backward`, if it is a single number:
 
     hookd_activations_loss{backward}             of the first four backwards since the optimizer's step, counted from 0
 
-    hookd_activations_finding{module,kind}       1 while a module shows something that it should not
+    hookd_activations_finding{module,kind}       1 while a module shows the finding
 
-Findings are incidents, once per module and kind, after `patience` looks in a row that show them:
+A finding becomes an incident, once per module and kind, after `patience` samples in a row that show it:
 
-    dead             a ReLU's output is 0 but for 1 % (`dead=0.99`), and that few of its units have ever been another: all
-                     are 0, or 256 samples have been seen
-    saturated        95 % of the output of a Sigmoid, Tanh, GELU or their like is where they are flat (`saturated=0.95`);
-                     not of one that the model gives back: a sure classifier is no fault
-    vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of all modules after it,
-                     and a hundredth of what it was; or it is below 1e-7, whatever it was
-    exploding        all gradients together are 100 times (`exploding`) the median of the last 32 looks, twice in a row
-    unchanged        trained parameters get no gradient, or do not change, in 20 looks (`unchanged`), while others learn;
-                     those that other steps change are none
+    dead             99 % (`dead=0.99`) of a ReLU's output are 0, and as many of its units have never been anything else
+                     (before 256 samples: all of its units)
+    saturated        95 % (`saturated=0.95`) of the output of a Sigmoid, Tanh, GELU or similar lie where the function is
+                     flat; not for an output that the model returns, because a confident classifier is not a fault
+    vanishing        a module's gradient, per element, is below 1e-4 (`vanishing`) of the largest of the modules after
+                     it, and below a hundredth of its own earlier median; or it is below 1e-7 of the largest
+    exploding        the norm of all gradients is 100 times (`exploding`) the median of the last 32 samples, twice in a
+                     row
+    unchanged        trained parameters get no gradient, or do not change, in 20 samples (`unchanged`), while others
+                     learn; parameters that change in the steps between do not count
     batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed
-    loss_spike       a loss leaves the range of the last 64 by three times (`spike`) that range; looked at in every step
-    near_overflow    a float16 output is above half of what float16 can hold
+    loss_spike       a loss exceeds the last 64 by three times (`spike`) their range; checked in every step
+    near_overflow    a float16 output is above half of the largest float16
 
-Options: `modules=GLOB|GLOB` (names as in the label), `types=GLOB|GLOB` (names of classes), `depth=N` (deepest modules to
-look at, the root is 0), `every=N` (one step in N), `rotate=true` (one module in each sampled step, in turn),
-`parameters=true`, `gradients=false` (outputs alone), `histogram=true`, `patience=N` and the thresholds above.
+Options: `modules=GLOB|GLOB` (names as in the label), `types=GLOB|GLOB` (names of classes), `depth=N` (deepest modules
+to observe, the root is 0), `every=N` (one step in N), `rotate=true` (one module in each sampled step, in turn),
+`parameters=true`, `gradients=false` (outputs only), `histogram=true`, `patience=N` and the thresholds above.
 
 Limits: NaN and infinities are left out of the statistics (hookd_nan reports them), so that attention masks do not drown
-the rest. Saturation and distribution look at no more than 65,536 elements, evenly spread; the update at the first
-16,384 of each parameter, the noise at the first 4,096. What is on a device is known a step or two later. ReLU and its
-like are known as modules only: a function called directly has no name.
+the rest. Saturation and distribution use at most 65,536 elements, evenly spread; the update ratio the first 16,384 of
+each parameter, the noise the first 4,096. Values on a device are known a step or two later. Only modules are recognized
+as ReLU and similar: a function that is called directly has no name.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ RECTIFIERS = ("ReLU", "ReLU6", "Threshold")
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _is_built: Callable[[], bool] = torch.backends.cuda.is_built
 ALERT_STEPS = 8
-"""How many steps are looked at after a loss spike, whatever the interval: what explodes may be over in ten steps."""
+"""Steps sampled after a loss spike, whatever the interval: an explosion may be over within ten steps."""
 
 Cells = tuple[Any, tuple[int, ...]]
 
 
 Norm = tuple[Module, "weakref.ref[Any]", Optional[bool]]
-"""A BatchNorm, torch's own of it, and whether it was in eval mode in all calls that learn; None: there was none yet."""
+"""A BatchNorm, its torch module, and whether it was in eval mode in all training calls (None: no such call yet)."""
 
 
 class Activations(Plugin):
@@ -140,27 +141,27 @@ class Activations(Plugin):
             text = f"Share of the output's elements that are at most `le`, {sample}"
             self.below = context.gauge("below_ratio", text, ["module", "le"])
         self.cells: dict[int, Cells] = context.per_module()
-        self.units: dict[int, outputs.Units] = context.per_module()  # of rectifiers that may be dead
-        self.flat: dict[int, outputs.Place] = {}  # of what functions that can saturate have put out in this call
-        self.placed: dict[int, bool] = context.per_module()  # of those: whether the model gives it back
+        self.units: dict[int, outputs.Units] = context.per_module()  # only for rectifiers that may be dead
+        self.flat: dict[int, outputs.Place] = {}  # outputs, in this call of the root, that can saturate
+        self.placed: dict[int, bool] = context.per_module()  # of these: does the model return it?
         self.norms: dict[int, Norm] = context.per_module()
-        self.parameters = Parameters(context, self.selector.selected, self._learnt)
-        self.is_sampled = False  # something was looked at in this step
+        self.parameters = Parameters(context, self.selector.selected, self._publish_step)
+        self.is_sampled = False  # a module or an output was observed in this step
         self.alert = 0
-        self.place = 0  # of the next loss in its step
+        self.place = 0  # index of the next loss within its step
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
-        """Take the modules that the options name; of a root that they do not, what it gives back.
+        """Select the modules that the options name, and `root_forward` for every root.
 
-        hookd shows the statistics itself where nothing else is asked of an output.
+        If only the statistics of an output are needed, hookd publishes them itself, from C.
         """
         hooks = set() if module.depth else {"root_forward"}
         if self.selector.take(module):
-            hooks.add("forward" if self._asks_more(module) else "output_summary")
+            hooks.add("forward" if self._needs_output(module) else "output_summary")
         return hooks
 
-    def _asks_more(self, module: Module) -> bool:
+    def _needs_output(self, module: Module) -> bool:
         is_plain = not (self.wants_histogram or self.selector.rotate) and self.context.shows_in_c
         return not is_plain or may_have_devices() or module.type in outputs.SATURATION or module.type in BATCH_NORMS
 
@@ -168,7 +169,7 @@ class Activations(Plugin):
 
     @hookimpl
     def forward(self, module: Module, output: Any) -> None:
-        """Reduce the output to its numbers."""
+        """Compute the statistics of an output, and judge it."""
         self.is_sampled = True
         if not self.selector.is_due(module):
             return
@@ -176,7 +177,7 @@ class Activations(Plugin):
         if tensor is None:
             return
         is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
-        self.context.summary(tensor, lambda summary: self._put_out(module, summary, is_half=is_half))
+        self.context.summary(tensor, lambda summary: self._publish_output(module, summary, is_half=is_half))
         if module.id in self.units:
             self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
         if module.type in outputs.SATURATION:
@@ -185,13 +186,13 @@ class Activations(Plugin):
             ratio = outputs.saturation_ratio(tensor, module.type)
             self._read([ratio], lambda got: self._saturated(module, *got, is_much=is_much))
         if self.wants_histogram:
-            self._read([outputs.below_ratios(tensor)], lambda shares: self._distributed(module, shares))
+            self._read([outputs.below_ratios(tensor)], lambda shares: self._publish_shares(module, shares))
         if module.type in BATCH_NORMS:
             self._check_mode(module, is_learning=is_learning)
 
     @hookimpl
     def output_summary(self, module: Module, output: Any, summary: Summary) -> None:
-        """Judge an output that has many zeros, or had, or that hookd does not show in C."""
+        """Judge an output that has or had many zeros, or that hookd does not publish from C."""
         tensor = next(filter(self._is_real, tensors(output)), None)
         if tensor is not None:
             self._judge(module, summary, is_half=tensor.dtype is torch.float16)
@@ -200,23 +201,23 @@ class Activations(Plugin):
 
     @hookimpl
     def root_forward(self, output: Any) -> None:
-        """See which outputs the model gives back."""
+        """Note which outputs the model returns."""
         for number, place in self.flat.items():
             self.placed[number] = self.placed.get(number, False) or place.is_given_back(output)
         self.flat.clear()
 
     def _is_real(self, tensor: Tensor) -> bool:
-        """Whether it is a dense tensor of real numbers: what others store is not what the module has put out."""
+        """Whether it is a dense tensor of real numbers; other kinds do not store the output's elements as such."""
         return self.context.is_readable(tensor) and tensor.is_floating_point()
 
     def _read(self, values: list[Tensor], then: Callable[[list[float]], None]) -> None:
-        """Read small tensors: at once in the host's memory, else when they have arrived."""
+        """Pass small tensors to `then`: at once from host memory, from a device when the copy has arrived."""
         if values[0].is_cpu:
             then([number for value in values for number in value.reshape(-1).tolist()])  # hookd: may block
         else:
             self.context.later(values, then)
 
-    def _put_out(self, module: Module, summary: Summary, *, is_half: bool) -> None:
+    def _publish_output(self, module: Module, summary: Summary, *, is_half: bool) -> None:
         nonfinite = summary.nans + summary.infs
         values = (
             summary.mean, summary.std, summary.min, summary.max, summary.zero_ratio, summary.absmax, summary.norm,
@@ -239,47 +240,50 @@ class Activations(Plugin):
                 holds=is_near, absmax=summary.absmax)  # fmt: skip
 
     def _cells(self, module: Module) -> Cells:
-        found = self.cells.get(module.id)
-        if found is None:
+        cells = self.cells.get(module.id)
+        if cells is None:
             children = [gauge.labels(module.name) for gauge in self.gauges]
-            found = self.cells[module.id] = children[0].cells, tuple([child.at for child in children])
-        return found
+            cells = self.cells[module.id] = children[0].cells, tuple([child.at for child in children])
+        return cells
 
     def _dead(self, module: Module, ratio: float) -> None:
         self.findings.see(
-            "dead", module.name, "{module}: {dead_ratio:.1%} of a ReLU's units put out nothing but 0: it is dead",
+            "dead", module.name, "{module}: {dead_ratio:.1%} of a ReLU's units have only ever output 0: it is dead",
             holds=ratio >= self.findings.dead, dead_ratio=ratio,
         )  # fmt: skip
 
     def _saturated(self, module: Module, ratio: float, *, is_much: bool) -> None:
-        is_inside = self.placed.get(module.id) is False  # not known before the first call of the model is over
+        is_inside = self.placed.get(module.id) is False  # unknown until the first call of the model has returned
         self.saturation.labels(module.name).set(ratio)
         self.findings.see(
             "saturated", module.name, "{module}: {saturation_ratio:.1%} of its output is saturated",
             holds=is_inside and is_much and ratio >= self.findings.saturated, saturation_ratio=ratio,
         )  # fmt: skip
 
-    def _distributed(self, module: Module, shares: list[float]) -> None:
+    def _publish_shares(self, module: Module, shares: list[float]) -> None:
         for edge, share in zip(outputs.EDGES, shares):
             self.below.labels(module.name, f"{edge:g}").set(share)
 
     def _check_mode(self, module: Module, *, is_learning: bool) -> None:
-        found: Any = module.torch()
-        if found is None or not is_learning:
+        norm: Any = module.torch()
+        if norm is None or not is_learning:
             return
         _, ref, was_eval = self.norms.get(module.id, (module, None, None))
-        if ref is None or ref() is not found:  # a model that was made anew has the names of the old one
+        if ref is None or ref() is not norm:  # a recreated model has the names of the old one
             self.findings.see("batchnorm_eval", module.name, "", holds=False)
-            ref, was_eval = weakref.ref(found), None
-        is_eval = peek(found, "training") is False and peek(found, "track_running_stats") is True
+            ref, was_eval = weakref.ref(norm), None
+        is_eval = peek(norm, "training") is False and peek(norm, "track_running_stats") is True
         self.norms[module.id] = module, ref, is_eval and was_eval is not False
 
     def _judge_modes(self, optimizer: Optimizer) -> None:
-        """Judge the BatchNorms that an optimizer has changed: what learns in eval mode alone may be an attack's."""
-        held = {id(p) for group in groups_of(optimizer) for p in group["params"] if of_tensor(p, "grad") is not None}
+        """Judge the BatchNorms that an optimizer has changed.
+
+        Gradients in eval mode alone are not enough: they may be those of an adversarial attack on the inputs.
+        """
+        stepped = {id(p) for group in groups_of(optimizer) for p in group["params"] if of_tensor(p, "grad") is not None}
         for number, (module, ref, is_eval) in list(self.norms.items()):
-            found = ref()
-            if is_eval is not None and found is not None and _is_in(held, found):
+            norm = ref()
+            if is_eval is not None and norm is not None and _is_in(stepped, norm):
                 self.norms[number] = module, ref, None
                 self.findings.see(
                     "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained", holds=is_eval
@@ -289,15 +293,18 @@ class Activations(Plugin):
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
-        """Show the loss, and look for a spike; of one number only: what else a backward starts from is no loss."""
+        """Publish the loss and look for a spike.
+
+        Only a single number is a loss; a backward may also start from other tensors.
+        """
         place, self.place = self.place, self.place + 1
         value = self.context.number(tensors[0]) if len(tensors) == 1 else None
         if value is not None:
-            self._lost(place, value)
+            self._publish_loss(place, value)
         elif len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1:
-            self._read([tensors[0].detach().reshape(1)], lambda got: self._lost(place, *got))
+            self._read([tensors[0].detach().reshape(1)], lambda got: self._publish_loss(place, *got))
 
-    def _lost(self, place: int, value: float) -> None:
+    def _publish_loss(self, place: int, value: float) -> None:
         self.shown.show(place, value)
         is_spike = self.losses.is_spike(place, value)
         if is_spike:
@@ -308,14 +315,14 @@ class Activations(Plugin):
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
-        """Look at gradients and weights in a step whose outputs were looked at, and after a spike."""
+        """Sample gradients and weights in a step whose outputs were sampled, and after a spike."""
         self.is_sampled = self.outputs.has_looked() or self.is_sampled
         if self.wants_gradients and (self.is_sampled or self.alert):
             self.parameters.before(optimizer, self.selector.is_due)
 
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
-        """See what the step did."""
+        """Measure the effect of the step."""
         self.parameters.after(optimizer)
         if self.is_sampled and self.norms:
             self._judge_modes(optimizer)
@@ -326,7 +333,7 @@ class Activations(Plugin):
         self.parameters.end()
         self.shown.end_step(self.place)
         self.place = 0
-        self.placed.update({number: self.placed.get(number, False) for number in self.flat})  # of no call of a root
+        self.placed.update({number: self.placed.get(number, False) for number in self.flat})  # not in a root's call
         self.flat.clear()
         for text in self.selector.complaints():
             self.context.incident("option", f"activations: {text}")
@@ -335,8 +342,8 @@ class Activations(Plugin):
             self.is_sampled = False
             self.selector.next()
 
-    def _learnt(self, optimizers: frozenset[int], rows: list[Row]) -> None:
-        """Publish what these optimizers did in one step, and judge it."""
+    def _publish_step(self, optimizers: frozenset[int], rows: list[Row]) -> None:
+        """Publish and judge the results of these optimizers in one step."""
         groups = by_module(rows)
         norms: dict[str, float] = {}
         for name, own in groups.items():
@@ -353,7 +360,7 @@ class Activations(Plugin):
         before, energy = math.hypot(*(row.before for row in rows)), sum(row.energy for row in rows)
         update = math.hypot(*(row.moved for row in rows)) / before if before else 0.0
         values = [grad, weight, update]
-        if energy:  # from the second look on
+        if energy:  # from the second sample on
             values.append(sum(row.noise for row in rows) / energy)
         for gauge, value in zip(self.own, values):
             gauge.labels(module).set(value)
@@ -377,24 +384,24 @@ class Activations(Plugin):
 
     def _judge_depth(self, groups: dict[str, list[Row]], norms: dict[str, float]) -> None:
         """Compare each module's gradient, per element, with the largest of those after it, from the loss backwards."""
-        largest, modules, found = 0.0, list(groups), self.findings
+        largest, modules = 0.0, list(groups)
         for depth in range(len(modules) - 1, -1, -1):
             name = modules[depth]
             elements = sum(row.elements for row in groups[name] if row.is_stepped or row.grad is not None)
             size = norms[name] / math.sqrt(max(1, elements))
             ratio, course = size / largest if largest else 1.0, self.ratios.setdefault(name, findings.Course())
-            has_faded = course.relative(ratio) < findings.FADED or ratio < findings.UNSEEN * found.vanishing
-            holds = 0 < ratio < found.vanishing and has_faded
+            has_faded = course.relative(ratio) < findings.FADED or ratio < findings.UNSEEN * self.findings.vanishing
+            holds = 0 < ratio < self.findings.vanishing and has_faded
             if not holds:
                 course.take(ratio)
-            found.see(
-                "vanishing", name, "{module}: its gradient is {ratio:.1e} of that of a module after it: it vanishes",
+            self.findings.see(
+                "vanishing", name, "{module}: its gradient vanishes: {ratio:.1e} of the gradient of a module after it",
                 holds=holds, ratio=ratio, depth=depth, modules=len(modules),
             )  # fmt: skip
             largest = max(largest, size)
 
     def _judge_growth(self, optimizers: frozenset[int], norms: dict[str, float]) -> None:
-        """Compare with the steps before, and name the module that grew most."""
+        """Compare with earlier steps, and name the module that grew most."""
         courses = [self.growth.setdefault(name, findings.Course()) for name in (f"#{hash(optimizers)}", *norms)]
         values = [math.hypot(*norms.values()), *norms.values()]
         total, *factors = (course.relative(value) for course, value in zip(courses, values))
@@ -404,12 +411,12 @@ class Activations(Plugin):
         place = list(norms).index(worst)
         holds = total > self.findings.exploding and not self.selector.rotate
         self.findings.see(
-            "exploding", "", "all gradients together are {factor:.0f} times what they were, most of all in {worst}",
+            "exploding", "", "the gradients exploded, most of all in {worst}: their norm is {factor:.0f} times its recent median",
             holds=holds, patience=2, factor=total, worst=worst, depth=place, modules=len(norms),
         )  # fmt: skip
 
     def _judge_change(self, groups: dict[str, list[Row]]) -> None:
-        """Find what does not learn though others do, and though nothing else explains it."""
+        """Find modules that do not learn although others do, and although no other finding explains it."""
         still = {name: all(row.stands_still for row in rows) for name, rows in groups.items()}
         is_explained = self.findings.holds("dead") or self.findings.holds("saturated")
         some_learn = any(row.moved for rows in groups.values() for row in rows)
@@ -421,20 +428,24 @@ class Activations(Plugin):
 
     @hookimpl
     def unconfigure(self) -> None:
-        """Let go of tensors at once: this object is in a cycle, which only a full collection ends."""
+        """Release the tensors at once."""
+        # This object is part of a reference cycle, which only a full garbage collection would free.
         self.parameters.clear()
         self.units.clear()
         self.flat.clear()
 
 
 def may_have_devices() -> bool:
-    """Return whether this torch can use a device, without asking for one, which would initialise it."""
+    """Whether this torch can use a device.
+
+    Never asks for a device: that would initialise it.
+    """
     xpu = getattr(torch, "xpu", None)
     of_others = getattr(torch._C, "_get_privateuse1_backend_name", None)  # noqa: SLF001 - there is no public name
     is_of_others = of_others is not None and of_others() != "privateuseone"  # HPU, NPU, ...
     return is_of_others or any(is_built() for is_built in (_is_built, getattr(xpu, "_is_compiled", bool)))
 
 
-def _is_in(held: set[int], norm: nn.Module) -> bool:
-    """Whether the weight of a BatchNorm, or what it is computed from, is among some tensors."""
-    return any(id(one) in held for one in originals_of(norm, "weight"))
+def _is_in(ids: set[int], norm: nn.Module) -> bool:
+    """Whether the weight of a BatchNorm, or a parameter that it is computed from, has one of these ids."""
+    return any(id(tensor) in ids for tensor in originals_of(norm, "weight"))

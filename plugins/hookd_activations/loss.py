@@ -1,4 +1,4 @@
-"""The loss as a number that can be looked at. Runs in the target."""
+"""Publish the loss as a metric."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from typing import Any
 from hookd import Context
 
 BACKWARDS = 4
-"""Of so many backwards between two optimizer steps: gradient accumulation has one for each part of a batch."""
+"""Series of the metric. A step with gradient accumulation has one backward for each part of the batch."""
 PATIENCE = 64
-"""Steps without a backward after which its series ends: one that is skipped makes the next backward a second one."""
+"""Steps without a backward after which its series ends. A skipped step makes the next backward a second one, once."""
 
 
 class Loss:
-    """Shows what each backward of a step was called on; under a GradScaler that is the loss times its scale."""
+    """Publishes the loss of each backward of a step; under a GradScaler this is the loss times its scale."""
 
     def __init__(self, context: Context) -> None:
-        self._gauge = context.gauge("loss", "What a backward was called on, at the last step.", ["backward"])
+        self._gauge = context.gauge("loss", "Loss on which a backward was called, at the last step.", ["backward"])
         self._known: list[Any] = []
         self._idle = 0
 
     def show(self, place: int, value: float) -> None:
-        """Show the loss of one backward; `place` counts those of a step from 0. At every step, so it costs 0.2 us."""
+        """Publish the loss of one backward; `place` is its index in the step, from 0.
+
+        Runs in every step, and costs 0.2 us.
+        """
         if place < BACKWARDS:
             while len(self._known) <= place:
                 self._known.append(self._gauge.labels(str(len(self._known))))
             self._known[place].set(value)
 
     def end_step(self, backwards: int) -> None:
-        """End the last series when steps have had fewer backwards for a while."""
+        """End a step; the last series ends after PATIENCE steps with fewer backwards."""
         self._idle = self._idle + 1 if backwards < len(self._known) else 0
         if self._idle >= PATIENCE:
             self._known.pop()

@@ -1,4 +1,4 @@
-"""What a summary does not tell of an output: what is saturated, which units are dead, its distribution. In the target."""
+"""Compute what a summary of an output lacks: its saturation, its dead units, its distribution."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from torch import Tensor
 from hookd import tensor_ref, tensors
 
 LIMIT = 1 << 16
-"""At most so many elements are looked at, evenly spread over the tensor."""
+"""Elements used at most, evenly spread over the tensor."""
 EDGES = (-100.0, -10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0, 100.0)
 SATURATION: dict[str, tuple[float, float]] = {
     "Sigmoid": (0.5, 0.48), "Hardsigmoid": (0.5, 0.48), "Tanh": (0.0, 0.98), "Hardtanh": (0.0, 0.98),
     "Softsign": (0.0, 0.98), "GELU": (0.0, -1e-3), "SiLU": (0.0, -1e-3), "Mish": (0.0, -1e-3),
 }  # fmt: skip
-"""Centre and distance by the type of module: an element as far from the centre as that is saturated, for there the
-derivative is almost 0; where the distance is negative, one as near to it. Of a GELU that is its flat negative half."""
+"""Centre and distance by the type of module. An element at least that far from the centre is saturated, because the
+derivative is almost 0 there. With a negative distance, an element at most that far from it is saturated: the flat
+negative half of GELU."""
 
 
 ENOUGH = 256
-"""Samples in which a unit has not fired before it is called dead, where others in its layer fire."""
+"""Samples in which a unit has to stay at 0 before it is dead, if other units of its layer fire."""
 NEAR = 8
-"""An output that so many operations of one tensor each lie between and the model's is the model's own."""
+"""Operations of one tensor each that may lie between a module's output and the model's, for it to be the model's."""
 
 
 class Units:
-    """Which units of a rectifier have ever put out anything but 0, over several looks.
+    """Tracks, over several samples, which units of a rectifier have ever output anything but 0.
 
-    A unit is a channel of images, and else what the last dimension counts.
+    A unit is a channel of an image, or else an index of the last dimension.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,10 @@ class Units:
         self._samples = 0
 
     def look(self, tensor: Tensor) -> Tensor:
-        """Give [] the share of units that have not fired so far; 0 while too few samples have been seen to tell."""
+        """Return [] the share of units that have not fired so far.
+
+        Before ENOUGH samples it is 0, or 1 if no unit at all has fired.
+        """
         flat = tensor.detach().reshape(1, -1) if tensor.dim() < 2 else tensor.detach()
         unit = 1 if flat.dim() > 3 else flat.dim() - 1
         fired = flat.count_nonzero(dim=[d for d in range(flat.dim()) if d != unit])
@@ -50,9 +54,9 @@ class Units:
 
 
 class Place:
-    """Where an output is found again: in the memory of what the model gives back, or in its graph.
+    """Recognizes a module's output in the output of the model, by its memory or its graph.
 
-    Between a module's return and that of the model the tensor may be gone; its node is kept for so long.
+    The tensor may be gone by the time the model returns; its graph node is kept until then.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -62,12 +66,12 @@ class Place:
         self._node = tensor.grad_fn
 
     def is_given_back(self, output: Any) -> bool:
-        """Whether a model gives back the tensor itself, a view of it, or what a few operations make of it alone."""
-        return any(self._is_behind(one) for one in tensors(output))
+        """Whether `output` has the tensor, a view of it, or a tensor that a few operations derive from it alone."""
+        return any(self._is_behind(tensor) for tensor in tensors(output))
 
     def _is_behind(self, given: Tensor) -> bool:
         known = [ref() for ref in (self._tensor, self._base) if ref is not None]
-        if any(one is not None and (one is given or one is base_of(given)) for one in known):
+        if any(tensor is not None and (tensor is given or tensor is base_of(given)) for tensor in known):
             return True
         node = given.grad_fn if self._node is not None else None
         for _ in range(NEAR):
@@ -79,25 +83,25 @@ class Place:
 
 
 def base_of(view: Tensor) -> Tensor | None:
-    """Give the tensor whose memory a view shows, None for one that is no view."""
+    """Return the base tensor of a view, None if the tensor is not a view."""
     return view._base  # noqa: SLF001 - torch has no public name for it
 
 
 def spread(tensor: Tensor) -> Tensor:
-    """Give [n] at most LIMIT elements, evenly spread; a view where the memory has no gaps."""
+    """Return [n] at most LIMIT elements, evenly spread; a view if the memory has no gaps."""
     flat = tensor.detach().reshape(-1)
     return flat[:: -(-flat.numel() // LIMIT)]
 
 
 def saturation_ratio(tensor: Tensor, kind: str) -> Tensor:
-    """Give [] the share of saturated elements of the output of a module of type `kind`, which SATURATION must have."""
+    """Return [] the share of saturated elements in the output of a module of type `kind`, a key of SATURATION."""
     centre, distance = SATURATION[kind]
     away = (spread(tensor).float() - centre).abs()
     return (away >= distance if distance > 0 else away <= -distance).float().mean()
 
 
 def below_ratios(tensor: Tensor) -> Tensor:
-    """Give [len(EDGES)] for each edge the share of elements that are at most that; NaN is above all."""
+    """Return [len(EDGES)] the share of elements that are at most each edge; NaN is above all edges."""
     values = spread(tensor).float()
-    # One by one: a tensor of the edges would have to be copied to the device, and the copy be waited for.
+    # One by one: a tensor of all edges would need a copy to the device, and a wait for it.
     return torch.stack([(values <= edge).float().mean() for edge in EDGES])

@@ -1,7 +1,8 @@
-"""What the parameters do at an optimizer step: their gradients, their weights, how far they move. Runs in the target.
+"""Measure the gradients, weights and updates of parameters at an optimizer step.
 
-Of gradients and weights all elements are summed up. For the update, and for the gradient's noise, the first SLICE
-elements of each parameter are kept from before to after the step, so that no model needs memory for a second one.
+The statistics of gradients and weights cover all elements. The update is measured on the first SLICE elements of each
+parameter, copied before the step, and the noise on the first NOISE_SLICE of its gradient, so that no model needs memory
+for a second copy of itself.
 """
 
 from __future__ import annotations
@@ -23,23 +24,29 @@ if TYPE_CHECKING:
 
 SLICE = 1 << 14
 NOISE_SLICE = 1 << 12
-_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # past what a class of parameters has in its place
+_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses overrides in parameter subclasses
 _requires_grad: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 DECAY = 0.9
-"""Of the mean gradient, over looked-at steps."""
+"""Decay of the mean gradient, per sampled step."""
 
 
 Key = tuple[str, str]
-"""A parameter: its module, and its name there."""
+"""A parameter: the name of its module, and its own name there."""
 Asked = tuple[list[Tensor], Callable[[float, float], None]]
-"""Two numbers, each [], and who takes them when they can be read."""
+"""Two numbers, each [], and the function that takes them once they can be read."""
 
 
 @dataclass
 class Row:
-    """One parameter at one step; `moved` and `before` are norms of slices, `noise` and `energy` as in `Noise.split`.
+    """One parameter at one step.
 
-    `is_stepped` says whether an optimizer steps it in this step; `has_changed` whether it is another than at the look before: what this step does not train, another may.
+    Attributes:
+        is_whole: the slice covers all elements.
+        has_rate: the learning rate moves it.
+        is_stepped: an optimizer steps it in this step.
+        has_changed: it differs from the sample before; steps in between may train what this step does not.
+        moved, before: norms of the slice: its change, and before the step.
+        noise, energy: as in `Noise.split`.
     """
 
     module: str
@@ -57,21 +64,21 @@ class Row:
     energy: float = 0.0
 
     def move(self, moved: float, before: float) -> None:
-        """Note how far it has moved, and the norm of where it was."""
+        """Set the norm of its change, and its norm before the step."""
         self.moved, self.before = moved, before
 
     def vary(self, noise: float, energy: float) -> None:
-        """Note how its gradient varies."""
+        """Set the noise and the energy of its gradient."""
         self.noise, self.energy = noise, energy
 
     @property
     def update_ratio(self) -> float:
-        """How far it moved, relative to its norm before; 0 for one that was 0."""
+        """Norm of its change relative to its norm before; 0 if that was 0."""
         return self.moved / self.before if self.before else 0.0
 
     @property
     def stands_still(self) -> bool:
-        """Whether nothing changes it: no gradient, or though it has one all of it is as before; nor did a step between."""
+        """Whether nothing changes it: it has no gradient or does not move despite one, and did not change before."""
         if self.has_changed:
             return False
         has_gradient = self.grad is not None and (self.grad.norm > 0 or not self.grad.is_finite)
@@ -79,10 +86,10 @@ class Row:
 
 
 class Noise:
-    """The mean of a parameter's gradients, and what each step's differs from it.
+    """Splits the energy of a parameter's gradients into signal (their mean) and noise.
 
     With g = G + e, e independent from step to step, E|g|^2 = |G|^2 + tr(Cov e), and the square of the weighted mean is
-    |G|^2 + c tr(Cov e), where c is the sum of the squared weights. So both can be told apart. Source of the notion:
+    |G|^2 + c tr(Cov e), where c is the sum of the squared weights. The two equations give both terms. Source:
     McCandlish, Kaplan, Amodei, An Empirical Model of Large-Batch Training, 2018, appendix A.
     """
 
@@ -92,7 +99,7 @@ class Noise:
         self._steps = 0
 
     def sums(self, grad: Tensor) -> list[Tensor]:
-        """Take a gradient; gives [] the square of its norm and of the mean's, on its device."""
+        """Take a gradient; return [] its squared norm and [] that of the mean, on its device."""
         now = grad.reshape(-1)[:NOISE_SLICE].float()
         if self._mean is None or self._mean.shape != now.shape or self._mean.device != now.device:
             self._mean, self._energy, self._steps = torch.zeros_like(now), 0.0, 0
@@ -100,9 +107,12 @@ class Noise:
         return [torch.dot(now, now), torch.dot(self._mean, self._mean)]
 
     def split(self, grad: float, mean: float) -> tuple[float, float]:
-        """Give tr(Cov e) and E|g|^2, both 0 before the second step; in the order in which `sums` was called."""
+        """Return tr(Cov e) and E|g|^2, both 0 before the second step.
+
+        Call it once for each call of `sums`, in the same order.
+        """
         if not (math.isfinite(grad) and math.isfinite(mean)):
-            self._mean = None  # it would never be finite again
+            self._mean = None  # the mean would never be finite again
             return 0.0, 0.0
         self._steps += 1
         self._energy += (1 - DECAY) * (grad - self._energy)
@@ -116,7 +126,7 @@ class Noise:
 
 @dataclass
 class Round:
-    """The parameters of one optimizer at one step, from before it to after it."""
+    """The parameters of one optimizer, from before its step to after it."""
 
     rows: dict[Key, Row] = field(default_factory=dict)
     slices: list[tuple[Row, Tensor, Tensor]] = field(default_factory=list)
@@ -124,7 +134,7 @@ class Round:
 
 
 class Parameters:
-    """Looks at the parameters of the selected modules before and after an optimizer step."""
+    """Samples the parameters of the selected modules before and after an optimizer step."""
 
     def __init__(
         self, context: Context, selected: Mapping[str, Module], done: Callable[[frozenset[int], list[Row]], None]
@@ -133,13 +143,13 @@ class Parameters:
         self._selected = selected
         self._done = done
         self._noise: dict[Key, Noise] = {}
-        self._rounds: dict[int, Round] = {}  # by the optimizer's id: those of this step, and of one that has raised
-        self._ended: dict[int, Round] = {}  # those of this step that are over
-        self._met: set[Key] = set()  # parameters that were looked at in this step
-        self._seen: dict[Key, Summary] = {}  # of each parameter at its last look
+        self._rounds: dict[int, Round] = {}  # by the optimizer's id: rounds of this step, and of a step that raised
+        self._ended: dict[int, Round] = {}  # the rounds of this step that are over
+        self._met: set[Key] = set()  # parameters sampled in this step
+        self._seen: dict[Key, Summary] = {}  # of each parameter, at its last sample
 
     def clear(self) -> None:
-        """Forget all that was seen, and let go of the tensors."""
+        """Forget all samples, and release the tensors."""
         self._noise.clear()
         self._rounds.clear()
         self._ended.clear()
@@ -147,12 +157,12 @@ class Parameters:
         self._seen.clear()
 
     def before(self, optimizer: Optimizer, is_due: Callable[[Module], bool]) -> None:
-        """Sum up gradients and weights, and keep what the update is to be compared with.
+        """Summarize gradients and weights, and copy the slices that `after` compares.
 
-        What is told of a module is over all of its parameters: those that this optimizer does not step are looked at
-        too, unless another has been seen to in this step.
+        A module's numbers cover all of its parameters: those that this optimizer does not step are sampled too, unless
+        that has already happened in this step.
         """
-        made = self._rounds[id(optimizer)] = Round()
+        samples = self._rounds[id(optimizer)] = Round()
         groups = [(self._moves(group.get("lr", 1.0)), group["params"]) for group in groups_of(optimizer)]
         rates = {id(p): moves for moves, parameters in groups for p in parameters}
         for name, parameter in self._context.ordered_parameters(optimizer):
@@ -165,42 +175,42 @@ class Parameters:
                 and _requires_grad(parameter)
                 and not name.startswith("parameter ")
             ):
-                self._look(made, (owner, own_name), parameter, has_rate=rates[id(parameter)])
-        self._look_at_others(made)
+                self._sample(samples, (owner, own_name), parameter, has_rate=rates[id(parameter)])
+        self._sample_others(samples)
 
-    def _look_at_others(self, made: Round) -> None:
-        for module in {module: None for module, _ in made.rows}:
+    def _sample_others(self, samples: Round) -> None:
+        for module in {module: None for module, _ in samples.rows}:
             owner = self._selected[module].torch()
             for name, parameter in parameters_of(owner).items() if owner is not None else ():
                 key = module, name
                 if key not in self._met:
-                    self._look(made, key, parameter, has_rate=False, is_other=True)
+                    self._sample(samples, key, parameter, has_rate=False, is_other=True)
 
     def _moves(self, rate: Any) -> bool:
-        """Whether a learning rate moves anything; of one that only a device knows that is taken for granted."""
+        """Whether a learning rate moves anything; one whose value is on a device is assumed to."""
         if issubclass(type(rate), Tensor):
             return not (self._context.is_readable(rate) and rate.is_cpu and not rate.count_nonzero())
-        kind = next((one for one in (float, int) if issubclass(type(rate), one)), None)
+        kind = next((base for base in (float, int) if issubclass(type(rate), base)), None)
         return kind is None or kind.__bool__(rate)
 
-    def _look(self, made: Round, key: Key, parameter: Tensor, *, has_rate: bool, is_other: bool = False) -> None:
+    def _sample(self, samples: Round, key: Key, parameter: Tensor, *, has_rate: bool, is_other: bool = False) -> None:
         elements = Tensor.numel(parameter)
         self._met.add(key)
-        row = made.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
+        row = samples.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
         self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
         grad = _grad(parameter) if _requires_grad(parameter) else None
         if grad is not None:
             self._context.summary(grad, lambda summary: setattr(row, "grad", summary))
         weights = self._strided(parameter)
         if weights is not None:
-            made.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
+            samples.slices.append((row, weights, weights.reshape(-1)[:SLICE].clone()))
         grads = None if grad is None or is_other else self._strided(grad)
         if grads is not None:
             noise = self._noise.setdefault(key, Noise())
-            made.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean))))
+            samples.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean))))
 
     def _strided(self, tensor: Tensor) -> Tensor | None:
-        """Return the dense tensor whose first elements can be compared: of a distributed one this rank's part."""
+        """Return the dense tensor whose first elements are compared, this rank's part if it is distributed."""
         is_distributed = type(tensor).__module__.startswith("torch.") and hasattr(type(tensor), "to_local")
         local = tensor.to_local() if is_distributed else tensor  # type: ignore[attr-defined]
         if not (self._context.is_readable(local) and local.is_contiguous()):
@@ -210,31 +220,31 @@ class Parameters:
         return local.detach() if local.is_floating_point() else None
 
     def after(self, optimizer: Optimizer) -> None:
-        """Compare; `end` tells of it."""
-        made = self._rounds.pop(id(optimizer), None)
-        if made is None or not made.rows:
+        """Measure how far the slices have moved; `end` reports it."""
+        samples = self._rounds.pop(id(optimizer), None)
+        if samples is None or not samples.rows:
             return
-        for row, weights, before in made.slices:
-            if not self._context.is_readable(weights):  # the step has taken it out of memory
+        for row, weights, before in samples.slices:
+            if not self._context.is_readable(weights):  # the step has moved it out of memory
                 continue
             now, was = weights.reshape(-1)[:SLICE].float(), before.float()
-            made.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move))
-        made.slices.clear()
-        self._ended[id(optimizer)] = made
+            samples.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move))
+        samples.slices.clear()
+        self._ended[id(optimizer)] = samples
 
     def end(self) -> None:
-        """End a step: have `done` called with all rows of it, on a device after the next step."""
+        """End a step: pass all of its rows to `done`; on a device, after the next step."""
         ended, self._ended = self._ended, {}
-        self._rounds.clear()  # of a step that has raised
+        self._rounds.clear()  # of a step that raised
         self._met.clear()
         if not ended:
             return
         rows: dict[Key, Row] = {}
         asked: dict[torch.device, list[Asked]] = {}
-        for made in ended.values():
-            rows.update(made.rows)  # what an optimizer steps stands for what others have looked at
-            for one in made.asked:
-                asked.setdefault(one[0][0].device, []).append(one)
+        for samples in ended.values():
+            rows.update(samples.rows)  # the row of the optimizer that steps a parameter replaces those of others
+            for request in samples.asked:
+                asked.setdefault(request[0][0].device, []).append(request)
         waiting = set(asked)
 
         def arrived(device: torch.device, numbers: list[float]) -> None:
@@ -242,30 +252,29 @@ class Parameters:
                 take(*numbers[2 * at : 2 * at + 2])
             waiting.discard(device)
             if not waiting:
-                self._tell(frozenset(ended), rows)
+                self._report(frozenset(ended), rows)
 
-        for device, those in asked.items():
-            tensors = [number for pair, _ in those for number in pair]
+        for device, requests in asked.items():
+            tensors = [number for pair, _ in requests for number in pair]
             if device.type == "cpu":
                 arrived(device, [float(number) for number in tensors])
             else:
                 self._context.later(tensors, partial(arrived, device))
         if not asked:
-            self._tell(frozenset(ended), rows)
+            self._report(frozenset(ended), rows)
 
-    def _tell(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:
-        told = []
+    def _report(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:
+        reported = []
         unknown = {key[0] for key, row in rows.items() if row.elements and row.weight is None}
-        # In the order of the models, also where each parameter has an optimizer of its own, which step from the last on.
-        for key, row in sorted(rows.items(), key=lambda one: self._selected[one[0][0]].id):
-            if (
-                row.weight is not None and key[0] not in unknown
-            ):  # what is told of a module is over all of its parameters
+        # In the order of the models, even if each parameter has its own optimizer, and the last parameter steps first.
+        for key, row in sorted(rows.items(), key=lambda item: self._selected[item[0][0]].id):
+            # A module is only reported with the numbers of all of its parameters.
+            if row.weight is not None and key[0] not in unknown:
                 row.has_changed = self._seen.get(key, row.weight) != row.weight
                 self._seen[key] = row.weight
-                told.append(row)
-        if told:
-            self._done(optimizers, told)
+                reported.append(row)
+        if reported:
+            self._done(optimizers, reported)
 
 
 def by_module(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -1,11 +1,11 @@
-"""Which modules are looked at, and which of them in this step. Runs in the target."""
+"""Select the modules to observe, and which of them in this step."""
 
 from __future__ import annotations
 
 from hookd import Context, Module, PluginError
 
 KNOWN_STEPS = 20
-"""After so many steps the modules of a training are known."""
+"""Steps after which the modules of a training are known."""
 
 
 class Selector:
@@ -27,7 +27,7 @@ class Selector:
         self._steps = 0
 
     def take(self, module: Module) -> bool:
-        """Say whether the options name `module`, and remember it."""
+        """Return whether the options name `module`, and remember it if so."""
         is_shallow = self.depth < 0 or module.depth <= self.depth
         is_named, is_of_type = self.names.match(module.name), self.types.match(module.type)
         takes = is_shallow and is_named and is_of_type
@@ -37,18 +37,18 @@ class Selector:
         return takes
 
     def is_due(self, module: Module) -> bool:
-        """Whether it is to be looked at in this step: always, unless they take turns."""
+        """Whether `module` is observed in this step: always, unless `rotate` makes modules take turns."""
         return not self.rotate or self._order[self._turn % len(self._order)] == module.id
 
     def next(self) -> None:
-        """End a step that was looked at."""
+        """End a sampled step: the next module has its turn."""
         self._turn += 1
 
     def complaints(self) -> list[str]:
-        """End a step; after the first ones say which options choose nothing, once."""
+        """End a step; after KNOWN_STEPS steps return, once, a message for each option that selects nothing."""
         self._steps += 1
         if self._steps != KNOWN_STEPS:
             return []
-        told = self.names.unmatched("module") + self.types.unmatched("class of a module")
-        is_empty = not (told or self.selected) and (self.names.seen or self.types.seen)
-        return told or ["modules, types and depth together choose no module"] * is_empty
+        unmatched = self.names.unmatched("module") + self.types.unmatched("class of a module")
+        is_empty = not (unmatched or self.selected) and (self.names.seen or self.types.seen)
+        return unmatched or ["modules, types and depth together select no module"] * is_empty

@@ -1,34 +1,34 @@
-"""What hookd does not see, and what the training code does to its modules. Runs in the target.
+"""List the modules that hookd cannot observe, and the mode, hooks and elements of each module.
 
-    hookd_coverage_unseen{module,state}            1 for each module that is not observed: compiled and scripted (of these
+    hookd_coverage_unseen{module,state}            1 for each module that is not observed: compiled and scripted (only
                                                    the outermost), bypassed, never_called; and transformed
-    hookd_coverage_mode_switches_total{module,mode}  calls of `train()` and `eval()`, by the module that they were made on
-    hookd_coverage_training{module}                whether the module was in training mode at its last call in a sampled
+    hookd_coverage_mode_switches_total{module,mode}  calls of `train()` and `eval()` on the module itself
+    hookd_coverage_training{module}                1 if the module was in training mode at its last call in a sampled
                                                    step: one in `every`
-    hookd_coverage_hooks{module,kind,function}     hooks of others on the module: those of the training code, of
-                                                   accelerate, FSDP, peft...; `kind` as in forward_pre, `function` is
-                                                   where it is from, `module:name`
-    hookd_coverage_elements{module,kind}           elements that the module itself holds: parameter, frozen, buffer, and
-                                                   transient for buffers that no state_dict has
+    hookd_coverage_hooks{module,kind,function}     hooks on the module that are not hookd's: of the training code,
+                                                   accelerate, FSDP, peft...; `kind` is such as forward_pre, `function`
+                                                   is its origin, `module:name`
+    hookd_coverage_elements{module,kind}           elements of the module's own tensors: parameter, frozen, buffer, and
+                                                   transient for buffers that are not in the state_dict
 
-`never_called`: not since the attach, though the model was trained a step. `bypassed`: never called, but its parameters
-get gradients: somebody calls its `forward` directly or uses its weights in a function. torch does so itself in
-MultiheadAttention (`out_proj`). What is bypassed only now and then counts as observed, and so the timings and statistics
-of such a module hold for its calls alone.
+`never_called`: not called since the attach, although the model was trained for a step. `bypassed`: never called, but
+its parameters get gradients, because code calls its `forward` directly or uses its weights in a function. torch itself
+does so in MultiheadAttention (`out_proj`). A module that is bypassed only sometimes counts as observed; its timings and
+statistics then only cover its calls.
 
-`transformed`: in a sampled step it was called under a transform of `torch.func` (vmap, grad, jvp). Such a call is counted and
-timed, but its tensors stand for others, so nobody looks at them.
+`transformed`: in a sampled step, the module was called under a transform of `torch.func` (vmap, grad, jvp). Such a call
+is counted and timed, but its tensors are stand-ins for others, so no plugin reads them.
 
-Not seen by anybody here, and not told:
+Not detected:
 - a module without parameters whose `forward` is called directly: it counts as never called;
-- a class with a `__call__` of its own that does not call torch's;
-- what happens inside a compiled, scripted or exported module: one call of the whole is all there is;
-- modules that were never part of a call's model, such as those only used under `torch.func` before the attach.
+- a class with its own `__call__` that does not call torch's;
+- calls inside a compiled, scripted or exported module, which is a single call for hookd;
+- modules that were never part of a model that was called, such as those only used under `torch.func` before the attach.
 
-The tour of hooks and elements takes `modules` modules at each sampled step, and begins anew when it is through: at the
-defaults a model of 1,000 modules is seen in 160 steps. The list of what is unseen is made at its beginning.
+The hooks and elements of `modules` modules are read in each sampled step, in a cycle: with the defaults, a model of
+1,000 modules takes 160 steps. The list of unseen modules is made when a cycle begins.
 
-Options: `every=N`, `modules=N` (64), `hooks=N` (200: series of hooks at most).
+Options: `every=N`, `modules=N` (64), `hooks=N` (200: most series of hooks).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 UNSEEN = ("compiled", "scripted", "bypassed", "never_called")
 INSIDE = ("compiled", "scripted")
-"""States that all have that are inside of one that has them."""
+"""States that a module shares with all modules inside it."""
 
 
 class Coverage(Plugin):
-    """Lists what is not seen, and each module's mode, hooks and state."""
+    """Lists modules that are not observed, and each module's mode, hooks and elements."""
 
     name = "coverage"
     sampled = ("forward_pre", "step_done")
@@ -66,21 +66,24 @@ class Coverage(Plugin):
         self.switches = context.counter("mode_switches", "Calls of train() and eval().", ["module", "mode"])
         self.training = context.gauge("training", "1 for a module that was last called in training mode.", ["module"])
         self.hooks = Shown(
-            context.gauge("hooks", "Hooks of others on the module.", ["module", "kind", "function"]), most_hooks
+            context.gauge("hooks", "Hooks on the module that are not hookd's.", ["module", "kind", "function"]),
+            most_hooks,
         )
-        self.elements = Shown(context.gauge("elements", "Elements that the module itself holds.", ["module", "kind"]))
-        self.told: set[str] = set()
-        self.transformed: set[str] = set()  # since the last tour began
+        self.elements = Shown(
+            context.gauge("elements", "Elements of the module's own parameters and buffers.", ["module", "kind"])
+        )
+        self.logged: set[str] = set()
+        self.transformed: set[str] = set()  # since the last cycle began
         self.tour: Iterator[Module] = iter(())
 
     @hookimpl
     def mode(self, module: Module, training: bool) -> None:
-        """Count a switch."""
+        """Count a switch of the mode."""
         self.switches.labels(module.name, "train" if training else "eval").inc()
 
     @hookimpl
     def forward_pre(self, module: Module) -> None:
-        """Note the mode that the module is called in."""
+        """Note the mode in which the module is called."""
         if is_transformed():
             self.transformed.add(module.name)
         training = peek(module.torch(), "training")
@@ -89,15 +92,15 @@ class Coverage(Plugin):
 
     @hookimpl
     def step_done(self) -> None:
-        """Look at the next modules; where there is none, at the states of all."""
+        """Read the next modules; after the last one, the states of all."""
         for _ in range(self.portion):
             module = next(self.tour, None)
             if module is None:
                 self._begin()
                 return
-            held = module.torch()
-            if held is not None:
-                of_hooks, of_elements = hooks_on(held), elements(held)
+            torch_module = module.torch()
+            if torch_module is not None:
+                of_hooks, of_elements = hooks_on(torch_module), elements(torch_module)
                 self.hooks.show(module.name, {(module.name, *labels): count for labels, count in of_hooks.items()})
                 self.elements.show(module.name, {(module.name, kind): size for kind, size in of_elements.items()})
 
@@ -112,11 +115,13 @@ class Coverage(Plugin):
         unseen |= {(name, "transformed"): 1 for name in self.transformed}
         self.transformed.clear()
         self.unseen.show("", unseen)
-        self._tell(sorted(name for name, state in unseen if state == "bypassed" and name not in self.told))
+        self._log(sorted(name for name, state in unseen if state == "bypassed" and name not in self.logged))
         self.tour = iter([module for module, _ in states])
 
-    def _tell(self, bypassed: list[str]) -> None:
+    def _log(self, bypassed: list[str]) -> None:
         if bypassed:
-            self.told.update(bypassed)
+            self.logged.update(bypassed)
             names = ", ".join(bypassed)
-            self.context.log(f"not seen: {names}: gradients but no calls (.forward(), or weights used in a function)")
+            self.context.log(
+                f"not observed: {names}: gradients but no calls (.forward(), or weights used in a function)"
+            )

@@ -1,4 +1,4 @@
-"""Series that come and go with what they tell of. Runs in the target."""
+"""Keep the series of a gauge in step with a changing set of labels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """The series of one gauge, by what they were said of: what is no longer said ends.
+    """The series of one gauge, by owner; a series ends when its owner no longer has it.
 
     Args:
-        most: series at most; further ones are left out.
+        most: most series; further ones are left out.
     """
 
     def __init__(self, gauge: Gauge, most: int | None = None) -> None:
@@ -23,7 +23,7 @@ class Shown:
         self._labels: dict[str, set[tuple[str, ...]]] = {}
 
     def show(self, owner: str, values: Mapping[tuple[str, ...], float]) -> None:
-        """Store the values of all series of `owner`."""
+        """Set all series of `owner`, and remove its others."""
         before = self._labels.get(owner, set())
         for labels in before - values.keys():
             self._gauge.remove(*labels)

@@ -1,4 +1,4 @@
-"""What a module itself holds, a look into its own dicts, and what it is called in. Runs in the target."""
+"""Count the elements of a module, and detect transforms of `torch.func`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_st
 
 
 def is_transformed() -> bool:
-    """Whether this is inside a transform of `torch.func`, in the calling thread."""
+    """Whether the calling thread is inside a transform of `torch.func`."""
     return _transform() is not None
 
 
 def elements(module: nn.Module) -> Counter[str]:
-    """Count the elements that a module itself holds, by kind."""
-    found: Counter[str] = Counter()
+    """Count the elements of a module's own parameters and buffers, by kind."""
+    counts: Counter[str] = Counter()
     for parameter in parameters_of(module).values():
-        found["parameter" if of_tensor(parameter, "requires_grad") else "frozen"] += _elements(parameter)
+        counts["parameter" if of_tensor(parameter, "requires_grad") else "frozen"] += _elements(parameter)
     transient = peek(module, "_non_persistent_buffers_set", ())
     for name, buffer in buffers_of(module).items():
-        found["transient" if name in transient else "buffer"] += _elements(buffer)
-    return +found
+        counts["transient" if name in transient else "buffer"] += _elements(buffer)
+    return +counts
 
 
 def _elements(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Which tensors all ranks should hold alike. Runs in the target."""
+"""Find the tensors that should be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Names in a path that the wrappers of torch have put there."""
+"""Parts of a parameter's name that come from wrappers of torch."""
 
 
 class Replica(NamedTuple):
-    """One tensor, with what must be the same on a rank for it to be compared, and the global ranks that hold it."""
+    """One tensor, the layout that ranks must share to be compared, and the global ranks that have it."""
 
     name: str
     tensor: Tensor
@@ -34,13 +34,13 @@ def replicas(
     is_all: bool,
     is_gradients: bool,
 ) -> list[Replica]:
-    """Give the parameters that are alike on all ranks, or their gradients, each once.
+    """Return the parameters that should be equal on all ranks, or their gradients, each once.
 
     Args:
-        models: roots, each with what its names begin with.
-        is_readable: as of the plugin's context.
-        is_all: not only what DistributedDataParallel holds.
-        is_gradients: gradients, where a parameter has one.
+        models: roots, each with the prefix of its names.
+        is_readable: `Context.is_readable`.
+        is_all: all parameters, not only those in a DistributedDataParallel.
+        is_gradients: gradients instead of parameters, if there are any.
     """
     found: list[Replica] = []
     seen: set[int] = set()
@@ -61,7 +61,7 @@ def replicas(
 
 
 def _parallel(root: nn.Module) -> Iterator[tuple[str, nn.Module, Any, tuple[int, ...]]]:
-    """Give every DistributedDataParallel in a model: its path, what it wraps, what it ignores, its ranks."""
+    """Yield every DistributedDataParallel in a model: its path, its module, the names that it ignores, its ranks."""
     for path, module in modules_in(root):
         if issubclass(type(module), torch.nn.parallel.DistributedDataParallel):
             ignored, group = peek(module, "parameters_to_ignore", ()), peek(module, "process_group")
@@ -69,7 +69,8 @@ def _parallel(root: nn.Module) -> Iterator[tuple[str, nn.Module, Any, tuple[int,
 
 
 def _ranks(group: Any) -> tuple[int, ...]:
-    """Give the global ranks of a process group; torch 1.11 has `_pg_group_ranks` alone, 2.0 the public name."""
+    """Return the global ranks of a process group."""
+    # torch 2.0 has the public name, 1.11 only `_pg_group_ranks`.
     distributed = torch.distributed
     named = getattr(distributed, "get_process_group_ranks", None)
     if named is not None:
@@ -78,18 +79,18 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 
 def _is_whole(parameter: Tensor, tensor: Tensor) -> bool:
-    """Whether every rank holds all of it: no distributed tensor, no flat parameter of FSDP, no expert's."""
+    """Whether every rank has all of it: not distributed, not a flat parameter of FSDP, not an expert's."""
     is_part = hasattr(type(tensor), "to_local") or type(parameter).__name__ == "FlatParameter"
     return not is_part and not of_tensor(tensor, "is_quantized") and peek(parameter, "allreduce", True) is not False
 
 
-def group_of(held: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:
-    """Give the process groups of some tensors."""
-    return tuple(sorted({one.group for one in held}))
+def group_of(tensors: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:
+    """Return the process groups of some tensors, sorted."""
+    return tuple(sorted({replica.group for replica in tensors}))
 
 
 def owners(names: Sequence[str], most: int) -> list[str]:
-    """Give the module of each parameter, joined at a depth at which there are `most` at most."""
+    """Return the module of each parameter, cut at the greatest depth that leaves at most `most` modules."""
     paths = [name.split(".")[:-1] for name in names]
     for depth in range(max((len(path) for path in paths), default=0), -1, -1):
         labels = [".".join(path[:depth]) or "(root)" for path in paths]

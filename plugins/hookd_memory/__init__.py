@@ -1,28 +1,28 @@
-"""Where memory goes, and whether it comes back: the process, CUDA's allocator, each module. Runs in the target.
+"""Measure memory (the process, CUDA's allocator, each module) and detect leaks.
 
     hookd_memory_resident_bytes{kind}        `anonymous` (the program's own) and `shared` (files, shared memory); once a
                                              second
-    hookd_memory_output_bytes{module}        of the module's outputs, at the last sampled step: one step in `every`
-    hookd_memory_forward_bytes{module}       by which CUDA's allocator grew from the module's entry to its exit, at the
-                                             last sampled step: outputs and what the backward needs
+    hookd_memory_output_bytes{module}        size of the module's outputs, at the last sampled step: one step in `every`
+    hookd_memory_forward_bytes{module}       growth of CUDA's allocator from the module's entry to its exit, at the last
+                                             sampled step: outputs, and tensors saved for the backward
     hookd_memory_cuda_allocated_bytes{device}      at the end of the last sampled step
     hookd_memory_cuda_reserved_bytes{device}
-    hookd_memory_cuda_peak_bytes{device}           allocated at most, since the training code last reset that
+    hookd_memory_cuda_peak_bytes{device}           peak of the allocated bytes since the training code last reset it
     hookd_memory_cuda_retries_total{device}        allocations that had to free the cache first, since the attach
     hookd_memory_cuda_ooms_total{device}           allocations that failed
-    hookd_memory_growth_bytes{place}         per step, over the last two thirds of what was seen; `place` is `anonymous`
-                                             or a CUDA device. No series before there is enough to tell from
+    hookd_memory_growth_bytes{place}         per step, over the last two thirds of the observed time; `place` is
+                                             `anonymous` or a CUDA device. No series until there are enough values
 
 Incidents of the kind `leak`, each once:
-- the training code keeps outputs or losses with their graphs: those of so many sampled steps in a row (option `kept`)
-  are all still alive. Named by module. Found by weak references, so it works on every device;
-- a place grows steadily, by `growth` bytes at least and by 2 % (see hookd_memory.trend). That finds what is no tensor,
-  too, but not where it comes from.
+- The training code keeps outputs or losses with their graphs: those of `kept` sampled steps in a row are all still
+  alive. The incident names the modules. Weak references detect this, so it works on every device.
+- A place grows steadily, by at least `growth` bytes and 2 % (see hookd_memory.trend). This detects leaks of other
+  objects than tensors too, but not their origin.
 
-A loss that is summed up over steps with its graph (`total += loss`) keeps nodes of the graph alive and no tensor that
-can be watched: only the growth shows it. Outputs that are kept for an epoch on purpose look like a leak while it lasts.
+A loss that is summed up over steps with its graph (`total += loss`) keeps nodes of the graph alive, but no tensor that
+can be watched: only the growth shows it. Outputs that are kept for an epoch on purpose look like a leak meanwhile.
 
-Nothing here waits for a device: the allocator's books are kept on the host.
+Nothing here waits for a device: the allocator's statistics are kept on the host.
 
 Options: `every=N`, `kept=N` (sampled steps in a row, 16), `growth=BYTES` (64 MiB).
 """
@@ -42,7 +42,7 @@ LISTED = 8
 
 
 class Memory(Plugin):
-    """Measures the process, CUDA's allocator and each module's share, and tells of leaks."""
+    """Measures the memory of the process, of CUDA's allocator and of each module, and reports leaks."""
 
     name = "memory"
     sampled = ("forward_pre", "forward", "loss")
@@ -64,7 +64,9 @@ class Memory(Plugin):
             "Growth of CUDA's allocator during the module's forward, at the last sampled step.",
             ["module"],
         )
-        self.growth = context.gauge("growth_bytes", "Growth per step, over the last two thirds of it.", ["place"])
+        self.growth = context.gauge(
+            "growth_bytes", "Growth per step, over the last two thirds of the observed time.", ["place"]
+        )
         self.resident = Resident(context)
         self.cuda = CUDA(context)
         self.outputs: dict[int, Any] = context.per_module()
@@ -75,35 +77,35 @@ class Memory(Plugin):
         self._listen()
 
     def _listen(self) -> None:
-        """Ask for `forward_pre` only where there is an allocator to read: a model may come to the device later."""
+        """Enable `forward_pre` only while CUDA is in use: a model may move to a device later."""
         self.context.listen("forward_pre", wanted=is_cuda_initialized())
 
     @hookimpl
     def forward_pre(self, module: Module, inputs: tuple[Any, ...]) -> None:
-        """Note what is allocated."""
+        """Note the bytes allocated."""
         device = next((of_tensor(t, "device") for t in tensors(inputs) if of_tensor(t, "is_cuda")), None)
         self.entered[get_ident(), module.id] = (device, self.cuda.allocated(device))
 
     @hookimpl
     def forward(self, module: Module, output: Any) -> None:
-        """Measure the outputs, and watch whether they go."""
-        found = tensors(output)
+        """Measure the outputs, and watch whether they are freed."""
+        outputs = tensors(output)
         store = self.outputs.get(module.id)
         if store is None:
             store = self.outputs[module.id] = self.output.labels(module.name).set
-        store(sum(map(nbytes, found)))
+        store(sum(map(nbytes, outputs)))
         entered = self.entered.pop((get_ident(), module.id), None)
         if entered is not None:
             self.grown.labels(module.name).set(self.cuda.allocated(entered[0]) - entered[1])
-        self._watch(module.id, module.name, found)
+        self._watch(module.id, module.name, outputs)
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
-        """Watch whether the losses go."""
+        """Watch whether the losses are freed."""
         self._watch(0, "", list(tensors))
 
-    def _watch(self, number: int, name: str, found: list[Any]) -> None:
-        tensor = next((t for t in found if of_tensor(t, "grad_fn") is not None), None)
+    def _watch(self, number: int, name: str, outputs: list[Any]) -> None:
+        tensor = next((t for t in outputs if of_tensor(t, "grad_fn") is not None), None)
         if tensor is None:
             return
         if number not in self.watched:
@@ -114,23 +116,23 @@ class Memory(Plugin):
 
     @hookimpl
     def step_done(self) -> None:
-        """Read CUDA's books and tell of what is kept."""
+        """Read CUDA's statistics, and report outputs that are kept."""
         self.cuda.look()
         self._listen()
         if self.found:
-            found, self.found = self.found, []
-            self._tell_kept(found)
+            kept, self.found = self.found, []
+            self._report_kept(kept)
 
-    def _tell_kept(self, found: list[tuple[str, Kept]]) -> None:
-        # A model often returns what its last layer returned: one tensor, told of the outer one, which comes later.
+    def _report_kept(self, found: list[tuple[str, Kept]]) -> None:
+        # A model often returns the output of its last layer. The outer module comes later, and is the one reported.
         found = list({id(kept.last): (name, kept) for name, kept in found}.values())
         what = [f"the output of {name}" if name else "the loss" for name, _ in found]
         more = f" and {len(what) - LISTED} more" if len(what) > LISTED else ""
         since, size = min(kept.since for _, kept in found), sum(kept.nbytes for _, kept in found)
         self.context.incident(
             "leak",
-            f"the training code keeps {', '.join(what[:LISTED])}{more} of every step, with its graph: since step {since}"
-            f" none has been freed ({size} bytes a step, the graph not counted)",
+            f"the training code keeps {', '.join(what[:LISTED])}{more} of every step, with its graph: none has been freed"
+            f" since step {since} ({size} bytes per step, not counting the graph)",
             modules=[name or "(loss)" for name, _ in found],
             since_step=since,
             bytes_per_step=size,
@@ -138,7 +140,7 @@ class Memory(Plugin):
 
     @hookimpl
     def tick(self, now_s: float) -> None:  # noqa: ARG002 - a hook's arguments go by name
-        """Read what the process has, and look whether anything grows."""
+        """Read the memory of the process, and check every place for growth."""
         for place, value in [*self.resident.look().items(), *self.cuda.lowest().items()]:
             if place not in self.trends:
                 self.trends[place] = Trend(self.least_growth)
@@ -153,7 +155,7 @@ class Memory(Plugin):
             self.context.incident(
                 "leak",
                 f"memory of {place} grows steadily: {trend.grown >> 20} MiB since step {trend.since},"
-                f" {trend.per_step:.0f} bytes a step, and it is not slowing down",
+                f" {trend.per_step:.0f} bytes per step, without slowing down",
                 place=place,
                 since_step=trend.since,
                 bytes_per_step=trend.per_step,
@@ -162,6 +164,6 @@ class Memory(Plugin):
 
     @hookimpl
     def unconfigure(self) -> None:
-        """Let go of the weak references."""
+        """Release the weak references."""
         self.watched.clear()
         self.found.clear()

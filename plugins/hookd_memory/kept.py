@@ -1,4 +1,4 @@
-"""Whether the training code keeps what a module made. Runs in the target."""
+"""Detect whether the training code keeps the outputs of a module."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Give the size of a tensor's elements; of an expanded one more than it takes in memory."""
+    """Return the size of a tensor's elements; for an expanded tensor, more than it occupies."""
     return Tensor.numel(tensor) * Tensor.element_size(tensor)
 
 
 class Kept:
-    """Weak references to an output of each of the last sampled steps: when all are alive, somebody keeps them.
+    """Weak references to an output of each of the last sampled steps: if all are alive, the training keeps them.
 
     Only tensors with a graph are watched: a module may return a buffer of its own, which has none.
 
     Attributes:
-        nbytes: of the last one.
-        is_told: whether `watch` has said so.
+        nbytes: size of the last output.
+        is_told: `watch` has returned True.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,16 +35,16 @@ class Kept:
 
     @property
     def since(self) -> int:
-        """The step of the oldest that is watched."""
+        """The step of the oldest watched output."""
         return self._refs[0][0]
 
     @property
     def last(self) -> Tensor | None:
-        """The newest, as long as it is alive. Never keep it."""
+        """The newest output, as long as it is alive; never keep it."""
         return self._refs[-1][1]()
 
     def watch(self, tensor: Tensor, step: int) -> bool:
-        """Watch the first output of a step; whether it is known since now that they are kept."""
+        """Watch the first output of a step; return True once, when all watched outputs are alive."""
         refs = self._refs
         if self.is_told or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
             return False

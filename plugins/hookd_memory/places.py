@@ -1,4 +1,4 @@
-"""Where memory is: the process as the kernel sees it, the devices as CUDA's allocator sees them. Runs in the target."""
+"""Read the memory of the process from the kernel, and of the devices from CUDA's allocator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 STATM = Path("/proc/self/statm")
 is_cuda_initialized: Any = torch.cuda.is_initialized
-"""A look at a flag; asking CUDA itself would initialise it."""
+"""Reads a flag; asking CUDA itself would initialise it."""
 
 
 class Resident:
-    """The process' resident memory, from /proc; where there is none (some containers), nothing.
+    """The resident memory of the process, from /proc; without /proc (some containers), there are no series.
 
-    Source: Linux, Documentation/filesystems/proc.rst: the second number is what is resident, the third what of it
-    belongs to files and shared memory, in pages.
+    Source: Linux, Documentation/filesystems/proc.rst: the second number is the resident size, the third the part of it
+    that belongs to files and shared memory, both in pages.
     """
 
     def __init__(self, context: Context) -> None:
@@ -30,14 +30,14 @@ class Resident:
         self._error = ""
 
     def look(self) -> dict[str, int]:
-        """Store what there is; give the place whose growth tells of a leak."""
+        """Publish the resident memory; return the place to follow for leaks, with its bytes."""
         try:
-            # Opened each time: the program may close what it has not opened, and use the number itself.
+            # Opened each time: the program may close a descriptor that is not its own, and reuse its number.
             words = STATM.read_bytes().split()
         except OSError as error:
             if str(error) != self._error:
                 self._error = str(error)
-                self._context.log(f"resident memory is not seen: {error}")
+                self._context.log(f"cannot read the resident memory: {error}")
             return {}
         resident, shared = (int(word) * self._page for word in words[1:3])
         self._gauge.labels("anonymous").set(resident - shared)
@@ -46,14 +46,16 @@ class Resident:
 
 
 class CUDA:
-    """The books of CUDA's caching allocator; where CUDA is not initialised, nothing, and it stays so."""
+    """Statistics of CUDA's caching allocator; never initialises CUDA, and has no series until the program does."""
 
     def __init__(self, context: Context) -> None:
         gauge, counter, device = context.gauge, context.counter, ["device"]
         self._context = context
         self._gauges = {
             "current": gauge("cuda_allocated_bytes", "Allocated at the end of the last sampled step.", device),
-            "peak": gauge("cuda_peak_bytes", "Allocated at most, since the training code last reset that.", device),
+            "peak": gauge(
+                "cuda_peak_bytes", "Peak of the allocated bytes since the training code last reset it.", device
+            ),
         }
         self._reserved = gauge(
             "cuda_reserved_bytes", "Held by the allocator at the end of the last sampled step.", device
@@ -67,33 +69,33 @@ class CUDA:
         self._steps = 0
 
     def allocated(self, device: Any) -> int:
-        """Give the bytes allocated on a device, the current one for None."""
-        books = torch.cuda.memory_stats_as_nested_dict(device)
-        return int(books["allocated_bytes"]["all"]["current"]) if books else 0
+        """Return the bytes allocated on a device, the current one for None."""
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
+        return int(stats["allocated_bytes"]["all"]["current"]) if stats else 0
 
     def look(self) -> None:
-        """Store what all devices have, at the end of every `interval`th step."""
+        """Publish the memory of all devices, at the end of every `interval`th step."""
         self._steps += 1
         if self._steps < self._context.interval or not is_cuda_initialized():
             return
         self._steps = 0
         for at in range(torch.cuda.device_count()):
-            books = torch.cuda.memory_stats_as_nested_dict(at)
-            if books and books["reserved_bytes"]["all"]["peak"]:
-                self._store(at, books)
+            stats = torch.cuda.memory_stats_as_nested_dict(at)
+            if stats and stats["reserved_bytes"]["all"]["peak"]:
+                self._store(at, stats)
 
-    def _store(self, at: int, books: dict[str, Any]) -> None:
-        device, allocated = f"cuda:{at}", books["allocated_bytes"]["all"]
+    def _store(self, at: int, stats: dict[str, Any]) -> None:
+        device, allocated = f"cuda:{at}", stats["allocated_bytes"]["all"]
         for key, gauge in self._gauges.items():
             gauge.labels(device).set(allocated[key])
-        self._reserved.labels(device).set(books["reserved_bytes"]["all"]["current"])
+        self._reserved.labels(device).set(stats["reserved_bytes"]["all"]["current"])
         for key, counter in self._counters.items():
-            now = int(books[key])
+            now = int(stats[key])
             counter.labels(device).inc(max(0, now - self._counted.get((key, at), now)))
             self._counted[key, at] = now
         self._lowest[device] = min(allocated["current"], self._lowest.get(device, allocated["current"]))
 
     def lowest(self) -> dict[str, int]:
-        """Give what was allocated at least at the ends of the steps since the last call."""
+        """Return the smallest number of allocated bytes at the ends of the steps since the last call, by device."""
         lowest, self._lowest = self._lowest, {}
         return lowest

@@ -1,33 +1,33 @@
-"""Whether a number of bytes grows for good. Runs in the target."""
+"""Detect steady growth of a number of bytes."""
 
 from __future__ import annotations
 
 SPAN = 8
 """Values in a bucket at first."""
 MOST = 64
+"""Number of buckets at which they are merged in pairs."""
 LEAST = 36
-"""Buckets from which on a trend is looked for: with a value a second after five minutes. What warms up more slowly than
-that cannot be told from a leak any earlier."""
+"""Buckets that a trend needs: five minutes at one value per second. Before, a slow warm-up looks like a leak."""
 EVEN = 0.7
-"""How evenly it must grow: the least growth from quarter to quarter, relative to the largest.
+"""Evenness of a leak: the least growth from one quarter to the next, relative to the largest.
 
-What warms up (caches, arenas, the first steps' states) slows down: growth with the logarithm of time gives 0.6 at most.
+A warm-up (caches, arenas, the states of the first steps) slows down: growth with the logarithm of time has at most 0.6.
 """
 SHARE = 0.02
-"""The growth, relative to what there was, below which nothing is told."""
+"""Least growth of a leak, relative to the memory before it."""
 
 
 class Trend:
-    """The lowest values of equal spans of time, which get longer the longer it lasts.
+    """The lowest values of equal spans of time; the spans double as the observed time grows.
 
-    The first third is left out as a warm-up; a leak is what grows from each quarter of the rest to the next, and evenly.
-    Lowest values, because between two collections of garbage a program grows without a leak.
+    The first third is left out as a warm-up. A leak grows from each quarter of the rest to the next, and evenly.
+    Only the lowest values count, because a program grows without a leak between two garbage collections.
 
     Args:
-        least: growth in bytes below which nothing is a leak.
+        least: growth in bytes that a leak needs.
 
     Attributes:
-        is_told: whether a person was told.
+        is_told: the leak has been reported.
     """
 
     def __init__(self, least: int) -> None:
@@ -38,7 +38,7 @@ class Trend:
         self._open: list[int] = []
 
     def add(self, step: int, value: int) -> bool:
-        """Add a value; they come at equal distances of time. Whether a trend can be told from now on."""
+        """Add a value, at equal intervals of time; return whether there are enough for a trend."""
         self._open.append(value)
         if len(self._open) == self._span:
             self._buckets.append((step, min(self._open)))
@@ -55,26 +55,26 @@ class Trend:
 
     @property
     def since(self) -> int:
-        """The step from which on it was looked at."""
+        """The first step after the warm-up."""
         return self._late[0][0]
 
     @property
     def grown(self) -> int:
-        """The growth since then, in bytes; negative where it shrank."""
+        """The growth since then, in bytes; negative if it shrank."""
         return self._late[-1][1] - self._late[0][1]
 
     @property
     def per_step(self) -> float:
-        """The growth per step since then; 0 where there was no step."""
+        """The growth per step since then, in bytes; 0 if there was no step."""
         late = self._late
         steps = late[-1][0] - late[0][0]
         return self.grown / steps if steps > 0 else 0.0
 
     @property
     def is_leak(self) -> bool:
-        """Whether it grows for good."""
+        """Whether the growth is steady and large enough for a leak."""
         quarters = self._quarters()
-        # What grows evenly has grown by three quarters of the whole between the lowest of the first and of the last.
+        # From the minimum of the first quarter to that of the last, even growth reaches three quarters of the total.
         if 4 / 3 * (quarters[-1] - quarters[0]) < max(self._least, SHARE * self._late[0][1]):
             return False
         growth = [after - before for before, after in zip(quarters, quarters[1:])]

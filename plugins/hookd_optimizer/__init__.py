@@ -1,24 +1,24 @@
-"""What the optimizers do: learning rate, momentum, weight norms, the loss scale, skipped steps. Runs in the target.
+"""Show the state of optimizers: learning rate, momentum, weight norms, loss scale, skipped steps.
 
     hookd_optimizer_steps_total{optimizer}             calls of its `step`
     hookd_optimizer_lr{optimizer,group}                as of the last sampled step: one step in `every`, before a
-    hookd_optimizer_momentum{optimizer,group}          scheduler changes it; momentum, or the first beta of Adam's kind
+    hookd_optimizer_momentum{optimizer,group}          scheduler changes it; momentum, or the first beta of Adam and similar
     hookd_optimizer_beta2{optimizer,group}             the second beta
     hookd_optimizer_weight_decay{optimizer,group}
     hookd_optimizer_weight_norm{optimizer,group}       L2 norm of the group's parameters, over their finite elements
     hookd_optimizer_loss_scale                         of the GradScaler, at the last step that was not skipped
     hookd_optimizer_skipped_steps_total                steps that the GradScaler skipped, counted when the next one is not
 
-`optimizer` is the name of its class, that of a second one begins with `#2.`; `group` counts from 0. Of at most eight
-optimizers and `groups` groups of each; what is beyond that is said in the log.
+`optimizer` is the name of the class; for a second optimizer it begins with `#2.`. `group` counts from 0. Only eight
+optimizers are shown, and `groups` groups of each; the log says if there are more.
 
-A group's norm is summed up over several sampled steps, `elements` at most in each, so that no step pays for all: it is a
-little older than the rest, and parameters of its beginning are older than those of its end. Of distributed parameters it
-is this rank's part.
+The norm of a group is summed up over several sampled steps, with at most `elements` elements in each, so that no step
+bears the whole cost. It is therefore a little older than the other values, and the first parameters of a group are
+older than the last. For distributed parameters it covers this rank's part.
 
-The loss scale is looked for at each step, in the GradScaler that called it. Skipped steps are known by how often the
-scale was backed off since the call before; several optimizers of one scaler count as one. After an attach, skips are
-counted from the first step that is not skipped. Without a GradScaler these two have no series.
+At each step the loss scale is read from the GradScaler that called it. The number of skipped steps follows from how
+often the scale was reduced since the call before; several optimizers of one scaler count as one. After an attach, skips
+are counted from the first step that is not skipped. Without a GradScaler these two metrics have no series.
 
 Options: `every=N`, `groups=N` (32), `elements=N` (4000000).
 """
@@ -44,7 +44,7 @@ BOTH = ["optimizer", "group"]
 
 
 class Watched:
-    """One optimizer: the value of its label, and where the summing up of its norms stands."""
+    """One optimizer, with the value of its label and the progress of its norms."""
 
     def __init__(self, optimizer: Optimizer, ordinal: int, label: str, norms: Norms) -> None:
         self.ref = weakref.ref(optimizer)
@@ -78,12 +78,12 @@ class Optimizers(Plugin):
         self.weight_norm = context.gauge("weight_norm", "L2 norm of the group's parameters.", BOTH)
         self.scale = Scale(context)
         self.watched: dict[int, Watched] = {}  # by the optimizer's id: it may not be hashable
-        self.shown: dict[str, int] = {}  # how many groups of each label have series
+        self.shown: dict[str, int] = {}  # by label: the number of groups that have series
         self.is_told = False
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
-        """Count the step, and ask for the loss scale that its gradients were made with."""
+        """Count the step, and request the loss scale of its gradients."""
         watched = self._known(optimizer) or self._watch(optimizer)
         if watched is not None:
             self.steps.labels(watched.label).inc()
@@ -93,7 +93,7 @@ class Optimizers(Plugin):
 
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
-        """Look at the groups, and at the next of their parameters."""
+        """Publish the settings of the groups, and add up the norms of the next parameters."""
         watched = self._known(optimizer)
         if watched is None:
             return
@@ -102,7 +102,7 @@ class Optimizers(Plugin):
         self._forget(watched.label, len(groups))
         self.shown[watched.label] = len(groups)
         if len(every) > self.most_groups:
-            self._tell(f"of {watched.label} only {self.most_groups} of {len(every)} groups are shown")
+            self._log(f"only {self.most_groups} of {len(every)} groups of {watched.label} are shown")
         for at, group in enumerate(groups):
             for name, value in settings(group):
                 self._store(self.gauges[name], value, watched.label, str(at))
@@ -111,60 +111,60 @@ class Optimizers(Plugin):
     def _store(self, gauge: Gauge, value: Any, *labels: str) -> None:
         if issubclass(type(value), Tensor):  # a `capturable` optimizer has its learning rate on the device
             if self.context.is_readable(value):
-                self.context.later([value.detach().clone()], lambda found: gauge.labels(*labels).set(found[0]))
+                self.context.later([value.detach().clone()], lambda numbers: gauge.labels(*labels).set(numbers[0]))
         else:
             gauge.labels(*labels).set((float if issubclass(type(value), float) else int).__float__(value))
 
     def _watch(self, optimizer: Optimizer) -> Watched | None:
-        """Give a new optimizer a label; one that is made anew takes over that of the one that is gone."""
+        """Assign a label to a new optimizer; a recreated one reuses the label of the one that is gone."""
         self.watched = {key: watched for key, watched in self.watched.items() if watched.ref() is not None}
         taken = {watched.ordinal for watched in self.watched.values()}
         ordinal = next(n for n in range(1, len(taken) + 2) if n not in taken)
         if ordinal > OPTIMIZERS:
-            self._tell(f"only {OPTIMIZERS} optimizers are shown")
+            self._log(f"only {OPTIMIZERS} optimizers are shown")
             return None
         self._retire({watched.label for watched in self.watched.values()})
         kind = type(optimizer).__name__
         label = kind if ordinal == 1 else f"#{ordinal}.{kind}"
 
         def store(group: int, norm: float) -> None:
-            if group < self.shown.get(label, 0):  # what comes from a device may be late
+            if group < self.shown.get(label, 0):  # the norm may come late from a device
                 self.weight_norm.labels(label, str(group)).set(norm)
 
         watched = self.watched[id(optimizer)] = Watched(optimizer, ordinal, label, Norms(self.context, store))
         return watched
 
     def _known(self, optimizer: Optimizer) -> Watched | None:
-        found = self.watched.get(id(optimizer))
-        return found if found is not None and found.ref() is optimizer else None
+        watched = self.watched.get(id(optimizer))
+        return watched if watched is not None and watched.ref() is optimizer else None
 
     def _retire(self, living: set[str]) -> None:
-        """Let the series of optimizers end that are gone."""
+        """Remove the series of optimizers that are gone."""
         for label in [label for label in self.shown if label not in living]:
             self._forget(label, 0)
             del self.shown[label]
 
     def _forget(self, label: str, groups: int) -> None:
-        """Let the series of groups end that an optimizer has no more."""
+        """Remove the series of groups that an optimizer no longer has."""
         for group in range(groups, self.shown.get(label, 0)):
             for gauge in (*self.gauges.values(), self.weight_norm):
                 gauge.remove(label, str(group))
 
-    def _tell(self, what: str) -> None:
+    def _log(self, text: str) -> None:
         if not self.is_told:
             self.is_told = True
-            self.context.log(what)
+            self.context.log(text)
 
     @hookimpl
     def unconfigure(self) -> None:
-        """Let go of the optimizers."""
+        """Release the optimizers."""
         self.watched.clear()
 
 
 def settings(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Give what a parameter group says of itself, under our names."""
-    found = [(name, group.get(name)) for name in ("lr", "momentum", "weight_decay")]
+    """Return the settings of a parameter group that are numbers, by the names of the metrics."""
+    values = [(name, group.get(name)) for name in ("lr", "momentum", "weight_decay")]
     betas: Any = group.get("betas")
     if type(betas) in (tuple, list) and len(betas) >= 2:
-        found += [("momentum", betas[0]), ("beta2", betas[1])]
-    return [(name, value) for name, value in found if issubclass(type(value), (int, float, Tensor))]
+        values += [("momentum", betas[0]), ("beta2", betas[1])]
+    return [(name, value) for name, value in values if issubclass(type(value), (int, float, Tensor))]

@@ -1,4 +1,4 @@
-"""The norms of parameter groups, summed up over several steps. Runs in the target."""
+"""Sum up the norms of parameter groups over several steps."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ HOST = ("cpu", "meta")
 
 
 class Norms:
-    """Goes round the parameters of one optimizer, some at a time.
+    """Cycles through the parameters of one optimizer, some in each step.
 
     Args:
-        store: is called with a group's number and its norm when all its parameters have been seen.
+        store: called with a group's number and its norm once all of its parameters have been summed up.
     """
 
     def __init__(self, context: Context, store: Callable[[int, float], None]) -> None:
         self._context = context
         self._store = store
-        self._group = self._parameter = 0  # what comes next
+        self._group = self._parameter = 0  # the next parameter
         self._sum = _Sum(store, 0)
 
     def look(self, groups: Sequence[Sequence[Tensor]], most: int) -> None:
-        """Look at the next parameters, until they have `most` elements together; one at least, each once at most."""
+        """Add the next parameters until they have `most` elements together: at least one, and each at most once."""
         left = most
         for _ in range(sum(map(len, groups)) + len(groups)):
             if self._group >= len(groups):
@@ -55,7 +55,7 @@ class Norms:
 
 
 class _Sum:
-    """The squares of one group; those of a device's parameters arrive later."""
+    """The sum of squares of one group; those of parameters on a device arrive later."""
 
     def __init__(self, store: Callable[[int, float], None], group: int) -> None:
         self._store, self._group = store, group
@@ -64,14 +64,14 @@ class _Sum:
         self._is_closed = False
 
     def add(self, context: Context, parameter: Tensor) -> None:
-        """Ask for the squares of one more."""
+        """Request the squares of one more parameter."""
         self._due += 1
         is_known = context.summary(parameter, self._arrived) is not None
         if not is_known and (of_tensor(parameter, "device").type in HOST or not Tensor.numel(parameter)):
-            self._due -= 1  # it has no numbers: nothing will arrive
+            self._due -= 1  # it has no values: nothing will arrive
 
     def close(self) -> None:
-        """Say that there are no more."""
+        """Declare the group complete."""
         self._is_closed = True
         self._end()
 

@@ -1,4 +1,4 @@
-"""The loss scale, and how many steps it has cost. Runs in the target."""
+"""Follow the loss scale of a GradScaler, and count the steps that it skipped."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 GradScaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch < 2.3 has only the latter
 CALLS = {GradScaler.step.__code__, GradScaler._maybe_opt_step.__code__}  # noqa: SLF001 - there is no public way
 FRAMES = 16
-"""How far up the stack a GradScaler is looked for: hookd's and the optimizer's own wrappers lie between."""
+"""Frames up the stack in which to look for a GradScaler: wrappers of hookd and of the optimizer lie between."""
 MOST = 64
-"""More steps than this in a row were not skipped: somebody has set the scale."""
+"""Skips in a row that are plausible; for more, the training code has set the scale itself."""
 
 
 class Seen(NamedTuple):
-    """A scaler at the call of an optimizer's `step`; `found_inf` is above 0 where a fused one will skip it."""
+    """A scaler at the call of an optimizer's `step`; `found_inf` is above 0 if a fused optimizer will skip the step."""
 
     scale: float
     tracker: float
@@ -32,7 +32,8 @@ class Seen(NamedTuple):
 
 
 def scaler_of(optimizer: Optimizer) -> Any:
-    """Find the GradScaler that is calling this optimizer's step, or None. It has no other way to be known from outside."""
+    """Return the GradScaler that is calling this optimizer's step, or None."""
+    # From outside, only the stack shows it.
     frame: Any = sys._getframe(1)  # noqa: SLF001
     for _ in range(FRAMES):
         if frame is None:
@@ -58,14 +59,14 @@ class Scale:
         self._before: Seen | None = None
 
     def look(self, scaler: Any, optimizer: Optimizer) -> None:
-        """Ask for the scale of the step that begins; it arrives later."""
+        """Request the scale of the step that begins; it arrives later."""
         scale, tracker = peek(scaler, "_scale"), peek(scaler, "_growth_tracker")
         if type(scale) is not torch.Tensor or type(tracker) is not torch.Tensor:
             return
         rules = (peek(scaler, "_growth_interval"), peek(scaler, "_growth_factor"), peek(scaler, "_backoff_factor"))
         if self._before is None and self._context.is_step_absolute and self._context.step == 1:
-            self._before = Seen(float(peek(scaler, "_init_scale")), -1.0, 0.0)  # we are here from the beginning
-        # What a fused optimizer is told, which then skips the step by itself.
+            self._before = Seen(float(peek(scaler, "_init_scale")), -1.0, 0.0)  # loaded from the beginning
+        # The GradScaler passes it to a fused optimizer, which then skips the step by itself.
         found_inf = peek(optimizer, "found_inf")
         numbers = (scale, tracker, found_inf if type(found_inf) is torch.Tensor else torch.zeros_like(scale))
         if not all(map(self._context.is_readable, numbers)):
@@ -80,11 +81,11 @@ class Scale:
 
 
 def skipped(before: Seen, now: Seen, rules: tuple[int, float, float]) -> int:
-    """Give how many steps were skipped from one call of `step` to the next, the first of them included.
+    """Return how many steps were skipped from one call of `step` to the next, the first call included.
 
     Args:
-        before: what was seen at the first call.
-        now: what was seen at the second.
+        before: the scaler at the first call.
+        now: the scaler at the second call.
         rules: growth interval, growth factor, backoff factor.
     """
     interval, growth, backoff = rules

@@ -1,8 +1,8 @@
-"""What a CUDA device takes for a module's forward and backward, by events in its stream. Runs in the target.
+"""Measure the time of a CUDA device for a module's forward and backward, by events in its stream.
 
 Events come from a pool and are read at the ends of later steps, once they are over: nothing ever waits for the device.
-Only sampled steps have events, for recording one costs some microseconds, which the device waits for where the training
-keeps it waiting anyway.
+Only sampled steps have events, because recording one takes some microseconds of the host, and the device waits for them
+if the training is bound by the host.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ new_event: Any = torch.cuda.Event
 DIRECTIONS = 2
 """Forwards are timed in one sampled step, backwards in the next."""
 MOST_PENDING = 8192
-"""Spans that are not over; a device so far behind is measured no further until it has caught up."""
+"""Spans that may be pending; a device further behind is not measured until it has caught up."""
 
 
 class Span(NamedTuple):
-    """A beginning that waits for its end."""
+    """A span that has begun and waits for its end."""
 
     number: int
     stream: Any
@@ -44,42 +44,42 @@ class Calls(threading.local):
 
 
 class Turns:
-    """Whose turn it is in a step in which calls are timed: the modules of one depth, so that no span has events inside.
+    """Selects the depth whose modules are timed in a step; all others wait, so that no span has events inside.
 
-    Left out are steps in which other plugins look, for what they launch would lie inside, and the first one: kernels are
-    loaded in it. What is measured stands for the other turns as well, and for what was left out before.
+    No depth has a turn in steps that other plugins sample, because their launches would lie inside the spans, nor in
+    the first step, which loads kernels. A measured call also represents the other turns, and the steps left out before.
 
     Args:
-        every: in one of so many sampled steps they are timed.
+        every: one sampled step in so many has a turn.
     """
 
     def __init__(self, context: Context, every: int) -> None:
         self._context, self._every = context, every
         self._step = 0
-        self._steps = 0  # that a turn in it would stand for
-        self._depth = -1  # of the modules whose turn it is in that step; -1: nobody's
+        self._steps = 0  # steps that a turn in it would represent
+        self._depth = -1  # of the modules whose turn it is in that step; -1: none
         self._has_measured = False
         self._met: set[int] = set()  # the depths at which modules were called in it
-        self._depths = 0  # so many take turns
-        self._owed: dict[int, int] = {}  # by depth: steps that no call has stood for; below 0: some have in advance
+        self._depths = 0  # how many depths take turns
+        self._owed: dict[int, int] = {}  # by depth: steps not represented yet; below 0: in advance
         self._turns: dict[int, int] = {}  # by depth: the number of its last turn
 
     def meet(self, depth: int) -> bool:
-        """Note a call in the step in progress, and say whether it is to be measured."""
+        """Note a call in the step in progress, and return whether to measure it."""
         if self._context.step != self._step:
             self._begin_step()
         self._met.add(depth)
         return depth == self._depth
 
     def weight(self) -> int:
-        """Return how many steps a call stands for that was measured just now."""
+        """Return how many steps the call represents that was just measured."""
         self._has_measured = True
         return max(0, self._owed.get(self._depth, 0) + self._steps * self._depths)
 
     def _begin_step(self) -> None:
         for depth in self._met:
-            stood_for = self.weight() if self._has_measured and depth == self._depth else 0
-            self._owed[depth] = self._owed.get(depth, 0) + self._steps - stood_for
+            represented = self.weight() if self._has_measured and depth == self._depth else 0
+            self._owed[depth] = self._owed.get(depth, 0) + self._steps - represented
         waiting, self._depth = sorted(self._met, key=lambda depth: (self._turns.get(depth, 0), depth)), -1
         if waiting and self._context.is_alone:
             self._depth = waiting[0]
@@ -93,12 +93,12 @@ class Turns:
 class Device:
     """Times spans of a stream.
 
-    Forwards, backwards and models as a whole have steps of their own, for what timing one of them takes of the host keeps
-    the device waiting in the others: hooks on the graph most of all.
+    Forwards, backwards and whole models are timed in different steps: timing one of them takes time on the host, most
+    of all the hooks on the graph, and that would keep the device waiting in the others.
 
     Attributes:
-        is_forward: in the next sampled step forward calls are timed, and no graph is hooked; else backwards are.
-        is_root: a model as a whole is to be timed in the next step in which nobody looks at its modules.
+        is_forward: the next sampled step times forward calls, and hooks no graph; otherwise it times backwards.
+        is_root: the next step in which no plugin samples the modules times whole models.
     """
 
     def __init__(self, context: Context) -> None:
@@ -110,9 +110,9 @@ class Device:
         self._open: dict[int, list[Span]] = {}  # backwards, by module
         self._seen: dict[int, torch.device] = {}  # where modules have run
         self._roots: dict[int, Span] = {}
-        self._steps, self._last_step = 0, 0  # that were seen, and the last one's number, which may come to be absolute
-        self._timed_roots: dict[int, int] = {}  # in the step in progress: until which of them a call is to stand for it
-        self._stood_for: dict[int, int] = {}  # until which of them calls of a root have stood for it
+        self._steps, self._last_step = 0, 0  # steps seen, and the number of the last one, which may become absolute
+        self._timed_roots: dict[int, int] = {}  # in this step: up to which step a call represents it
+        self._represented: dict[int, int] = {}  # up to which step calls of a root have represented it
         self._pending: deque[tuple[Span, Any, Any, int]] = deque()
         self._free: defaultdict[torch.device, list[Any]] = defaultdict(list)  # events, by where they were recorded
         self._sampled_step = 0
@@ -128,12 +128,12 @@ class Device:
         self._sampled_step = self._context.step
 
     def begin_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Mark the beginning of a sampled call, if it is on a device."""
+        """Record the beginning of a sampled call, if it is on a device."""
         if module.depth == 0:
-            self._calls.spans.clear()  # of calls that an exception has ended
+            self._calls.spans.clear()  # spans of calls that an exception ended
             if (device := device_of(module, inputs, kwargs)) is not None:
-                self._seen[module.id] = device  # it is timed as a whole
-                self._stood_for.setdefault(module.id, self._steps)
+                self._seen[module.id] = device  # roots are timed as a whole
+                self._represented.setdefault(module.id, self._steps)
             return
         if not self._forwards.meet(module.depth) or len(self._pending) >= MOST_PENDING:
             return
@@ -143,37 +143,37 @@ class Device:
             self._calls.spans.append(self._begin(module, torch.cuda.current_stream(device)))
 
     def end_forward(self, module: Module) -> None:
-        """Mark the end of a call, if its beginning was marked."""
+        """Record the end of a call, if its beginning was recorded."""
         spans = self._calls.spans
         if not any(span.number == module.id for span in spans):
-            return  # its beginning was not marked: those of what it is in stay
+            return  # its beginning was not recorded; spans of enclosing calls stay
         while (span := spans.pop()).number != module.id:
-            pass  # of a call that an exception has ended
+            pass  # the span of a call that an exception ended
         self._end(span, self._of_forward.labels(module.name), self._forwards.weight())
 
     def begin_root(self, module: Module) -> None:
-        """Mark the beginning of a model's call, where that is to be timed and nobody looks at its modules."""
+        """Record the beginning of a root's call, unless a plugin samples the modules in this step."""
         device = self._seen.get(module.id)
         is_watched = self.is_sampled and self._context.interval > 1
         if device is not None and not is_watched and self._context.is_alone and len(self._pending) < MOST_PENDING:
             self._roots[module.id] = self._begin(module, torch.cuda.current_stream(device))
 
     def end_root(self, module: Module) -> None:
-        """Mark its end, if its beginning was marked."""
+        """Record the end of a root's call, if its beginning was recorded."""
         span = self._roots.pop(module.id, None)
         if span is not None:
             until = self._steps + DIRECTIONS * self._context.interval
-            self._end(span, self._of_forward.labels(module.name), max(0, until - self._stood_for[module.id]))
+            self._end(span, self._of_forward.labels(module.name), max(0, until - self._represented[module.id]))
             self._timed_roots[module.id] = until
 
     def begin_backward(self, module: Module) -> None:
-        """Mark the beginning of the backward of a call that was on a device, in the stream that the engine has set."""
+        """Record the beginning of a backward whose call was on a device, in the stream that the engine has set."""
         if module.id in self._seen and self._backwards.meet(module.depth) and len(self._pending) < MOST_PENDING:
             span = self._begin(module, torch.cuda.current_stream())
             self._open.setdefault(module.id, []).append(span)
 
     def end_backward(self, module: Module) -> None:
-        """Mark its end."""
+        """Record the end of a backward."""
         spans = self._open.get(module.id)
         if spans:
             self._end(spans.pop(), self._of_backward.labels(module.name), self._backwards.weight())
@@ -189,21 +189,22 @@ class Device:
         self._pending.append((span, stop, seconds, weight))
 
     def _event(self, stream: Any) -> Any:
-        """Give an event of the stream's device: torch records none on two devices."""
+        """Return an event of the stream's device."""
+        # torch does not record an event on two devices.
         free = self._free[stream.device]
         return free.pop() if free else new_event(enable_timing=True)
 
     def step_done(self) -> None:
-        """End a step: read what is over, and decide what is timed next."""
+        """End a step: read the spans that are over, and decide what to time next."""
         self._read()
-        if self._context.step == self._last_step:  # of another optimizer's
+        if self._context.step == self._last_step:  # the step of another optimizer
             return
         self._last_step, self._steps = self._context.step, self._steps + 1
         self._open.clear()
         if self._timed_roots:
-            # Of a model that is called several times in a step, each call has stood for as many.
+            # If a model is called several times in a step, each call has represented as many steps.
             for number, until in self._timed_roots.items():
-                self._stood_for[number] = max(self._stood_for.get(number, 0), until)
+                self._represented[number] = max(self._represented.get(number, 0), until)
             self._timed_roots.clear()
             self.is_root = False
         if self.is_sampled:
@@ -213,7 +214,7 @@ class Device:
     def _read(self) -> None:
         while self._pending and self._pending[0][1].query():
             span, stop, seconds, weight = self._pending.popleft()
-            # In milliseconds; both are over, so it does not wait.
+            # In milliseconds. Both events are over, so this does not wait.
             seconds.inc(span.start.elapsed_time(stop) * 1e-3 * weight)
             self._free[span.stream.device] += (span.start, stop)
 
@@ -224,7 +225,7 @@ def _family(context: Context, direction: str) -> Counter:
 
 
 def device_of(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the CUDA device that a call is on: that of its first input, else of the module's first parameter."""
+    """Return the CUDA device of a call's first input, else of the module's first parameter; None if it is not CUDA."""
     tensor = next(iter(tensors((inputs, kwargs))), None)
     if tensor is None:
         own = module.torch()

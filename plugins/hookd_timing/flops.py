@@ -1,18 +1,18 @@
-"""How many floating-point operations a call of a common layer takes, and its backward. Runs in the target.
+"""Count the floating-point operations of common layers, forward and backward.
 
-Counted are the matrix products and convolutions, a multiplication and an addition as two operations, as in
-torch/utils/flop_counter.py (2.13), against which every formula is tested. Biases, norms and activations are not counted
-there either.
+Matrix products and convolutions are counted, a multiplication and an addition as two operations, as in
+torch/utils/flop_counter.py (2.13), against which every formula is tested. Biases, norms and activations are not
+counted, as there.
 
-    Linear              2 * batch * in * out, with batch all dimensions but the last
+    Linear              2 * batch * in * out, where batch is all dimensions but the last
     Conv                2 * batch * positions of the output * channels out * channels in / groups * kernel
-    ConvTranspose       the same with the positions of the input, for it is a convolution's backward
+    ConvTranspose       the same with the positions of the input, because it is the backward of a convolution
     MultiheadAttention  Linear for q, k, v and the output, and 2 products of batch * heads * target * source * head,
-                        whichever kernel makes them; what a kernel computes anew in its backward is not counted
+                        whichever kernel computes them; recomputation inside a kernel's backward is not counted
     RNN, LSTM, GRU      per layer and direction 1, 4 or 3 gates: Linear of the input and of the state, at each time, and
                         of an LSTM's projection
 
-The backward of a product takes as much as the product for each of its two factors that needs a gradient.
+The backward of a product takes as many operations as the product, for each of its two factors that needs a gradient.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Input(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many it has."""
+        """Number of elements."""
         return prod(self.shape)
 
     @classmethod
     def of(cls, value: Any) -> Input | None:
-        """Read a tensor; None for what is none, is empty, or has no one shape because others are nested in it."""
+        """Read a tensor; None if the value is not a tensor, is empty, or is a nested tensor without a single shape."""
         if not issubclass(type(value), torch.Tensor) or of_tensor(value, "is_nested"):
             return None
         shape = tuple(of_tensor(value, "shape"))
@@ -61,24 +61,24 @@ class Input(NamedTuple):
 
 
 class Settings:
-    """What a module's constructor was given, as far as it is plain: to read an attribute may be to run its code.
+    """The constructor arguments of a module, read without running its code.
 
     Raises:
-        LookupError: on reading one that is not plain, or is not there.
+        LookupError: on reading an attribute that is missing, or is not plain (a property, for example).
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        found = peek(self._module, name, self)
-        if found is self:
+        value = peek(self._module, name, self)
+        if value is self:
             raise LookupError(name)
-        return found
+        return value
 
     def trains(self, name: str) -> bool:
         """Whether a parameter gets gradients."""
-        return any(of_tensor(one, "requires_grad") for one in originals_of(self._module, name))
+        return any(of_tensor(tensor, "requires_grad") for tensor in originals_of(self._module, name))
 
 
 def _product(flops: int, module: Settings, x: Input) -> Cost:
@@ -102,7 +102,10 @@ def _conv(module: Settings, x: Input) -> Cost:
 
 
 def _padding(module: Settings, at: int) -> int:
-    """Give what is added to a dimension, on both sides together; "same" keeps its size, with stride 1 alone."""
+    """Return the padding of a dimension, both sides together.
+
+    "same" keeps the size, and is only valid with stride 1.
+    """
     padding = module.padding
     if padding == "valid":
         return 0
@@ -145,7 +148,7 @@ def _recurrent(module: Settings, x: Input) -> Cost:
         projected = directions * 2 * batch * times * module.hidden_size * module.proj_size
         needs = layer > 0 or x.requires_grad
         forward += of_input + times * of_state + projected
-        # The first state needs no gradient, so neither does the product with it have one for it.
+        # The first state needs no gradient, so the backward of its product has one factor only.
         backward += of_input * (needs + trains) + of_state * (times - 1 + times * trains) + projected * (1 + trains)
     return Cost(forward, backward)
 
@@ -162,21 +165,24 @@ FORMULAS: dict[type, tuple[Callable[..., Cost], tuple[str, ...]]] = {
     nn.MultiheadAttention: (_attention, ("query", "key", "value")),
     nn.RNNBase: (_recurrent, ONE),
 }
-"""Formulas by class, subclasses included, and which arguments of `forward` they ask for."""
+"""Formulas by class, subclasses included, and the arguments of `forward` that they need."""
 
 
-_BY_ID = {id(kind): formula for kind, formula in FORMULAS.items()}  # to hash a class is its metaclass's affair
+_BY_ID = {id(kind): formula for kind, formula in FORMULAS.items()}  # hashing a class may run metaclass code
 
 
 def has_formula(module: nn.Module | None) -> bool:
-    """Whether the operations of a module can be told."""
+    """Whether the operations of a module can be counted."""
     return any(id(kind) in _BY_ID for kind in type(module).__mro__)
 
 
 def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost | None:
-    """Count the operations of one call; None where there is no formula, or no plain tensors (a packed sequence) or settings."""
+    """Count the operations of one call.
+
+    None if there is no formula, the inputs are not plain tensors (a packed sequence), or the settings not plain values.
+    """
     found = next((_BY_ID[id(kind)] for kind in type(module).__mro__ if id(kind) in _BY_ID), None)
-    # A lazy one does not know its widths before its first call.
+    # A lazy module does not know its widths before its first call.
     if module is None or found is None or issubclass(type(module), LazyModuleMixin):
         return None
     formula, names = found
@@ -190,11 +196,11 @@ def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: dict[str, An
 
 
 MOST_WAITING = 1024
-"""Calls of one module: those of an evaluation wait for nothing, and there may be any number of them."""
+"""Calls of one module that may wait: an evaluation has any number of calls, and none of them has a backward."""
 
 
 class Call:
-    """An outermost call of a sampled step, until its backward says that it was one of the training."""
+    """An outermost call of a sampled step, until its backward shows that it belongs to the training."""
 
     def __init__(self, root: int, samples: int) -> None:
         self.root = root  # the id of its module
@@ -202,14 +208,14 @@ class Call:
         self.flops = 0
 
     def take(self) -> tuple[int, int]:
-        """Give the samples and the operations of its forward that have not been taken yet."""
+        """Return the samples and forward operations that have not been taken yet."""
         taken = self.samples, self.flops
         self.samples = self.flops = 0
         return taken
 
 
 class Waiting:
-    """The calls of layers, and of roots, in sampled steps that wait for their backward, and what that will take."""
+    """The calls of layers and roots in sampled steps that wait for their backward, with its operations."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, deque[tuple[int, Call]]] = {}
@@ -217,15 +223,18 @@ class Waiting:
 
     def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> None:
         """Count the operations of one call inside of `call`."""
-        found = cost(module.torch(), inputs, kwargs)
-        if found is None and module.depth:
+        operations = cost(module.torch(), inputs, kwargs)
+        if operations is None and module.depth:
             return
-        call.flops += found.forward if found is not None else 0
+        call.flops += operations.forward if operations is not None else 0
         waiting = self._waiting.setdefault(module.id, deque(maxlen=MOST_WAITING))
-        waiting.append((found.backward if found is not None else 0, call))
+        waiting.append((operations.backward if operations is not None else 0, call))
 
     def backward(self, module: Module) -> tuple[int, int, int]:
-        """Give a root, and its samples and operations that are certain now; the last call's backward comes first."""
+        """Return a root, and its samples and operations that are certain now.
+
+        The backward of the last call comes first.
+        """
         waiting = self._waiting.get(module.id) or self._before.get(module.id)
         if not waiting:
             return 0, 0, 0
@@ -234,8 +243,8 @@ class Waiting:
         return call.root, samples, of_forward + flops
 
     def step_done(self) -> None:
-        """Forget what has not come since the step before this one: the calls of an evaluation have no backward.
+        """Forget the calls whose backward has not come since the step before: those of an evaluation have none.
 
-        Not what this step has left: of two optimizers' models one goes backward after the other's step.
+        Calls of this step are kept: with two optimizers, one model runs its backward after the other's step.
         """
         self._before, self._waiting = self._waiting, {}

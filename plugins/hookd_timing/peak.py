@@ -1,11 +1,11 @@
-"""What a GPU can do at its best: dense products of bfloat16 a second, before Ampere of float16. Runs in the target.
+"""Peak performance of GPUs: dense bfloat16 operations per second (float16 before Ampere).
 
-The makers' figures, from public quotations of the documents that are named beside them (read in 2026). Where a document
-prints a figure with structural sparsity alone, which is twice the dense one, half of it stands here. What two editions
-disagree about (H200 NVL), or what only somebody else says (A10G), has no entry.
+These are the manufacturers' figures, from public quotations of the documents named beside them (read in 2026). If a
+document only has a figure with structural sparsity, which is twice the dense one, half of it is used. A GPU on which
+two editions disagree (H200 NVL), or with figures from third parties only (A10G), has no entry.
 
-Names are compared whole, apart from the maker's: part of a GPU has more behind it ("MIG 1g.10gb"), and what is built for
-one customer, or is one die with another memory, is called something else.
+Names are matched as a whole, except for the manufacturer: a part of a GPU has a longer name ("MIG 1g.10gb"), and GPUs
+built for one customer, or with the same die and another memory, have other names.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ PEAKS: tuple[tuple[str, int | None, float], ...] = (
     # AMD Instinct MI300X data sheet: 1,307.4. A partition has the whole one's name, and fewer compute units.
     (r"MI300X", 304, 1307.4e12),
 )
-"""Name as a regular expression, multiprocessors where the name does not tell a part from the whole, operations per
+"""Name as a regular expression; multiprocessors, if the name does not distinguish a part from the whole; operations per
 second."""
 MAKER = r"(NVIDIA |AMD Instinct )?(Tesla )?"
 
 
 def peak_flops(name: str, processors: int) -> float | None:
-    """Look a device up.
+    """Return the peak of a device.
 
     Args:
-        name: of the device, as torch says it.
-        processors: how many multiprocessors (compute units) it has.
+        name: of the device, as torch reports it.
+        processors: number of its multiprocessors (compute units).
 
     Returns:
         Operations per second; None for a device that is not in the table.

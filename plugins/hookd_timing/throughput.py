@@ -1,4 +1,4 @@
-"""How much a training does in a second: steps, samples, floating-point operations. Runs in the target."""
+"""Measure the throughput of a training: steps, samples and floating-point operations per second."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ WINDOW_S = 1.0
 
 
 class Throughput:
-    """Counts on sampled steps; a step between is taken for one like the last that was. Says what that makes in a second.
+    """Counts in sampled steps, assumes the same for the steps between, and publishes rates per second.
 
-    A *period* is one sampled step, from the end of the step before it; several that are told of together are one period.
+    A *period* is one sampled step, from the end of the step before it; several steps that are reported together are one
+    period.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._is_odd = False  # the batch dimension, and that has been told
+        self._is_odd = False  # the batch dimension does not exist, and that was reported
         self._batch_dim = _batch_dim(context)
         self._peak_flops = _given_peak(context)
         self._steps_per_s = context.gauge("steps_per_second", "Optimizer steps per second.")
@@ -41,30 +42,27 @@ class Throughput:
         ).labels()
         self._flops_per_s = context.gauge("flops_per_second", "Operations of layers with a formula per second.")
         self._mfu = context.gauge("mfu_ratio", "flops_per_second over the best that the device can do.")
-        self._call = Call(0, 0)  # the outermost one
+        self._call = Call(0, 0)  # the outermost call
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
-        self._period = 0  # the step that is, or was, sampled
+        self._period = 0  # the sampled step; 0: none
         self._every = _count_every(context)
-        self._counted = (0, 0)  # the last step that was, and the first that may be next
-        self._is_over, self._spanned, self._is_absolute = (
-            False,
-            1,
-            False,
-        )  # the period; so many steps; and how they are numbered
-        self._so_far = [0, 0]  # samples and operations in it
-        self._per_step: list[int] = [0, 0]  # the same in the last one that is over
+        self._counted = (0, 0)  # the last counted step, and the first that may be the next
+        self._is_over, self._spanned = False, 1  # the period has ended; the number of its steps
+        self._is_absolute = False  # its step has the absolute number
+        self._so_far = [0, 0]  # samples and operations in the period
+        self._per_step: list[int] = [0, 0]  # the same in a step of the last period that is over
         self._began: tuple[float, int] | None = None  # when the window began, and at which step
 
     def is_due(self) -> bool:
         """Whether the next step is counted if it is sampled."""
         counted, due = self._counted
-        return not counted <= self._context.step < due - 1  # steps may be numbered anew
+        return not counted <= self._context.step < due - 1  # the numbering of steps may start again
 
     # -- on a sampled step
 
     def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call of a root; of one that is lazy the size is not known before its second call."""
+        """Begin a call of a root; the size of a lazy one is unknown before its second call."""
         root = module.torch()
         if root is not None and module.id not in self._roots:
             own = [parameter for _, parameter in parameters_in(root)]
@@ -80,21 +78,23 @@ class Throughput:
         self._is_odd = first is not None and self._batch_dim >= first.dim()
         if first is not None and self._is_odd:
             text = f"timing: batch_dim={self._batch_dim}, but the input of {module.name} has {first.dim()} dimensions"
-            self._context.incident("option", f"{text}, counted from 0: no samples are counted", module=module.name)
+            self._context.incident(
+                "option", f"{text}: no samples are counted (the first dimension is 0)", module=module.name
+            )
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at what a call will take."""
+        """Count the operations of a call, and of its backward."""
         step, before = self._context.step, self._counted
         self._end_period(step)
         self._period, self._is_absolute = step, self._context.is_step_absolute
         if step != before[0]:
-            # Not always at one distance: a training whose steps take turns would always show the same side.
+            # The distance alternates: otherwise a training that alternates between two kinds of steps would only show one.
             is_short = before[1] - before[0] == self._every
             self._counted = step, step + max(self._every - is_short, 1)
         self._waiting.forward(module, inputs, kwargs, self._call)
 
     def see_backward(self, module: Module) -> None:
-        """Count what is known now to belong to the training; of several roots, the samples of the largest."""
+        """Count what is now known to belong to the training; samples only at the largest root."""
         root, samples, flops = self._waiting.backward(module)
         if samples and self._is_largest(root):
             self._count(0, samples, self._samples)
@@ -116,14 +116,14 @@ class Throughput:
         """End a step."""
         step = self._context.step
         if self._period and not self._is_over:
-            is_alike = self._is_absolute == self._context.is_step_absolute  # the number may have become known
+            is_alike = self._is_absolute == self._context.is_step_absolute  # the absolute number may have become known
             self._is_over, self._spanned = True, max(1, step - self._period + 1) if is_alike else 1
         else:  # not sampled
             self._end_period(step)
             self._samples.inc(self._per_step[0])
             self._flops.inc(self._per_step[1])
         now = perf_counter()
-        if self._began is None or step <= self._began[1]:  # the absolute number may become known, or a run begin anew
+        if self._began is None or step <= self._began[1]:  # the absolute number became known, or a run began again
             self._began = (now, step)
         elif now - self._began[0] >= WINDOW_S:
             self._show((step - self._began[1]) / (now - self._began[0]))
@@ -133,7 +133,7 @@ class Throughput:
         if self._period and step > self._period:
             if any(self._so_far):
                 self._per_step = [number // self._spanned for number in self._so_far]
-            else:  # all was evaluation, and stands for nothing
+            else:  # all of it was evaluation, which represents nothing
                 self._counted = (0, 0)
             self._so_far, self._period, self._is_over, self._spanned = [0, 0], 0, False, 1
             self._waiting.step_done()
@@ -150,18 +150,18 @@ class Throughput:
 
 
 def batch_size(inputs: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int:
-    """Return the samples of a call by its first argument, or the first tensor in that; 0 where that cannot be told."""
+    """Return the samples of a call, by its first argument or the first tensor in it; 0 if they cannot be counted."""
     first = first_tensor(inputs, kwargs)
     if first is None:
         return 0
-    if of_tensor(first, "is_nested"):  # it has several sizes in the other dimensions, and where it is strided no shape
+    if of_tensor(first, "is_nested"):  # other dimensions have several sizes; a strided one has no shape
         return 0 if dim else int(Tensor.size(first, 0))
     shape = of_tensor(first, "shape")
     return int(shape[dim]) if 0 <= dim < len(shape) else 0
 
 
 def first_tensor(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Give the first argument, or the first tensor in that; None where it is something else."""
+    """Return the first argument, or the first tensor in it if it is a dict; None if that is not a tensor."""
     first = inputs[0] if inputs else next(iter(kwargs.values()), None)
     if issubclass(type(first), dict):
         first = next(iter(tensors(first)), None)

@@ -153,7 +153,7 @@ def test_on_a_full_disk_it_starts_serves_and_says_that_nothing_is_kept(serve, he
     tell(holder, incident={"kind": "nan", "message": "first NaN", "step": 3})
     daemon.process.expect(rf"hookd WARNING: nan in process {holder.pid} .*first NaN$")
     daemon.process.expect("hookd WARNING: incidents (cannot be stored|are kept in memory only): ")
-    daemon.process.expect("hookd WARNING: a daemon after this one will not know who was alive: ")
+    daemon.process.expect("hookd WARNING: the next daemon will not know which targets were alive: ")
     assert daemon.metrics().total("hookd_incidents_total", kind="nan", run=run) == 0  # the holder counts none itself
     up = daemon.metrics().select("hookd_target_up")  # others may train on this machine as well
     assert sum(one.value for one in up if one.labels["run"].startswith(run)) == 21
@@ -164,7 +164,7 @@ def test_a_note_that_is_damaged_is_logged_and_replaced(serve, herd, run, tmp_pat
     (tmp_path / "state" / "held.json").write_text('[{"pid": "x"}, 3')
     (pid,) = herd.start(1, run)
     daemon = serve()
-    daemon.process.expect("hookd WARNING: who was alive when the last daemon ended is not known: ")
+    daemon.process.expect("hookd WARNING: the targets that were alive when the last daemon ended are unknown: ")
     wait_until(lambda: pid in noted(daemon), what="a new note")
 
 

@@ -82,7 +82,7 @@ class TestWhatIsChanged:
 
     def test_a_function_that_takes_no_step_is_told(self, fake_target):
         fake_target.start(Halving)
-        with pytest.raises(AssertionError, match=r"halving changes the training.*give configure"):
+        with pytest.raises(AssertionError, match=r"halving changes the training.*pass configure"):
             fake_target.configure("halving", lambda: None, by=0.0)
 
     def test_what_is_refused_leaves_the_old_object(self, fake_target):

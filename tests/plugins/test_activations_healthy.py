@@ -190,7 +190,7 @@ def test_shares_above_1_are_refused(hook, options):
     [
         ({"modules": "body|bdy"}, "modules=bdy matches no module; there is body"),
         ({"types": "Sigmiod"}, "types=Sigmiod matches no class of a module; there is Sigmoid"),
-        ({"modules": "body", "types": "Sigmoid"}, "together choose no module"),
+        ({"modules": "body", "types": "Sigmoid"}, "together select no module"),
         ({"modules": "b*", "types": "Lin*|Head"}, None),
     ],
 )

@@ -42,13 +42,13 @@ def test_what_is_bypassed_or_never_called_is_listed(hook):
     model = Net()
     observe(hook, model)
     assert hook.metric("coverage_unseen") == {("b", "bypassed"): 1, ("c", "never_called"): 1}
-    assert any("not seen: b:" in line for line in hook.logs)
+    assert any("not observed: b:" in line for line in hook.logs)
     assert hook.incidents == [], "that is a limit of ours and nothing wrong with the training"
 
 
 def test_a_bypassed_module_is_logged_once_however_many_tours_find_it(hook):
     observe(hook, Net(), steps=12)
-    assert len([line for line in hook.logs if "not seen: b:" in line]) == 1
+    assert len([line for line in hook.logs if "not observed: b:" in line]) == 1
 
 
 def test_what_is_seen_after_all_is_listed_no_longer(hook):

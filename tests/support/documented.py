@@ -123,7 +123,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd detach PID": Run("the original again"),
     # docs/troubleshooting.md
     "hookd doctor": Run(r"ptrace +a child of ours", given=""),
-    "hookd doctor PID": Run(r"agent +there already"),
+    "hookd doctor PID": Run(r"agent +already attached"),
     # docs/attach.md
     "hookd attach --tree PID": Run("llama", given="detached"),
     "hookd attach --match 'ray::*Train*'": By(

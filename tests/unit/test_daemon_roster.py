@@ -88,7 +88,7 @@ def test_a_note_that_is_damaged_is_replaced(fleet, tmp_path, text, caplog):
     path.write_text(text)
     Roster(path, fleet).look([])
     assert json.loads(path.read_text()) == []
-    assert "who was alive when the last daemon ended is not known" in caplog.text
+    assert "the targets that were alive when the last daemon ended are unknown" in caplog.text
 
 
 def test_the_file_is_written_when_somebody_comes_and_then_now_and_then(fleet, tmp_path):

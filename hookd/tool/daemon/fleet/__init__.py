@@ -1,1 +1,1 @@
-"""The targets of a daemon, from their first sight to their end."""
+"""The targets of a daemon, from discovery to their end."""

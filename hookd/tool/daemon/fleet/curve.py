@@ -1,4 +1,7 @@
-"""The times of a target's last steps, from the recorder of its page: few enough to draw, and no long step is lost."""
+"""The times of a target's last steps, from the recorder of its page.
+
+There are few enough points to draw, and no long step is lost.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ if TYPE_CHECKING:
     from hookd.wire.report import CurvePoint
 
 POINTS = 400
-"""Points of a curve at most."""
+"""Maximum number of points of a curve."""
 
 
 def of(records: Iterable[Record], points: int = POINTS) -> list[CurvePoint]:
-    """Gather the steps of a recorder, in order.
+    """Return the steps of a recorder as the points of a curve, in order.
 
     Returns:
-        For as many steps in a row as it takes: `step`, the last of them, counted from the attach; `time` of its end in
-        unix seconds; `seconds`, the median; `longest`.
+        One point for every few consecutive steps: `step`, the number of the last one, counted from the attach; `time`, its end
+        in unix seconds; `seconds`, the median; `longest`.
     """
     steps = [one for one in records if one.kind == STEP_RECORD and 0 < one.value < math.inf and 0 < one.when < 1e11]
     each = max(1, math.ceil(len(steps) / points))

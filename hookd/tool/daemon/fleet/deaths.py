@@ -1,6 +1,8 @@
-"""How a target ended: what is kept about it in its life, what the kernel tells of its end, and the words for that.
+"""Facts about the end of a target, and the message about it.
 
-What nobody tells stays unknown: nothing here is concluded from what is merely likely. docs/deaths.md has the ladder.
+Some facts are kept during its life, the kernel reports others about the end.
+
+Unknown facts stay unknown: nothing is inferred from what is only likely. docs/deaths.md lists the sources in their order.
 """
 
 from __future__ import annotations
@@ -30,18 +32,23 @@ if TYPE_CHECKING:
     from hookd.wire.page import Record, Snapshot
 
 LATELY_S = 30.0
-"""A process that was killed for want of memory may take so long to give it back, and ends only then."""
+"""Seconds within which a kill for lack of memory counts as recent.
+
+A killed process may take this long to release its memory, and ends only then.
+"""
 LAST = 64
-"""So many of the last events are kept."""
+"""Number of last events that are kept."""
 MAX_DETAIL = 64 << 10
-"""Characters of JSON that the last statistics may take."""
+"""Limit of the last statistics, in characters of JSON."""
 MAX_THREADS = 16
 MAX_CGROUPS = 1000
-"""So many are remembered."""
+"""Limit of memory cgroups that are remembered."""
 
 
 class Memory:
-    """A memory cgroup with targets in it: whether the kernel has killed there of late. Any thread may call.
+    """A memory cgroup, with the kernel's recent kills in it.
+
+    Any thread may call its methods.
 
     Args:
         counter: see `oom.counter_of`.
@@ -52,24 +59,30 @@ class Memory:
         self._counter, self._clock = counter, clock
         self._lock = threading.Lock()
         self._count = oom.kills(counter)
-        self._grown, self._at = 0, clock()
+        self._recent_kills, self._last_kill_at = 0, clock()
 
     def look(self) -> None:
-        """Note how many more there are; called with each poll: what is long ago is not about who dies now."""
+        """Count new kills.
+
+        This is called with each poll: an old kill says nothing about a process that dies now.
+        """
         with self._lock:
             count, now = oom.kills(self._counter), self._clock()
-            if now - self._at > LATELY_S:
-                self._grown = 0
+            if now - self._last_kill_at > LATELY_S:
+                self._recent_kills = 0
             if count is not None and self._count is not None and count > self._count:
-                self._grown, self._at = self._grown + count - self._count, now
+                self._recent_kills, self._last_kill_at = self._recent_kills + count - self._count, now
             self._count = count if count is not None else self._count
 
     def take(self) -> bool:
-        """Whether somebody was killed here of late; each kill is told once, for each has one victim."""
+        """Whether a process was recently killed in this cgroup.
+
+        Each kill counts once, because it has one victim.
+        """
         self.look()
         with self._lock:
-            self._grown, is_told = max(0, self._grown - 1), self._grown > 0
-            return is_told
+            self._recent_kills, is_recent = max(0, self._recent_kills - 1), self._recent_kills > 0
+            return is_recent
 
 
 class Memories:
@@ -77,43 +90,46 @@ class Memories:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._found: dict[bytes, Path] = {}  # by what /proc/PID/cgroup says
-        self._known: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
+        self._counters: dict[bytes, Path] = {}  # by the content of /proc/PID/cgroup
+        self._by_counter: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
 
     def of(self, pid: int) -> Memory | None:
-        """Give that of a process; None where it has none that we can read."""
+        """Return the memory cgroup of a process; None if unreadable."""
         counter = self._counter(pid)
         if counter is None:
             return None
-        found = self._known.get(counter) or Memory(counter, self._clock)
-        return self._known.setdefault(counter, found)
+        found = self._by_counter.get(counter) or Memory(counter, self._clock)
+        return self._by_counter.setdefault(counter, found)
 
     def _counter(self, pid: int) -> Path | None:
-        """Find it; to go through our mounts for each of thousands of processes of one cgroup takes too long."""
+        """Return the counter of a process's cgroup.
+
+        It is cached, because searching our mounts for each of thousands of processes of one cgroup takes too long.
+        """
         name = b""
         with contextlib.suppress(OSError, HookdError):
             name = proc.read(pid, "cgroup")
-        counter = self._found.get(name) or oom.counter_of(pid)
-        if len(self._found) >= MAX_CGROUPS:
-            self._found.clear()
+        counter = self._counters.get(name) or oom.counter_of(pid)
+        if len(self._counters) >= MAX_CGROUPS:
+            self._counters.clear()
         if name and counter is not None:
-            self._found[name] = counter
+            self._counters[name] = counter
         return counter
 
     def look(self) -> None:
-        """Read all."""
-        for one in list(self._known.values()):
+        """Read all cgroups."""
+        for one in list(self._by_counter.values()):
             one.look()
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of an end.
+    """The known facts about an end.
 
     Attributes:
-        status: as wait(2) gives it, None where nobody tells.
-        source: which rung of the ladder told it, see `exits.Exit`.
-        oom: who says that the kernel has killed it for want of memory: "kernel log", "cgroup", or "".
+        status: as from wait(2); None if unknown.
+        source: the source of the status, see `exits.Exit`.
+        oom: what shows that the kernel has killed the process for lack of memory: "kernel log", "cgroup", or "".
         container_ended: the first process of its container has ended as well, or is about to.
     """
 
@@ -124,7 +140,7 @@ class Evidence:
 
 
 class Witness:
-    """What must be known of a process before it ends.
+    """The facts that must be read from a process before it ends.
 
     Attributes:
         memory: its memory cgroup, if that can be read.
@@ -139,7 +155,7 @@ class Witness:
         self._init = exits.container_init(pid)
 
     def gather(self, pidfd: int) -> Evidence:
-        """Ask for what is known of the end, by now."""
+        """Collect the facts that are known about the end by now."""
         found = exits.find(self._pid, self._ticks, self._image, pidfd)
         is_killed = found.status is not None and found.status & 0x7F == signal.SIGKILL
         return Evidence(
@@ -150,11 +166,14 @@ class Witness:
         )
 
     def _oom(self) -> str:
-        """Ask the kernel's log, which names who was killed; without one that of the cgroup has to do."""
+        """Return what shows a kill for lack of memory.
+
+        The kernel's log names the victim; without a log, the count of the cgroup decides.
+        """
         victims = oom.killed(self._ticks / os.sysconf("SC_CLK_TCK"))
         if victims and self._pid not in victims:
             return ""
-        # Taken also where the log names it: the cgroup's count must not be there for the next one, should the log not be.
+        # Taken even if the log names the victim: the cgroup's count must not remain for the next one, if the log is missing.
         is_counted = self.memory is not None and self.memory.take()
         return "kernel log" if victims else "cgroup" if is_counted else ""
 
@@ -164,11 +183,11 @@ class Death:
     """An end in words.
 
     Attributes:
-        reason: a word or two, of a bounded number: it is a label. "exited" (0, or Python's own exit with a status that
-            nobody tells), "exit 3", "signal SIGSEGV", "oom", "exec", "page closed", "unknown".
+        reason: a word or two of a limited set, because it is a label. "exited" (0, or Python's own exit with an unknown
+            status), "exit 3", "signal SIGSEGV", "oom", "exec", "page closed", "unknown".
         message: for a person, without the pid.
         is_incident: whether a person should be told.
-        fields: what else is known, as JSON.
+        fields: further facts, as JSON.
     """
 
     reason: str
@@ -178,12 +197,12 @@ class Death:
 
 
 def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Record] = ()) -> Death:
-    """Put an end into words.
+    """Return the words for an end.
 
     Args:
-        evidence: of how it ended.
-        snapshot: the last copy of its page; None if it never had a good one.
-        records: the last of the recorder.
+        evidence: how it ended.
+        snapshot: the last copy of its page; None if there was no good one.
+        records: the recorder's last records.
     """
     exited = snapshot is not None and snapshot.state == "exited"
     exception = _exception(snapshot) if exited and snapshot is not None else None
@@ -199,18 +218,18 @@ def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Recor
 
 
 def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] | None) -> tuple[str, str]:
-    after = f" after {_told(exception)}" if exception is not None else ""
+    after = f" after {_exception_text(exception)}" if exception is not None else ""
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
         return (
             "page closed",
-            "still runs, but has closed hookd's descriptors: nothing more is known of it; attach again",
+            "still runs, but has closed hookd's descriptors: it is no longer observed; attach again",
         )
     if evidence.status is None:
         if exited:
-            return "exited", f"came to Python's own exit{after}; its exit code is not known"
-        return "unknown", "ended without Python's own exit; how is not known: no rung of the ladder could tell"
+            return "exited", f"ran Python's own exit{after}; its exit code is not known"
+        return "unknown", "ended without Python's own exit; how is unknown: no source could tell"
     number, code = evidence.status & 0x7F, evidence.status >> 8
     if not number and not code:
         return "exited", "ended with exit code 0" + ("" if exited else ", without Python's own exit")
@@ -218,8 +237,8 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] |
         how = after if exited else ", without Python's own exit: by os._exit, or by native code"
         return f"exit {code}", f"ended with exit code {code}{how}"
     if evidence.oom:
-        who = {"kernel log": "the kernel's log names it", "cgroup": "its memory cgroup counts the kill"}[evidence.oom]
-        return "oom", f"was killed for want of memory (OOM, {_name(number)}): {who}"
+        sign = {"kernel log": "the kernel's log names it", "cgroup": "its memory cgroup counts the kill"}[evidence.oom]
+        return "oom", f"was killed for want of memory (OOM, {_name(number)}): {sign}"
     return f"signal {_name(number)}", _by_signal(evidence, number) + (
         f", during Python's own exit{after}" if exited else ""
     )
@@ -252,14 +271,17 @@ def _status(evidence: Evidence) -> dict[str, Any]:
 
 
 def _exception(snapshot: Snapshot) -> dict[str, str] | None:
-    """Give what the agent has left about the exception that Python printed last; the words are the target's."""
+    """Return the agent's note about the exception that Python printed last.
+
+    The texts come from the target.
+    """
     raw = snapshot.identity.get("exception")
     if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
         return None
     return {key: raw[key] for key in ("type", "message", "where", "module") if isinstance(raw.get(key), str)}
 
 
-def _told(exception: Mapping[str, str]) -> str:
+def _exception_text(exception: Mapping[str, str]) -> str:
     message, where, module = (exception.get(key, "") for key in ("message", "where", "module"))
     first = message.strip().partition("\n")[0]
     inside = [part for part in (f"module {module}" if module else "", where) if part]
@@ -270,7 +292,10 @@ def _told(exception: Mapping[str, str]) -> str:
 
 
 def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
-    """Give where each thread was last, the last events, and what the plugins said last."""
+    """Return the last places, events and statistics.
+
+    There is a place for each thread. The statistics are those of the plugins.
+    """
     step = describe_steps(snapshot)
     threads = thread_rows(snapshot)[:MAX_THREADS]
     main = next((one for one in threads if one["tid"] == snapshot.identity.get("pid")), None)
@@ -295,7 +320,10 @@ def _place(fields: Mapping[str, Any]) -> str:
 
 
 def _event(snapshot: Snapshot, record: Record) -> dict[str, Any]:
-    """Put a record into words; its numbers are the target's."""
+    """Return a record as JSON.
+
+    Its numbers come from the target.
+    """
     event: dict[str, Any] = {"time": record.when, "step": record.step}
     if record.kind == STEP_RECORD:
         return {"event": "step", **event, "seconds": record.value}
@@ -309,7 +337,7 @@ def _event(snapshot: Snapshot, record: Record) -> dict[str, Any]:
 
 
 def _bounded(metrics: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Give the statistics as far as there is room for them."""
+    """Return the statistics, or as many of them as fit into the limit."""
     for found in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
         clean: dict[str, Any] = plain(found)
         if len(json.dumps(clean)) <= MAX_DETAIL:

@@ -1,7 +1,7 @@
-"""How many targets are served: of each user a bounded number, of all as many as there are descriptors.
+"""Limits on the number of targets: per user, and by file descriptors.
 
-Each target takes two or three, and a daemon without any left can neither look at a process nor answer a scrape. A user who
-makes targets without end has the descriptors, the memory and the scrapes of all others, but for the bound.
+Each target takes two or three descriptors. A daemon without free descriptors can neither look at a process nor answer a scrape.
+Without the limit per user, one user with endless targets could use up the descriptors, memory and scrape time of all others.
 """
 
 from __future__ import annotations
@@ -19,30 +19,39 @@ if TYPE_CHECKING:
 
 PER_USER = 256
 RESERVE = 128
-"""So many are kept for scrapes, attaches and looks; a quarter of all where there are fewer than four times as many."""
+"""Descriptors reserved for scrapes, attaches and looks.
+
+If the limit is below four times this number, a quarter of it is reserved.
+"""
 MARGIN = 8
-"""So many more must be free before those that were turned away are looked at again: a scrape that has just ended frees some."""
+"""Further descriptors that must be free before refused processes are looked at again.
+
+A scrape that has just ended frees some.
+"""
 _log = logging.getLogger(__name__)
 
 
 def widen() -> None:
-    """Raise our soft limit to the hard one, which systemd and containers leave far above it."""
+    """Raise our soft limit to the hard one.
+
+    systemd and containers set the hard limit far above the soft one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # an unlimited one may be more than the kernel's `nr_open`
+        with contextlib.suppress(OSError, ValueError):  # "unlimited" may be more than the kernel's `nr_open`
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Room:
-    """Knows whether one more target has room, and logs once when it has not.
+    """Knows whether one more target has room, and logs once if it has not.
 
     Args:
-        per_user: living targets of one user.
+        per_user: limit of living targets of one user.
 
     Attributes:
-        refused: the processes that were turned away for want of a descriptor and are not served yet, and whether each is
-            still to be looked at again.
-        beyond: by user, those that were turned away because the user has enough.
+        refused: the processes that were refused for lack of a descriptor and are not served yet, and whether each is still to
+            be looked at again.
+        beyond: by user, the processes that were refused because the user has the maximum number of targets.
     """
 
     def __init__(self, per_user: int = PER_USER) -> None:
@@ -51,7 +60,7 @@ class Room:
         self.beyond: dict[int, dict[int, None]] = {}
 
     def refuse_user(self, pid: int, uid: int) -> None:
-        """Note a process that is not served because its user has as many targets as a user may have."""
+        """Note a process whose user has the maximum number of targets."""
         if uid not in self.beyond:
             _log.warning(
                 "process %d and those found after it are not served: user %s has %d targets, and targets_per_user of the "
@@ -60,15 +69,18 @@ class Room:
         self.beyond.setdefault(uid, {})[pid] = None
 
     def has(self, fd: int) -> bool:
-        """Tell whether the newest descriptor leaves the reserve alone: the kernel gives the lowest number that is free."""
+        """Whether the newest descriptor is below the reserve.
+
+        The kernel assigns the lowest free number.
+        """
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return limit < 0 or fd < limit - min(RESERVE, limit // 4)
 
     def refuse(self, pid: int) -> None:
-        """Note a process that is not served for want of a descriptor.
+        """Note a process that is not served for lack of a descriptor.
 
-        It is logged where all others that were turned away are served or gone by now. Room that opens for some of them
-        only is not the end of the shortage.
+        This is logged only if all processes that were refused before are served or gone by now: room for some of them does
+        not end the shortage.
         """
         was_told = any(map(_is_there, list(self.refused)))
         self.refused[pid] = True
@@ -81,11 +93,13 @@ class Room:
             )  # fmt: skip
 
     def forget(self, pid: int) -> None:
-        """Forget a process that is served now, or holds no page any more."""
+        """Forget a process that is served now, or has no page any more."""
         self.refused.pop(pid, None)
 
     def reopened(self, served: Mapping[int, int]) -> list[int]:
-        """Return those that were turned away, once there is room again; of a user no more than there is room for.
+        """Return the refused processes if there is room again.
+
+        Of each user there are not more than there is room for.
 
         Args:
             served: living targets by user.
@@ -99,7 +113,10 @@ class Room:
         return again + self._with_descriptors()
 
     def _with_descriptors(self) -> list[int]:
-        """Return those that were turned away, once there is room again; each once, until it is turned away again."""
+        """Return the processes refused for lack of a descriptor, if there is room.
+
+        Each is returned once per refusal.
+        """
         waiting = sorted(pid for pid, waits in self.refused.items() if waits)
         if not waiting or not self._has_opened():
             return []

@@ -1,4 +1,7 @@
-"""All targets of this daemon: found by their pages, looked at once a second, kept a while after their end."""
+"""All targets of this daemon.
+
+They are found by their pages, polled once a second, and kept for a while after their end.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +41,22 @@ if TYPE_CHECKING:
     from hookd.wire.incident import Incident, IncidentRow
 
 LOOK_S = 0.5
-"""How long one poll may look at the targets of one user, and one scan take in those that are new."""
+"""Time limit per user for one poll of the targets, and for one scan that adds new ones, in seconds."""
 _LAUNCHER = "launcher"
-"""The rank of a process that only starts ranks."""
+"""Rank of a process that only starts ranks."""
 _log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """The targets. Methods block on /proc and on pages: call them from threads, any number at once.
+    """The targets of a daemon.
+
+    The methods block on /proc and on pages: call them from threads, any number at once.
 
     Args:
-        store: where incidents go.
-        linger_s: how long an ended target's last counters are served.
+        store: where incidents are stored.
+        linger_s: how long the last counters of an ended target are served.
         only: the pids that may be targets; None for every process.
-        per_user: so many living targets of one user are served, and as many that linger.
+        per_user: limit of living targets of one user that are served, and also of those that linger.
         clock: monotonic seconds.
     """
 
@@ -73,7 +78,7 @@ class Fleet:
         self._clock = clock
         self._room = Room(per_user)
         self._lock = threading.RLock()
-        self._keeping = threading.Lock()
+        self._incidents_lock = threading.Lock()
         self._held: dict[int, Target] = {}
         self._ended: list[Target] = []
         self._reserved: dict[int, labels.Claim] = {}
@@ -83,42 +88,50 @@ class Fleet:
         self._is_closed = False
 
     def targets(self) -> list[Target]:
-        """Give all targets that are served, the living and those that linger, by pid."""
+        """Return all targets that are served, living and lingering ones, by pid."""
         with self._lock:
             return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
 
     def incidents(self, **wanted: Any) -> list[IncidentRow]:
-        """Give incidents from the store, see `incidents.query`; of a daemon for certain pids those of its targets."""
+        """Return incidents from the store, see `incidents.query`.
+
+        A daemon for certain pids returns only those of its targets.
+        """
         with self._lock:
             processes = None if self._only is None else frozenset(self._seen)
         return self.store.query(processes, **wanted)
 
     def forget(self, age_s: float) -> None:
-        """Forget incidents of this age: before the newest one, so that a clock that is set ahead does not empty the store."""
+        """Forget incidents of this age.
+
+        The age is relative to the newest incident, so that a clock that is set ahead does not empty the store.
+        """
         newest = self.store.query(limit=1)
         if newest:
             self.store.prune(min(time.time(), newest[0]["last"]) - age_s)
 
     def get(self, pid: int) -> Target:
-        """Give the target of a pid, the living one before one that lingers.
+        """Return the target of a pid, a living one before one that lingers.
 
         Raises:
-            NoSuchTarget: this process holds no agent that the daemon knows.
+            NoSuchTarget: the daemon knows of no agent in this process.
         """
         for target in sorted(self.targets(), key=lambda target: target.ended is not None):
             if target.pid == pid:
                 return target
         raise NoSuchTarget(
-            f"process {pid} is no target of this daemon",
+            f"process {pid} is not a target of this daemon",
             reason="not-attached",
-            hint=f"`hookd attach {pid}` makes it one.",
+            hint=f"Run `hookd attach {pid}`.",
         )
 
     def scan(self) -> tuple[list[Target], list[Candidate]]:
-        """Look for pages in all processes that may be seen; one call at a time.
+        """Look for pages in all processes that this daemon may see.
+
+        Only one thread may call this at a time.
 
         Returns:
-            The targets that are new, and the Python processes that are new or have changed.
+            The new targets, and the Python processes that are new or have changed.
         """
         with self._lock:
             served = Counter(one.identity.uid for one in self._held.values())
@@ -127,13 +140,16 @@ class Fleet:
         found = self._census.look()
         with self._lock:
             held = list(self._held.values())
-        # An agent that leaves and a program that is replaced let go of the page; in the others nothing is to be found.
+        # Of the known targets only those without their page can be new: the agent has left, or another program runs.
         pids = self._without_page(held)
         pids += [one.pid for one in found if one.state == "attached" and one.pid not in pids]
         return self._adopt_in_turn(pids), found
 
     def _without_page(self, held: list[Target]) -> list[int]:
-        """Find the targets that hold their page no more; a user's take LOOK_S at most, in another order each time."""
+        """Return the pids of targets that have closed their page.
+
+        This takes at most LOOK_S per user, in another order each time.
+        """
         of_user: defaultdict[int, list[Target]] = defaultdict(list)
         random.shuffle(held)
         for target in held:
@@ -141,7 +157,7 @@ class Fleet:
         found = []
         for user, targets in of_user.items():
             until = self._clock() + LOOK_S
-            with contextlib.suppress(AttachError):  # of this user nothing is known now
+            with contextlib.suppress(AttachError):  # the state of this user's targets is unknown now
                 for target in without_page(user, targets):
                     found.append(target.pid)
                     if self._clock() > until:
@@ -149,7 +165,10 @@ class Fleet:
         return sorted(found)
 
     def _adopt_in_turn(self, pids: Sequence[int]) -> list[Target]:
-        """Make targets of those that hold pages. A user's take LOOK_S at most; the rest waits for the next scan."""
+        """Make targets of processes that have pages.
+
+        This takes at most LOOK_S per user; the rest waits for the next scan.
+        """
         budget, new = Budget(LOOK_S, self._clock), []
         for pid in pids:
             user = account_of(pid)
@@ -162,16 +181,20 @@ class Fleet:
         return new
 
     def adopt(self, pid: int) -> Target | None:
-        """Make a target of a process that holds a page; None if it holds none, is one already, or may not be seen."""
+        """Make a target of a process that has a page.
+
+        Returns:
+            None if the process has no page, is a target already, or may not be seen.
+        """
         try:
-            ticks = proc.start_ticks(pid)  # before the page is opened, and compared when all has been read
+            ticks = proc.start_ticks(pid)  # before the page is opened; compared after everything has been read
             fd = find_page(pid)
         except (HookdError, OSError) as exc:
             self._try_again(pid, exc)
             return None
         try:
             spoilt = self._spoilt(pid, fd)
-        except AttachError as exc:  # whether it has its page open is not known yet
+        except AttachError as exc:  # unknown whether the process still has its page open
             self._try_again(pid, exc)
             if fd is not None:
                 os.close(fd)
@@ -181,22 +204,23 @@ class Fleet:
             if fd is None:
                 self._room.forget(pid)
                 if known is not None and known.ended is None:
-                    self._left(known, is_spoilt=known is spoilt)
+                    self._end_without_page(known, is_spoilt=known is spoilt)
                 return None
             if self._is_closed or (known is not None and known.page == page_id(fd)):
                 os.close(fd)
                 return None
             if known is not None:
-                self._left(known, is_spoilt=known is spoilt)
+                self._end_without_page(known, is_spoilt=known is spoilt)
         if not self._has_room(pid, fd):
             os.close(fd)
             return None
         return self._take(pid, fd, ticks)
 
     def _spoilt(self, pid: int, fd: int | None) -> Target | None:
-        """Return the target of a process that has its page open, which no longer is a good one: `fd` is another page, or none.
+        """Return the target of a process that has damaged its page.
 
-        To look may take a second: not under the lock.
+        The process still has the page open, but `fd` is another page, or None. This may take a second: do not
+        call it under the lock.
         """
         with self._lock:
             known = self._held.get(pid)
@@ -219,7 +243,7 @@ class Fleet:
             return sum(1 for one in self._held.values() if one.identity.uid == uid)
 
     def require_room(self, pid: int) -> None:
-        """Refuse to take one more process of a user who has as many targets as a user may have.
+        """Refuse one more process of a user who has the maximum number of targets.
 
         Raises:
             HookdError: reason "no-room".
@@ -230,13 +254,13 @@ class Fleet:
         if not is_served and self._count(uid) >= self._room.per_user:
             raise HookdError(
                 f"process {pid} cannot be served: user {user_name(uid)} has {self._room.per_user} targets already",
-                reason="no-room", hint="targets_per_user under [serve] in the configuration of the daemon allows more.",
+                reason="no-room", hint="Raise targets_per_user under [serve] in the configuration of the daemon.",
             )  # fmt: skip
 
     def _read(self, pid: int, fd: int, ticks: int) -> Target | None:
         try:
             target = Target(pid, fd, self._clock)
-        except (HookdError, OSError) as exc:  # it ended while we looked at it
+        except (HookdError, OSError) as exc:  # it ended meanwhile
             _log.info("process %d: %s", pid, exc)
             self._try_again(pid, exc)
             with contextlib.suppress(OSError):
@@ -246,21 +270,21 @@ class Fleet:
         snapshot = target.last()
         if is_same and (snapshot is None or snapshot.state != "detached"):
             return target
-        # The pid is another process's by now: the page must not pass for that one's, or its user's. Or the agent lets go of its page
-        # next: it was found a moment after its target had ended by that, and is not to be served as one that is attached.
+        # Either the pid belongs to another process by now, and the page must not count as that process's or its user's. Or the
+        # agent is about to release its page: its target has just ended for that reason, and must not be served as attached.
         target.close()
         self._census.recheck(pid)
         return None
 
     def _try_again(self, pid: int, exc: Exception) -> None:
-        """Have a process looked at again whose page could not be read for a reason that passes."""
+        """Schedule another look at a process whose page had a temporary error."""
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             self._room.refuse(pid)
         elif isinstance(exc, HookdError) and exc.reason == "unreadable":
             self._census.recheck(pid)
 
     def _take(self, pid: int, fd: int, ticks: int) -> Target | None:
-        target = self._read(pid, fd, ticks)  # of a large page that takes seconds: nobody waits for it
+        target = self._read(pid, fd, ticks)  # takes seconds for a large page: not under the lock
         return None if target is None else self._add(target)
 
     def _add(self, target: Target) -> Target | None:
@@ -270,7 +294,7 @@ class Fleet:
             if self._is_closed or (known is not None and known.page == target.page):  # another thread was quicker
                 target.close()
                 return None
-            self._make_way(target.identity)
+            self._relabel_parent(target.identity)
             target.claim = self.claim(target.identity, pid)
             self._take_over(target.claim)
             self._held[pid] = target
@@ -286,16 +310,16 @@ class Fleet:
         return target
 
     def claim(self, identity: Identity, pid: int) -> labels.Claim:
-        """Settle the run and rank of a process that is, or is about to become, a target.
+        """Determine the run and rank of a target, or of a process that is to become one.
 
-        A run is of one user: whoever has a name first keeps it, until the last target of that name is served no more. A
+        A run belongs to one user: the first one with a name keeps it until the last target of that name is no longer served. A
         process that an earlier daemon has served keeps its name.
         """
         uid, meeting = identity.uid, identity.meeting if identity.world_size > 1 else ""
         others = self._claims_beside(pid, uid)
         if (before := self._reserved.get(pid)) is not None and _is_kept(before, identity, others):
             return before
-        # Ranks that were started by hand, each from a shell of its own, have no parent in common.
+        # Ranks that were started by hand, each from its own shell, have no common parent.
         met = (one.launcher for one in others if meeting and (one.uid, one.meeting) == (uid, meeting))
         job = next(met, labels.launcher(identity.world_size, pid, identity.ppid))
         found = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
@@ -306,9 +330,9 @@ class Fleet:
         """Return the claims that one more target of a user has to respect."""
         with self._lock:
             held = [other for other in self._held.values() if other.pid != pid]
-            # One whose page is corrupt is served, too.
+            # A target whose page is corrupt is served, too.
             others = [one for one in held if one.ended is None or one.state == "corrupt" or one.identity.uid != uid]
-            # A user's new job takes the place of that user's last one, which lingers; of another user it is not to go.
+            # A user's new job replaces that user's last one, which lingers; it must not replace another user's.
             lingering = [one.claim for one in self._ended if one.identity.uid != uid]
             if self._clock() >= self._reserved_until:
                 self._reserved.clear()
@@ -318,16 +342,20 @@ class Fleet:
         return [*(one.claim for one in others), *lingering, *reserved]
 
     def reserve(self, claims: Iterable[labels.Claim]) -> None:
-        """Keep the names of processes that an earlier daemon has served, for as long as an ended target is served.
+        """Reserve names that an earlier daemon has served, for the linger time.
 
-        Others may be found before them; and of one that has ended meanwhile the name is not to go to another user at once.
+        Other processes may be found first; and the name of a process that has ended meanwhile must not go to another user at
+        once.
         """
         with self._lock:
             self._reserved = {claim.pid: claim for claim in claims if claim.uid >= 0}
             self._reserved_until = self._clock() + self._linger_s
 
-    def _make_way(self, identity: Identity) -> None:
-        """The parent of a rank may have an agent too, under `hookd run`; but it is no rank 0."""
+    def _relabel_parent(self, identity: Identity) -> None:
+        """Relabel the parent of a rank as launcher.
+
+        Under `hookd run` the parent may have an agent too, but it is not rank 0.
+        """
         with self._lock:
             parent = self._held.get(identity.ppid)
             if parent is None or parent.identity.uid != identity.uid:
@@ -338,12 +366,15 @@ class Fleet:
                 self._take_over(parent.claim)
 
     def _take_over(self, claim: labels.Claim) -> None:
-        """Serve no more who lingers under this name: there must be one series of each."""
+        """Stop serving lingering targets of this name: each series must be unique."""
         with self._lock:
             self._ended = [old for old in self._ended if not _is_same(old.claim, claim)]
 
-    def _left(self, target: Target, *, is_spoilt: bool) -> None:
-        """No good page was found in a process that had one: it was detached, is another program now, or spoilt it."""
+    def _end_without_page(self, target: Target, *, is_spoilt: bool) -> None:
+        """End a target whose process has no good page any more.
+
+        Its agent was detached, the process runs another program, or it has damaged its page.
+        """
         snapshot = target.read()
         if target.ended is None and is_spoilt:
             target.spoil()
@@ -356,16 +387,16 @@ class Fleet:
         self._retire(target)
 
     def poll(self) -> None:
-        """Look at every page and process, and let go of what has lingered long enough.
+        """Look at every page and process, and drop targets whose linger time is over.
 
-        A user's targets take LOOK_S at most: beyond that they wait for the next time, for others must not.
+        This takes at most LOOK_S per user; the user's other targets wait for the next poll, so that other users' need not.
         """
         self._memories.look()
         budget = Budget(LOOK_S, self._clock)
         for target in sorted(self.targets(), key=lambda one: one.looked_at):
             owner = target.identity.uid
             if budget.is_over(owner):
-                continue  # those are the first next time
+                continue  # these are the first at the next poll
             target.looked_at = self._clock()
             try:
                 with budget.of(owner):
@@ -398,22 +429,25 @@ class Fleet:
             self._retire(target)
 
     def _rename(self, target: Target) -> None:
-        """Serve a target under what its page says by now: its rank is known once torch.distributed has begun."""
+        """Update the labels of a target from its page.
+
+        Its rank is known once torch.distributed is initialized.
+        """
         before = target.identity
         after = target.reidentify()
         if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
-            self._make_way(after)
+            self._relabel_parent(after)
             target.claim = self.claim(after, target.pid)
             self._take_over(target.claim)
             _log.info("target %d is now run %s, rank %s", target.pid, target.claim.run, target.claim.rank)
 
     def lose(self, target: Target) -> None:
-        """Take the last copy of a target whose process is gone."""
+        """Take the last copy of a page whose process is gone."""
         target.lose()
         self._retire(target)
 
     def leave(self, target: Target) -> None:
-        """Take the last copy of a target whose agent was told to go."""
+        """Take the last copy of a page whose agent was told to leave."""
         target.detach()
         self._retire(target)
 
@@ -444,27 +478,34 @@ class Fleet:
             self.tell(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
 
     def _tell_corrupt(self, target: Target) -> None:
-        """Tell once, whichever daemon does, that a page is read no more; its process goes on."""
+        """Report once, across daemons, that a page is no longer read.
+
+        The process continues.
+        """
         if target.ended is not None and not target.told.get("corrupt"):
-            message = f"the page of process {target.pid} {_SPOILT.get(target.ended.reason, _SPOILT['corrupt'])}"
+            message = f"the page of process {target.pid} {_UNREAD.get(target.ended.reason, _UNREAD['corrupt'])}"
             self.tell(target, "corrupt", message, reason=target.ended.reason)
 
     def catch_up(self, target: Target) -> None:
-        """Take from the store what daemons have told of a target: earlier ones, and those beside this one."""
+        """Read from the store the incidents that daemons have reported about a target.
+
+        These are earlier daemons, and others that run now.
+        """
         told, target.ongoing = self.store.own(self._key(target))
         target.told |= {kind: max(count, target.told.get(kind, 0)) for kind, count in told.items()}
 
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
-        """Log an incident that the daemon itself has seen; store and count it, unless another daemon was quicker.
+        """Log an incident that the daemon itself has seen.
 
-        One that is too many of its run or user is dropped, see `admission.LIMITS`.
+        It is stored and counted, unless another daemon was faster. An incident beyond the limits of its
+        run or user is dropped, see `admission.LIMITS`.
 
         Args:
-            target: that it is about; or what an earlier daemon has noted of one.
-            kind: one word, of a handful: it is a label. What lasts is told by `KIND`, and that it is over by `KIND_over`.
+            target: the target, or an earlier daemon's note of one.
+            kind: one word of a small set: it is a label. A condition that lasts begins with `KIND` and ends with `KIND_over`.
             message: for a person.
-            fields: what else is known, as JSON: `step` and `module` have columns of their own, all is kept; `time`
-                where it is not now.
+            fields: further facts, as JSON. `step` and `module` have their own columns; all fields are stored. `time` is
+                needed if it is not now.
         """
         incident = {"time": time.time(), "kind": kind, "message": message, **fields}
         is_new = self.admission.tell(self._source(target), incident)
@@ -473,32 +514,32 @@ class Fleet:
         if is_new:
             target.told[kind] = target.told.get(kind, 0) + 1
         elif "seq" in fields:
-            return  # the end: it is known by now
+            return  # the end: already known
         if isinstance(target, Target):
             self.catch_up(target)
-        with self._keeping:
+        with self._incidents_lock:
             target.herald.tell(target, [incident])
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()
         if snapshot is None:
             return
-        with self._keeping:  # an end that is noticed and the poll may come at one moment
+        with self._incidents_lock:  # the end of a target and a poll may coincide
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
-            came = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
+            fresh = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
             new: Sequence[Mapping[str, object]] = ()
-            if came:
-                new, dropped = self.admission.add(self._source(target), came)
-                target.incidents_dropped += dropped + self._missed(target, came)
-                target.incidents_stored = max(map(_seq, came))
+            if fresh:
+                new, dropped = self.admission.add(self._source(target), fresh)
+                target.incidents_dropped += dropped + self._missed(target, fresh)
+                target.incidents_stored = max(map(_seq, fresh))
             target.herald.tell(target, new)
             if target.ended is not None:
                 target.herald.end(target)
 
-    def _missed(self, target: Target, came: Sequence[Incident]) -> int:
-        """Count those that had to make way on the page since it was last read."""
-        gone = min(max(0, _seq(came[0]) - target.incidents_stored - 1), MOST_COUNTED) if target.incidents_stored else 0
+    def _missed(self, target: Target, fresh: Sequence[Incident]) -> int:
+        """Count the incidents that were overwritten on the page since it was last read."""
+        gone = min(max(0, _seq(fresh[0]) - target.incidents_stored - 1), MOST_COUNTED) if target.incidents_stored else 0
         if gone:
             self.admission.missed(self._source(target), gone)
         return gone
@@ -511,9 +552,9 @@ class Fleet:
         return (target.pid, target.start_ticks, target.page[1])
 
     def close(self) -> None:
-        """Let go of every target; their agents stay as they are."""
+        """Release every target; the agents stay as they are."""
         for target in self.targets():
-            self._keep_incidents(target)  # the file may just have been mended, without all that pages hold
+            self._keep_incidents(target)  # the store may just have been repaired, without all incidents of the pages
         self.admission.sum_up(is_last=True)
         with self._lock:
             self._is_closed = True
@@ -523,14 +564,17 @@ class Fleet:
             self._ended.clear()
 
 
-_SPOILT = {
-    "corrupt": "cannot be trusted, and is read no more",
-    "protocol": "is of another version of hookd, and cannot be read by this one",
+_UNREAD = {
+    "corrupt": "cannot be trusted, and is no longer read",
+    "protocol": "is of another version of hookd, and this one cannot read it",
 }
 
 
 def _is_kept(before: labels.Claim, identity: Identity, others: Iterable[labels.Claim]) -> bool:
-    """Tell whether a process is still what it was served as by an earlier daemon, and nobody else has that name."""
+    """Whether a process can keep the name that an earlier daemon gave it.
+
+    It still has the same user, run and rank (or was served as a launcher), and nobody else has the name.
+    """
     if (before.uid, before.wanted) != (identity.uid, identity.run) or before.rank not in (identity.rank, _LAUNCHER):
         return False
     return all(one.run != before.run or (one.uid == before.uid and one.rank != before.rank) for one in others)

@@ -1,6 +1,7 @@
-"""The last minutes of each target, for who looks at its page: steps, times of a step, losses.
+"""The last minutes of each target: steps, step times and losses.
 
-A sample is 64 bytes, taken every 2 s; of a target 450 are kept, which are 15 minutes and 29 kB.
+They are shown on the target's web page. A sample has 64 bytes and is taken every 2 s. Of each target 450 samples are
+kept: 15 minutes, 29 kB.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 SPAN_S = 900.0
 LOSSES = 4
-"""Losses of one step that are kept: of so many backwards."""
+"""Number of losses per step that are kept, one for each of the first backwards."""
 RECENT_S = 30.0
-"""What is told as of now is of so many seconds, or of the last sample's where a step takes longer."""
+"""Seconds that a current value covers.
+
+If a step takes longer, the value covers the last sample.
+"""
 _WIDTH = 4 + LOSSES
 _CAPACITY = int(SPAN_S / EVERY_S)
 ABSENT = math.nan
@@ -39,11 +43,11 @@ class Sample(NamedTuple):
     """A target at one time.
 
     Attributes:
-        time: unix seconds, by the clock as it is set when somebody asks: what it is set by is not time that has passed.
+        time: unix seconds, by the clock as it is set when the sample is read: setting the clock does not count as passed time.
         steps: counted since the attach.
-        timed: of those, the ones whose time is known.
-        seconds: that those have taken together.
-        losses: of the first backwards of a step; ABSENT where none is told, NOT_FINITE for a NaN or an infinity.
+        timed: number of those steps whose time is known.
+        seconds: total time of those.
+        losses: of the first backwards of a step; ABSENT if there is none, NOT_FINITE for a NaN or an infinity.
     """
 
     time: float
@@ -54,11 +58,11 @@ class Sample(NamedTuple):
 
 
 class History:
-    """A watcher that keeps what it sees, and has nothing to say at a scrape.
+    """A watcher that keeps samples, and serves nothing at a scrape.
 
     Args:
-        clock: monotonic seconds: when it is time for the next sample.
-        now: unix seconds, as a sample that is given out has them.
+        clock: monotonic seconds, for the interval between samples.
+        now: unix seconds, for the time of returned samples.
     """
 
     families: Sequence[Declared] = ()
@@ -70,10 +74,10 @@ class History:
         self._kept: dict[Target, array[float]] = {}
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Take a sample of each target that lives, if it is time for it; those that are gone are forgotten."""
+        """Sample each living target if it is time; forget targets that are gone."""
         if self._clock() < self._due:
             return
-        self._due = self._clock() + EVERY_S - 0.5  # polls are about a second apart, and not to the point
+        self._due = self._clock() + EVERY_S - 0.5  # polls are about a second apart, not exactly
         now = self._clock()
         taken = {one: _sample(snapshot, now) for one in targets if (snapshot := _living(one)) is not None}
         with self._lock:
@@ -83,12 +87,15 @@ class History:
                 kept.extend(sample)
                 del kept[: -_WIDTH * _CAPACITY]
 
-    def samples(self, target: Target) -> Iterable[Told]:  # noqa: ARG002  a watcher is asked so
-        """Say nothing at a scrape: Prometheus keeps a history of its own."""
+    def samples(self, target: Target) -> Iterable[Told]:  # noqa: ARG002  the signature of a watcher
+        """Return nothing: Prometheus keeps its own history."""
         return ()
 
     def of(self, target: Target) -> list[Sample]:
-        """Give the samples of a target, the oldest first; none of one that was never looked at."""
+        """Return the samples of a target, oldest first.
+
+        There are none if it was never looked at.
+        """
         with self._lock:
             kept = list(self._kept.get(target, ()))
         shift = self._now() - self._clock()
@@ -101,17 +108,20 @@ def _living(target: Target) -> Snapshot | None:
 
 
 def _sample(snapshot: Snapshot, now: float) -> array[float]:
-    """Give the cells of one sample. What a page says may be anything: numbers are checked when they are used."""
+    """Return the cells of one sample.
+
+    The page may contain anything: numbers are checked when they are used.
+    """
     timed, seconds = _times(snapshot)
-    told = family(snapshot, "hookd_activations_loss", ("backward",))
-    found = {} if told is None else dict(zip((one[0] for one in told.values), told.first, strict=True))
-    losses = [told.cells[found[str(n)]] if told and str(n) in found else ABSENT for n in range(LOSSES)]
+    loss = family(snapshot, "hookd_activations_loss", ("backward",))
+    found = {} if loss is None else dict(zip((one[0] for one in loss.values), loss.first, strict=True))
+    losses = [loss.cells[found[str(n)]] if loss and str(n) in found else ABSENT for n in range(LOSSES)]
     known = (NOT_FINITE if str(n) in found and not math.isfinite(one) else one for n, one in enumerate(losses))
     return array("d", (now, float(steps(snapshot)), timed, seconds, *known))
 
 
 def _times(snapshot: Snapshot) -> tuple[float, float]:
-    """Give how many steps were timed and what they took, from the histogram of the core."""
+    """Return the number of timed steps and their total seconds, from the core's histogram."""
     times = family(snapshot, "hookd_step_seconds", ())
     if times is None or not times.first:
         return 0.0, 0.0
@@ -120,7 +130,10 @@ def _times(snapshot: Snapshot) -> tuple[float, float]:
 
 
 def step_times(samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    """Give the mean time of a step between each two samples, as pairs of unix time and seconds; no steps, no pair."""
+    """Return pairs of unix time and mean step time in seconds, between samples.
+
+    There is no pair where there were no steps.
+    """
     means = ((after.time, _mean(before, after)) for before, after in itertools.pairwise(samples))
     return [(when, mean) for when, mean in means if mean is not None]
 
@@ -132,13 +145,13 @@ def _mean(before: Sample, after: Sample) -> float | None:
 
 
 def step_now(samples: Sequence[Sample]) -> float | None:
-    """Give the mean time of the last steps, in seconds, None where that is not known."""
+    """Return the mean time of the last steps in seconds, None if unknown."""
     ends = recent(samples)
     return _mean(*ends) if ends is not None else None
 
 
 def steps_per_second(samples: Sequence[Sample]) -> float | None:
-    """Give how many steps a target makes in a second at the moment."""
+    """Return the current number of steps per second of a target, None if unknown."""
     ends = recent(samples)
     if ends is None:
         return None
@@ -147,7 +160,7 @@ def steps_per_second(samples: Sequence[Sample]) -> float | None:
 
 
 def recent(samples: Sequence[Sample]) -> tuple[Sample, Sample] | None:
-    """Give the last sample, and the one before it from which it is told how fast things go."""
+    """Return the last sample and the earlier one for the current rate."""
     if len(samples) < 2:
         return None
     last = samples[-1]

@@ -1,4 +1,7 @@
-"""Who a target is: what its page says of it, every field checked, and what its process shows from outside."""
+"""The identity of a target, from its page and its process.
+
+Every field of the page is checked.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """What the target says of itself, every field checked: the page belongs to a process that is not ours."""
+    """The identity that a target reports.
+
+    Every field is checked, because the page belongs to another process.
+    """
 
     run: str
     rank: str
@@ -35,8 +41,8 @@ class Identity:
     torch: str = ""
     method: str = ""
     agent_version: str = ""
-    uid: int = -1  # the user who answers for it, see `account`
-    process_uid: int = -1  # the kernel's, which may be of a range that is lent to that user
+    uid: int = -1  # the user who is accountable for it, see `account`
+    process_uid: int = -1  # as in the kernel; may be of a range that is assigned to that user
     ppid: int = 0
     started: float = 0.0
     attached: float = 0.0
@@ -46,8 +52,8 @@ class Identity:
 
     @classmethod
     def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
-        """Read the identity of a page; what has another type than it should is as if it were not there."""
-        seen = _look(pid, settles=False)  # an agent runs in it: it has done its exec
+        """Read the identity of a page; a value of a wrong type counts as missing."""
+        seen = _look(pid, settles=False)  # it has an agent, so its exec is over
         script = text(raw, "script")
         offset, process_uid = raw.get("step_offset"), uid_of(pid)
         return cls(
@@ -72,7 +78,10 @@ class Identity:
 
     @classmethod
     def of_process(cls, pid: int) -> Identity:
-        """Guess from outside what a process would say of itself: before its attach, or when its page is unreadable."""
+        """Guess the identity of a process from outside.
+
+        This is for a process without an agent yet, or with an unreadable page.
+        """
         seen = _look(pid, settles=True)
         environ, script = (seen.environ, script_of(seen.cmdline)) if seen is not None else ({}, "")
         process_uid = uid_of(pid)
@@ -90,27 +99,36 @@ class Identity:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether a person or a launcher named the run, and not merely its script."""
+        """Whether a person or a launcher has named the run.
+
+        Otherwise its name is from the script.
+        """
         return self.run != labels.script_name(self.script)
 
     @functools.cached_property
     def user(self) -> str:
-        """The name of its owner, the number where there is none here, "" where the owner is not known."""
+        """The name of its owner.
+
+        It is the number if the owner has no name here, and "" if the owner is unknown.
+        """
         return user_name(self.uid)
 
 
 OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
-"""The fields that come from the process, by its pid, and not from the page."""
+"""Fields that are read from the process, by its pid, and not from the page."""
 
 
 def script_of(cmdline: Sequence[str]) -> str:
-    """Find the script, or the module after `-m`, in the command line of a Python process; "" when there is none."""
+    """Return the script of a Python command line, or the module after `-m`.
+
+    The result is "" if there is neither.
+    """
     name, is_module = commandline.program(cmdline)
     return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
 
 
 def text(raw: Mapping[str, Any], key: str) -> str:
-    """Return a text of a page's object, "" where there is none."""
+    """Return a text of a page's object, "" if there is none."""
     value = raw.get(key)
     return valid(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
 
@@ -132,7 +150,7 @@ def _real(raw: Mapping[str, Any], key: str) -> float:
 def _look(pid: int, *, settles: bool) -> Snapshot | None:
     try:
         return process_snapshot.take(pid, settles=settles)
-    except (HookdError, OSError, LookupError, ValueError):  # it goes while it is read
+    except (HookdError, OSError, LookupError, ValueError):  # it ended meanwhile
         return None
 
 
@@ -144,9 +162,10 @@ def _parent(pid: int) -> int:
 
 
 def _meeting(seen: Snapshot | None) -> str:
-    """Return a hash of address and port where a job's ranks meet, in their network: 127.0.0.1 of two containers is not one place.
+    """Return a hash of the place where a job's ranks meet.
 
-    "" where the environment that the process was started with does not have them (torch.distributed's `env://`).
+    It includes the network, because 127.0.0.1 of two containers is not the same place, besides the address and port. The result
+    is "" if the environment that the process was started with has no address and port (torch.distributed's `env://`).
     """
     if seen is None:
         return ""

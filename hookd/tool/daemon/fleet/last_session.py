@@ -1,4 +1,7 @@
-"""Who was held when a daemon ended: a file from which the next one tells who has gone meanwhile. Their pages went with them."""
+"""A file with the targets of a daemon that has ended.
+
+The next daemon reports which of them have gone meanwhile. Their pages are gone with them.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,27 @@ if TYPE_CHECKING:
 
 NAME = "held.json"
 NOTE_S = 5.0
-"""How often the file is written anew: so far back may lie what it says of a step."""
+"""Interval at which the file is written, in seconds.
+
+The steps in the file may be this old.
+"""
 MAX_BYTES = 1 << 26
-"""More than 20,000 targets with the longest names that there are."""
+"""Enough for 20,000 targets with the longest possible names."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Held:
-    """A target that an earlier daemon has served, in so far as an incident is told of it.
+    """A target that an earlier daemon has served.
+
+    It has the fields that an incident about it needs.
 
     Attributes:
         page: device and inode of its page.
         seen: when it was last seen alive, in unix seconds.
-        step: the last that was seen, of the whole run if `is_absolute`, else counted from the attach.
-        boot: of the machine.
-        uid: owner of the process, -1 where an older daemon has not noted it.
+        step: the last step that was seen, of the whole run if `is_absolute`, else counted from the attach.
+        boot: boot id of the machine.
+        uid: owner of the process, -1 if an older daemon has not stored it.
         wanted, launcher, meeting: see `labels.Claim`.
     """
 
@@ -63,7 +71,7 @@ class Held:
 
     @classmethod
     def of(cls, target: Target, boot: str) -> Held:
-        """Note a target that is alive."""
+        """Return the note of a living target."""
         snapshot = target.last()
         step = {"current": 0, "is_absolute": False} if snapshot is None else describe_steps(snapshot)
         claim = target.claim
@@ -74,7 +82,7 @@ class Held:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Held:
-        """Read what `as_json` gave.
+        """Read the result of `as_json`.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
@@ -90,7 +98,7 @@ class Held:
         )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
-        """Give what is written of it."""
+        """Return the note as JSON."""
         noted = {key: value for key, value in vars(self).items() if key not in ("told", "herald")}
         return {**noted, "offset": proc.boot_offset_ticks(os.getpid())}
 
@@ -102,23 +110,25 @@ class Held:
         return claim
 
     def is_running(self, boot: str) -> bool:
-        """Tell whether the very process still runs."""
+        """Whether this very process still runs."""
         if self.boot != boot:
             return False
         try:
             return proc.is_running(self.pid, self.start_ticks)
         except HookdError:
             return False
-        except OSError:  # it may not be seen
+        except OSError:  # it may not be inspected
             return True
 
 
 class Roster:
-    """Notes who is alive, and tells once who has gone since the last daemon noted it. A `Watcher`.
+    """A `Watcher` that notes which targets are alive.
+
+    It reports once those that have gone since the last daemon.
 
     Args:
-        path: of the file; None keeps nothing.
-        fleet: by which is told.
+        path: path of the file; None stores nothing.
+        fleet: reports the incidents.
         clock: monotonic seconds.
     """
 
@@ -136,7 +146,10 @@ class Roster:
         self._is_failing = False
 
     def look(self, targets: Sequence[Target]) -> None:
-        """Tell who has gone, at the first look; write the file when somebody has come or gone, or it is a while ago."""
+        """Report those that have gone, at the first call; write the file.
+
+        It is written if a target has come or gone, or after `NOTE_S`.
+        """
         if self._path is None:
             return
         alive = [target for target in targets if target.ended is None]
@@ -147,12 +160,12 @@ class Roster:
             self._members, self._due = members, self._clock() + NOTE_S
             self._write(self._path, [Held.of(target, self._boot) for target in alive])
 
-    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  a watcher's
-        """Give nothing."""
+    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  the signature of a watcher
+        """Return nothing."""
         return ()
 
-    def _tell_gone(self, held: Iterable[Held]) -> None:
-        for one in held:
+    def _tell_gone(self, former: Iterable[Held]) -> None:
+        for one in former:
             if one.is_running(self._boot):
                 continue  # a target again; or its agent has left meanwhile
             why = "" if one.boot == self._boot else "; the machine has been booted since"
@@ -164,7 +177,10 @@ class Roster:
             self._fleet.tell(one, "lost", message, seq=END, **known)
 
     def _write(self, path: Path, held: Sequence[Held]) -> None:
-        """Replace the file as a whole: a daemon that is killed in between leaves the old one."""
+        """Replace the file as a whole.
+
+        If the daemon is killed meanwhile, the old one stays.
+        """
         new = path.with_suffix(".new")
         try:
             new.unlink(missing_ok=True)
@@ -174,19 +190,19 @@ class Roster:
             self._is_failing = False
         except OSError as exc:
             if not self._is_failing:
-                _log.warning("a daemon after this one will not know who was alive: %s: %s", path, exc)
+                _log.warning("the next daemon will not know which targets were alive: %s: %s", path, exc)
             self._is_failing = True
 
 
 def _read(path: Path) -> list[Held]:
-    """Read what the last daemon has noted; nothing if it is damaged."""
+    """Read the last daemon's notes; nothing if the file is damaged."""
     try:
         with path.open("rb") as file:
             return [Held.from_json(row) for row in json.loads(file.read(MAX_BYTES))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, LookupError, OverflowError) as exc:
-        _log.warning("who was alive when the last daemon ended is not known: %s: %s", path, exc)
+        _log.warning("the targets that were alive when the last daemon ended are unknown: %s: %s", path, exc)
         return []
 
 

@@ -1,4 +1,7 @@
-"""The ranks of one run on this node, and numbers out of their pages, checked: a page is another process's."""
+"""The ranks of one run on this node, and checked numbers from their pages.
+
+The numbers are checked because the pages belong to other processes.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ if TYPE_CHECKING:
     from hookd.wire.page import Family, Snapshot
 
 MOST = 2.0**53
-"""No count, no checksum and no sum of seconds is larger."""
+"""Upper limit of all counts, checksums and sums of seconds."""
 
 
 def by_run(targets: Iterable[Target]) -> dict[str, list[Target]]:
-    """Give the living ranks of each run that has several of them here, by its name."""
+    """Return the living ranks by run, for each run with several ranks here."""
     runs: dict[str, list[Target]] = {}
     for target in targets:
         if target.ended is None and target.identity.world_size > 1:
@@ -30,19 +33,22 @@ def _order(target: Target) -> tuple[int, str, int]:
 
 
 def named(ranks: Iterable[Target]) -> str:
-    """Name ranks for a person: `rank 1`, `ranks 0, 2, 3`."""
+    """Return the names of ranks for a person: `rank 1`, `ranks 0, 2, 3`."""
     names = [target.claim.rank for target in sorted(ranks, key=_order)]
     shown = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
     return f"rank{'s' * (len(names) != 1)} {', '.join(shown)}"
 
 
 def family(snapshot: Snapshot, name: str, labels: tuple[str, ...]) -> Family | None:
-    """Find a family of a page that has these labels."""
+    """Return the family with this name and these labels; None without one."""
     return next((one for one in snapshot.families if one.name == name and one.labels == labels), None)
 
 
 def counts(found: Family | None) -> dict[str, float]:
-    """Give the values of a family with one label, or none, by its value; without those that are no counts."""
+    """Return the values of a family with at most one label, by the label's value.
+
+    Values that cannot be counts are left out.
+    """
     if found is None:
         return {}
     values = (
@@ -52,5 +58,5 @@ def counts(found: Family | None) -> dict[str, float]:
 
 
 def step_of(target: Target, steps: float) -> int:
-    """Give the number of a step as a person counts it, from what the agent has counted."""
+    """Return a step's number within the run, from the agent's count."""
     return int(steps) + (target.identity.step_offset or 0)

@@ -38,28 +38,37 @@ _log = logging.getLogger(__name__)
 
 DEATH_S, REMOVAL_S = 2.0, 0.2
 _MOST_REMOVALS = 20
-"""How long may be asked how a process has ended, and for the socket that it has left behind: many may end at one moment."""
+"""Limits for finding out how a process ended, and for removing the socket that it has left: seconds, and attempts.
+
+Many processes may end at the same time.
+"""
 State = Literal["attached", "lost", "corrupt", "detached"]
 STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
-"""Served and alive; the process is gone; the page cannot be trusted; the agent has left."""
+"""In this order: served and alive; the process is gone; the page cannot be trusted; the agent has left."""
 
 
 class Pulse:
-    """When a target last made an event, by the daemon's own clock: the hot path of the target reads none."""
+    """When a target last made an event, by the daemon's own clock.
+
+    The target's hot path does not read a clock.
+    """
 
     def __init__(self, now: float) -> None:
         self._seen: Mapping[int, tuple[object, ...]] = {}
         self._changed = now
 
     def see(self, beats: Iterable[Heartbeat], now: float) -> None:
-        """Compare with what was seen before, about once a second and at each scrape; inside a call the module changes."""
+        """Compare heartbeats with the previous ones, about once a second and at each scrape.
+
+        Within a call the module changes.
+        """
         places = {beat.tid: (beat.module, beat.events, beat.phase, beat.step) for beat in beats}
         if any(self._seen.get(tid, (0, 0, "other", 0)) != place for tid, place in places.items()):
             self._changed = now
         self._seen = places
 
     def age_s(self, now: float) -> float:
-        """Give the seconds since the last change that was seen."""
+        """Return the seconds since the last observed change."""
         return max(0.0, now - self._changed)
 
 
@@ -70,7 +79,7 @@ class Ended:
     Attributes:
         reason: a word or two, see `deaths.Death`; "detached", or why its page is not trusted.
         at: by the monotonic clock.
-        death: all that is known, where the process is gone.
+        death: all known facts, if the process is gone.
     """
 
     reason: str
@@ -80,29 +89,35 @@ class Ended:
 
 
 class Target:
-    """A process that holds a page. Its methods may be called from any thread.
+    """A process that has a page.
+
+    Its methods may be called from any thread.
 
     Attributes:
         pid: as the daemon sees it.
-        start_ticks: field 22 of its /proc/PID/stat; with the pid it names the process.
-        page: device and inode of the page's memfd, which tell one attach from the next.
+        start_ticks: field 22 of its /proc/PID/stat; together with the pid it identifies the process.
+        page: device and inode of the page's memfd, which distinguish one attach from the next.
         claim: the run and rank that it is served under.
         state: one of STATES.
         ended: how it ended, None while it is attached.
-        pidfd: readable once the process is gone; -1 where the kernel has none, and after the end.
+        pidfd: readable once the process is gone; -1 if the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
         container: the pod and container it runs in.
-        looked_at: monotonic seconds of when the fleet last looked at it.
+        looked_at: monotonic seconds of the fleet's last look at it.
         incidents_stored: the highest number of an incident of its page that was read.
-        repairs: those of the store since when that number holds.
-        incidents_dropped: how many of its incidents were too many, see `admission`.
-        told: by kind, how many incidents daemons have seen themselves, see `Fleet.tell`.
-        ongoing: by kind, when and in which words those were told that are not over; replaced, never changed.
-        hang: while it hangs, where it stands and who waits for whom (`hookd.tool.daemon.watch.hangs`); replaced, never changed.
+        repairs: number of the store's repairs for which `incidents_stored` holds.
+        incidents_dropped: number of its incidents beyond the limits, see `admission`.
+        told: by kind, the number of incidents that daemons themselves have seen, see `Fleet.tell`.
+        ongoing: by kind, time and message of incidents that are not over; replaced, never changed.
+        hang: while it hangs, where it stands and which rank waits for which (`hookd.tool.daemon.watch.hangs`); replaced, never
+            changed.
     """
 
     def __init__(self, pid: int, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take over the page's descriptor `fd`. A page that cannot be trusted makes a target in state "corrupt"."""
+        """Take over the page's descriptor `fd`.
+
+        A page that cannot be trusted makes a target in state "corrupt".
+        """
         self.pid = pid
         self.start_ticks = proc.start_ticks(pid)
         self.page = page_id(fd)
@@ -129,17 +144,17 @@ class Target:
         self._leftover, self._removals = (
             "",
             0,
-        )  # the socket file of an agent that was killed, and how often it is still tried
+        )  # the socket file of an agent that was killed, and the number of attempts left to remove it
         self.witness = Witness(pid, self.start_ticks)
-        self._number = -1  # of the page among the target's descriptors, where it was seen last
+        self._number = -1  # of the page among the target's descriptors, as of the last look
         self._page_owner = frozenset({os.fstat(fd).st_uid})
         self._reader: PageReader | None = None
-        self._told: Mapping[str, Any] = {}
+        self._raw_identity: Mapping[str, Any] = {}
         try:
             self._reader = PageReader(fd)
             self._snapshot = self._reader.read()
-            self._told = self._snapshot.identity
-            self.identity = Identity.of_page(self._told, pid=pid)
+            self._raw_identity = self._snapshot.identity
+            self.identity = Identity.of_page(self._raw_identity, pid=pid)
         except PageError as exc:
             self.identity = Identity.of_process(pid)
             self._close("corrupt", exc.reason)
@@ -148,13 +163,20 @@ class Target:
         self.claim = labels.Claim(pid, pid, identity.rank, identity.run, identity.run, uid=identity.uid)
 
     def read(self) -> Snapshot | None:
-        """Copy the page; of a target that has ended, the last copy. None when there never was a good one."""
+        """Copy the page.
+
+        Returns:
+            The new copy; the last one if the target has ended; None if there never was a good one.
+        """
         with self._lock:
             self._refresh()
             return self._snapshot
 
     def curve(self) -> list[CurvePoint]:
-        """Give the times of its last steps, see `curve.of`; of a target that has ended, as they stood at its end."""
+        """Return the times of the last steps, see `curve.of`.
+
+        For a target that has ended these are the steps before its end.
+        """
         with self._lock:
             self._draw()
             return self._curve
@@ -165,22 +187,22 @@ class Target:
                 self._curve = curve.of(self._reader.records())
 
     def distinct_incidents(self) -> int:
-        """Return how many incidents its page has, of equal ones one."""
+        """Return the number of incidents of the page, counting equal ones once."""
         incidents = [] if self._snapshot is None else self._snapshot.incidents
-        if self._distinct[0] is not incidents:  # a reader gives the same list while nothing new is told
+        if self._distinct[0] is not incidents:  # a reader returns the same list until there is a new incident
             self._distinct = (incidents, len({same(one) for one in incidents}))
         return self._distinct[1]
 
     def last(self) -> Snapshot | None:
-        """Give the copy that was made last, without making one."""
+        """Return the last copy of the page, without making a new one."""
         return self._snapshot
 
     def reidentify(self) -> Identity:
-        """Give the identity anew where the last copy of the page says another."""
-        if self._snapshot is not None and self._snapshot.identity != self._told:
-            self._told = self._snapshot.identity
-            found = Identity.of_page(self._told, pid=self.pid)
-            # Once it has ended, what the kernel says of the pid is of nobody, or of another process.
+        """Return the identity, updated if the last copy of the page has another one."""
+        if self._snapshot is not None and self._snapshot.identity != self._raw_identity:
+            self._raw_identity = self._snapshot.identity
+            found = Identity.of_page(self._raw_identity, pid=self.pid)
+            # After the end the kernel knows nothing about the pid, or it belongs to another process.
             if found.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
                 found = replace(found, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})
             self.identity = found
@@ -188,12 +210,18 @@ class Target:
 
     @property
     def was_sent_away(self) -> bool:
-        """Whether its agent was told to go, and has not left by itself: a lease that ended, an attach that failed."""
+        """Whether the agent was told to leave, and has not left by itself.
+
+        It leaves by itself after a lease that ended, or an attach that failed.
+        """
         told = self._snapshot.identity.get("sent_away") if self._snapshot is not None else None
         return told is True and self.ended is not None and self.ended.reason == "detached"
 
     def poll(self) -> None:
-        """Look at page and process; notices a detach, and a death where there is no pidfd."""
+        """Look at page and process.
+
+        This notices a detach, and a death if there is no pidfd.
+        """
         with self._lock:
             self._refresh()
             if self.ended is None:
@@ -202,7 +230,10 @@ class Target:
             self.lose()
 
     def lose(self) -> None:
-        """Take the last copy of the page: the process is gone, or is another program now."""
+        """Take the last copy of the page.
+
+        The process is gone, or runs another program.
+        """
         with WAITERS.within(DEATH_S), self._lock:
             self._refresh()
             self._draw()
@@ -214,7 +245,10 @@ class Target:
                 self.tidy()
 
     def tidy(self) -> None:
-        """Remove the socket file that is left of an agent which was killed; again where there was no time for it before."""
+        """Remove the socket file of an agent that was killed.
+
+        Later calls try again if there was not enough time.
+        """
         if not self._removals:
             return
         self._removals -= 1
@@ -223,35 +257,42 @@ class Target:
                 self._removals = 0
 
     def _neighbour(self) -> int | None:
-        """Give who sees the same files, as we may not: its parent, in a container that outlives it, or the first process."""
+        """Return a process that sees the same files, because we may not.
+
+        This is the parent, in a container that outlives the target, or the first process.
+        """
         return next((pid for pid in (self.identity.ppid, 1) if pid and proc.link(pid, "ns/mnt") == self._files), None)
 
     def detach(self) -> None:
-        """Take the last copy of the page: its agent has left."""
+        """Take the last copy of the page: the agent has left."""
         with self._lock:
             self._refresh()
             self._draw()
             self._close("detached", "detached")
 
     def spoil(self) -> None:
-        """Trust the page no more."""
+        """Stop trusting the page."""
         with self._lock:
             self._close("corrupt", "corrupt")
 
     def holds_page(self) -> bool:
-        """Whether a descriptor of the process has the name of its page: nothing is opened. It is sought among all of them.
+        """Whether any descriptor of the process has the name of its page.
+
+        No descriptor is opened.
 
         Raises:
-            AttachError: reason "unreadable", they were not told in time.
+            AttachError: reason "unreadable", the descriptors could not be listed in time.
         """
         self._number = next(iter(self._numbers()), -1)
         return self._number >= 0
 
     def has_page_open(self) -> bool:
-        """Whether the process has the memory file of its page open, whatever is in it; a child looks, see `bounded`.
+        """Whether the process has the memory file of its page open, whatever it contains.
+
+        A child process looks, see `bounded`.
 
         Raises:
-            AttachError: reason "unreadable", it did not answer in time.
+            AttachError: reason "unreadable", there was no answer in time.
         """
         return any(map(self._is_page, self._numbers()))
 
@@ -299,7 +340,10 @@ class Target:
             self._reader = None
 
     def is_running(self) -> bool:
-        """Tell whether the very process still runs (a zombie does not); one that cannot be looked at now counts as running."""
+        """Whether this very process still runs; a zombie does not.
+
+        A process that cannot be read at the moment counts as running.
+        """
         try:
             return proc.is_running(self.pid, self.start_ticks)
         except OSError as exc:
@@ -308,18 +352,22 @@ class Target:
             return False
 
     def heartbeat_age_s(self) -> float | None:
-        """Give the seconds since its last event, None once it has ended."""
+        """Return the seconds since the last event; None after the end."""
         return None if self.ended is not None else self._pulse.age_s(self._clock())
 
     def usage(self) -> Usage:
-        """Give what the operating system counts for it; after its end, the last."""
+        """Return the operating system's counts; after the end, the last ones."""
         with self._lock:
             if self.ended is None:
                 self._usage = usage_of(self.pid, self._usage)
             return self._usage
 
     def take_lease(self, lease: Control) -> bool:
-        """Keep this open connection as our lease; False if there is one already, or nothing to hold any more."""
+        """Keep this open connection as our lease.
+
+        Returns:
+            False if there is one already, or the target has ended.
+        """
         with self._lock:
             if self.lease is not None or self.ended is not None:
                 return False
@@ -327,13 +375,16 @@ class Target:
             return True
 
     def release(self) -> None:
-        """Give up the lease on the agent, if there is one."""
+        """Close the lease on the agent, if there is one."""
         lease, self.lease = self.lease, None
         if lease is not None:
             lease.close()
 
     def close(self) -> None:
-        """Close what is open; the agent stays as it is. Nobody may watch the pidfd any more."""
+        """Close everything that is open; the agent stays as it is.
+
+        Nobody may watch the pidfd any more.
+        """
         self.release()
         with self._lock:
             if self._reader is not None:
@@ -345,9 +396,9 @@ class Target:
 
 
 def without_page(user: int, targets: Sequence[Target]) -> Iterator[Target]:
-    """Yield those of a user's targets that have no descriptor with the name of a page any more.
+    """Yield those of a user's targets without any descriptor named as a page.
 
-    Where each had it is looked at for all of them together: it costs some 5 us for each.
+    Their last known descriptors are read in one go, at about 5 us each.
 
     Raises:
         AttachError: reason "unreadable", one of them did not answer in time.
@@ -359,7 +410,7 @@ def without_page(user: int, targets: Sequence[Target]) -> Iterator[Target]:
 
 
 def page_id(fd: int) -> tuple[int, int]:
-    """Tell one page from another: device and inode of its memory file."""
+    """Return what identifies a page: device and inode of its memory file."""
     status = os.fstat(fd)
     return (status.st_dev, status.st_ino)
 

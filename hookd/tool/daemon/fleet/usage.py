@@ -1,4 +1,7 @@
-"""What the operating system counts for a target, by ways that never wait: /proc/PID/stat may, see `proc.LOCKED`."""
+"""The operating system's counts for a target, read in ways that never block.
+
+/proc/PID/stat may block, see `proc.LOCKED`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _CLOCK_OF_ALL_THREADS = 2  # CPUCLOCK_SCHED of include/linux/posix-timers_types.
 
 @dataclass(frozen=True)
 class Usage:
-    """What the operating system counts for a process. None where it does not tell us."""
+    """The operating system's counts for a process; None if unknown."""
 
     cpu_s: float | None = None
     rss_bytes: int | None = None
@@ -24,11 +27,14 @@ class Usage:
 
 
 def usage_of(pid: int, before: Usage) -> Usage:
-    """Ask for what may be known; keep the last CPU time of a process that is going."""
+    """Return the counts that can be read.
+
+    A process that is ending keeps its last CPU time.
+    """
     try:
         cpu_s = time.clock_gettime(_cpu_clock(pid))
         rss_bytes = int(proc.read(pid, "statm").split()[1]) * _PAGE_BYTES
-        # Each directory has two links, and this one as many more as there are threads (fs/proc/base.c, `proc_task_getattr`).
+        # Each directory has two links, and this one has one more per thread (fs/proc/base.c, `proc_task_getattr`).
         threads = os.stat(f"/proc/{pid}/task").st_nlink - 2  # noqa: PTH116
         return Usage(cpu_s, rss_bytes, threads, _fds(pid))
     except (HookdError, OSError, LookupError, ValueError):
@@ -36,13 +42,16 @@ def usage_of(pid: int, before: Usage) -> Usage:
 
 
 def _cpu_clock(pid: int) -> int:
-    """Return the clock of the CPU time of a process; clock_getcpuclockid(3) makes it so (glibc 2.41)."""
+    """Return the clock of a process's CPU time.
+
+    It is composed as in clock_getcpuclockid(3) (glibc 2.41).
+    """
     return ~pid << 3 | _CLOCK_OF_ALL_THREADS
 
 
 def _fds(pid: int) -> int | None:
     try:
-        # Linux 6.2 and newer count them as the size of the directory; to list ten thousand takes milliseconds.
+        # Linux 6.2 and newer report the number as the size of the directory; listing ten thousand takes milliseconds.
         return os.stat(f"/proc/{pid}/fd").st_size or len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH116, PTH208
     except OSError:
         return None
