@@ -276,7 +276,8 @@ class Agent:
         mark, files = request.get("mark"), self._control.asking.files
         agreement = Agreement(files.pop()) if files else None
         if (mark is None or agreement is None) and self.parts.process.world_size > 1:
-            raise several_ranks("arm", self.parts.process.world_size)
+            change = self.parts.changes.current
+            raise several_ranks(change.name if change is not None else "", self.parts.process.world_size)
         self.parts.changes.arm(mark, agreement)
         return {}
 

@@ -35,6 +35,7 @@ from hookd.errors import (
     AttachError,
     HookdError,
     NoSuchTarget,
+    PageError,
     PermissionDenied,
     TargetUnsupported,
     UsageError,
@@ -62,6 +63,7 @@ _STATUS: dict[type[HookdError], int] = {
     NoSuchTarget: 404,
     TargetUnsupported: 422,
     AttachError: 409,
+    PageError: 409,
 }
 _log = logging.getLogger(__name__)
 
