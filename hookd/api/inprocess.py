@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from hookd.wire.agent import Detached, PluginConfig
     from hookd.wire.page import PageReader
     from hookd.wire.report import Report
 
@@ -40,16 +41,15 @@ def start(
     """
     from hookd.target.boot import bootstrap
 
-    specs: list[dict[str, Any]] = []
+    specs: list[PluginConfig] = []
     for plugin in plugins:
         name, options = (plugin, {}) if isinstance(plugin, str) else plugin
         texts = {k: str(v) for k, v in dict(options).items()}
         specs.append({"name": name, "options": texts, "by_name": plugins is not DEFAULT})
-    config = {"method": "start", "plugins": specs, "lease_s": None, "run": run, "rank": rank, "budget": budget}
-    bootstrap.start(config)
+    bootstrap.start({"method": "start", "plugins": specs, "lease_s": None, "run": run, "rank": rank, "budget": budget})
 
 
-def stop(timeout_s: float = 10.0) -> dict[str, Any]:
+def stop(timeout_s: float = 10.0) -> Detached:
     """Detach: restore everything and release all state.
 
     Returns:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hookd.testing import request, training, values
 from hookd.testing.events import Event, recorded
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
+    from hookd.wire.agent import AgentConfig, PluginConfig
     from hookd.wire.incident import Incident
     from hookd.wire.page import PageReader, Snapshot
 
@@ -103,17 +104,15 @@ class FakeTarget:
             specs[0]["options"] = {name: str(value) for name, value in options.items()}
         sys.modules[HOME] = home
         try:
-            bootstrap.start(
-                {"method": "start", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0, **config},
-                clock=self._clock,
-            )
+            defaults = {"method": "start", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0}
+            bootstrap.start(cast("AgentConfig", {**defaults, **config}), clock=self._clock)
         finally:
             del sys.modules[HOME]
         self._runs = True
         self._open()
         return self
 
-    def _spec(self, plugin: type[Plugin] | str, home: types.ModuleType) -> dict[str, Any]:
+    def _spec(self, plugin: type[Plugin] | str, home: types.ModuleType) -> PluginConfig:
         if isinstance(plugin, str):
             if not self._record:
                 return {"name": plugin, "options": {}, "by_name": True}

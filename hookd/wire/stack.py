@@ -18,6 +18,36 @@ class Frame(TypedDict):
     """Whether it is code of C or C++."""
 
 
+class PythonFrame(TypedDict):
+    """A frame of Python code, as the agent sees it."""
+
+    function: str
+    file: str
+    line: int
+    own: bool
+    """Whether it is code of hookd."""
+
+
+class PythonStack(TypedDict):
+    """The Python frames of a thread."""
+
+    tid: int | None
+    """As the target sees it; None for a thread that Python did not start."""
+    name: str
+    frames: list[PythonFrame]
+    """Innermost first."""
+    left_out: int
+    """Number of further frames."""
+
+
+class PythonStacks(TypedDict):
+    """The answer of an agent that is asked for the stacks of its process."""
+
+    threads: list[PythonStack]
+    left_out: int
+    """Number of further threads."""
+
+
 class Stack(TypedDict):
     """The stack of a thread."""
 

@@ -14,11 +14,13 @@ from hookd.wire.originals import Lock, clock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hookd.wire.agent import AgentConfig, Detached
+
 _lock = Lock()
 _agent: Any = None
 
 
-def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] = clock.perf_counter_ns) -> None:
+def start(config: AgentConfig, loader: Any = None, clock: Callable[[], int] = clock.perf_counter_ns) -> None:
     """Create the page, load the plugins, patch torch, listen.
 
     Args:
@@ -46,7 +48,7 @@ def start(config: dict[str, Any], loader: Any = None, clock: Callable[[], int] =
             raise
 
 
-def _begin(config: dict[str, Any], loader: Any, clock: Callable[[], int]) -> Any:
+def _begin(config: AgentConfig, loader: Any, clock: Callable[[], int]) -> Any:
     if "t" in getattr(sys, "abiflags", ""):
         hint = "hookd counts under the interpreter's lock; use the ordinary build of the same version."
         raise TargetUnsupported("this is a free-threaded build of Python", reason="free-threaded", hint=hint)
@@ -117,7 +119,7 @@ def orphan() -> None:
         agent.orphan()
 
 
-def stop(timeout_s: float = 10.0) -> dict[str, Any]:
+def stop(timeout_s: float = 10.0) -> Detached:
     """Detach the agent of this process.
 
     If this is called inside a module's call, the agent is gone when that call has returned.
@@ -131,6 +133,6 @@ def stop(timeout_s: float = 10.0) -> dict[str, Any]:
     agent = _agent
     if agent is None:
         raise _not_ours()
-    result: dict[str, Any] = agent.detach(timeout_s)
+    result: Detached = agent.detach(timeout_s)
     agent.leave_outside()
     return result

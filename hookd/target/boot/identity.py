@@ -8,13 +8,17 @@ import pwd
 import sys
 from dataclasses import dataclass
 from os import environ
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookd.version import __version__
 from hookd.wire import labels
 from hookd.wire.descriptors import read
 from hookd.wire.originals import clock
 from hookd.wire.page import PROTOCOL
+
+if TYPE_CHECKING:
+    from hookd.wire.agent import AgentConfig
+    from hookd.wire.identity import Identity
 
 
 @dataclass
@@ -34,12 +38,12 @@ class Process:
     method: str
 
     @classmethod
-    def of(cls, identity: dict[str, Any]) -> Process:
+    def of(cls, identity: Identity) -> Process:
         """Return the process that a page's identity describes."""
         return cls(identity["run"], identity["rank"], identity["world_size"], identity["method"])
 
 
-def identity(config: dict[str, Any]) -> dict[str, Any]:
+def identity(config: AgentConfig) -> Identity:
     """Return the page's identity.
 
     `config` may override run and rank. Pids are those in the target's own namespace.
@@ -53,7 +57,7 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
         "started": _started(), "attached": clock.time(), "python": platform.python_version(),
         "torch": str(torch.__version__), "script": script,
         "run": config.get("run") or labels.run_label(variables, script),
-        "rank": rank if config.get("rank") is None else int(config["rank"]),
+        "rank": rank if (given := config.get("rank")) is None else given,
         "local_rank": labels.local_rank(variables), "world_size": world_size, "control": "",
         "method": config["method"], "uid": posix.getuid(), "user": _user(), "step_offset": None,
         "keep": config.get("lease_s") is None,

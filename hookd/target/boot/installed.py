@@ -20,10 +20,12 @@ from hookd.wire.descriptors import read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd.wire.agent import PluginConfig
+
 GROUP = "hookd.plugins"
 
 
-def installed() -> list[dict[str, str]]:
+def installed() -> list[PluginConfig]:
     """Return `name`, `entry`, `version` and `origin` of each plugin.
 
     These are the plugins in this process's environment; none is imported.
@@ -32,7 +34,7 @@ def installed() -> list[dict[str, str]]:
     return [_described(plugins[name]) for name in sorted(plugins)]
 
 
-def find(name: str) -> tuple[dict[str, str], dict[str, bytes]]:
+def find(name: str) -> tuple[PluginConfig, dict[str, bytes]]:
     """Find a plugin in this environment, with its sources.
 
     The sources are those of its top-level module.
@@ -68,7 +70,7 @@ def _named(name: str) -> Any:
     raise PluginError(f"no plugin {name!r} is installed here", reason="no-such-plugin")
 
 
-def _described(entry: Any) -> dict[str, str]:
+def _described(entry: Any) -> PluginConfig:
     version = entry.dist.version if entry.dist is not None else ""
     origin = entry.dist.metadata["Name"] if entry.dist is not None else ""
     return {"name": entry.name, "entry": entry.value, "version": version, "origin": f"{origin} in the target"}

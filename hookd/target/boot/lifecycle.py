@@ -35,9 +35,22 @@ from hookd.wire.page import PageWriter
 from hookd.wire.proven import unproven
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.target.plugins.listeners import Entry
+    from hookd.wire.agent import (
+        AgentConfig,
+        AgentStatus,
+        Changed,
+        Detached,
+        PluginConfig,
+        PluginStatus,
+        Request,
+        Source,
+    )
+    from hookd.wire.identity import PluginSettings
+
+    Operation = Callable[[Request], Mapping[str, object]]
 
 AGREED_END_S = 5.0
 """How long a detach waits for the step at which all ranks stop the plugins that change the training."""
@@ -55,9 +68,7 @@ class Agent:
         parts: the parts; only the agent and tests use this attribute, because each part gets what it needs at its creation.
     """
 
-    def __init__(
-        self, config: dict[str, Any], loader: Any, on_left: Callable[[], None], clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, config: AgentConfig, loader: Any, on_left: Callable[[], None], clock: Callable[[], int]) -> None:
         self._config, self._loader, self._on_left = config, loader, on_left
         self._pid = posix.getpid()
         who = self._who = identity(config)
@@ -70,9 +81,9 @@ class Agent:
         self._questions = Questions(self.parts.trees, self.parts.evaluations, lambda: self._control.asking)
         self._changing: Any = None
         self._is_kept = False
-        self._detached: dict[str, Any] | None = None
+        self._detached: Detached | None = None
         self._leaving: Thread | None = None
-        self._told: dict[str, Any] = {}
+        self._told: dict[str, PluginSettings] = {}
         self._printed = printed()
 
     def begin(self) -> None:
@@ -118,7 +129,7 @@ class Agent:
     def _tell_options(self) -> None:
         """Publish each plugin's options, and its settings including the defaults, in the page."""
         entries = [entry for entry in self.parts.registry if entry.state != "waiting"]
-        told = {
+        told: dict[str, PluginSettings] = {
             entry.name: {
                 "options": dict(entry.context.options),
                 "settings": {k: _text(v) for k, v in list(entry.context.settings.items()) if v is not None},
@@ -141,9 +152,9 @@ class Agent:
 
     # -- requests
 
-    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        op = request.get("op")
-        operations: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    def _handle(self, request: Request) -> Mapping[str, object]:
+        op = request.get("op", "")
+        operations: dict[str, Operation] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
             "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
             "detach": self._detach_on_request, **self._questions.operations,
@@ -153,14 +164,14 @@ class Agent:
             raise ControlError(f"no such op: {op!r}", reason="bad-request")
         return operations[op](request)
 
-    def _status(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def _status(self, _request: Request) -> AgentStatus:
         parts = self.parts
         change = (
             parts.changes.describe()
         )  # before `settle`, so that a change is reported as done only after its cleanup
         parts.changes.settle()
         self._tell_options()
-        plugins = [
+        plugins: list[PluginStatus] = [
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
                 "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
@@ -173,11 +184,11 @@ class Agent:
             "step": parts.count.done, "step_offset": parts.count.offset, "plugins": plugins,
             "modules": parts.models.size(), "why_patched": parts.models.patch.why_patched, "leases": self._control.leases,
             "holders": self._control.holders, "age_s": self._control.age_s,
-            "torch": [list(check) for check in foundation.checks(sys.modules["torch"])],
+            "torch": list(foundation.checks(sys.modules["torch"])),
             **change,
         }  # fmt: skip
 
-    def _keep(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def _keep(self, _request: Request) -> Mapping[str, object]:
         self._is_kept = True
         self._control.keep()
         self._page.update_identity(keep=True)
@@ -186,7 +197,7 @@ class Agent:
     # These operations are complete when they are answered, unless they concern a plugin that changes the training. Such a
     # change is only prepared, and takes place between two steps after `arm`.
 
-    def _load_live(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _load_live(self, request: Request) -> Changed:
         self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
         with self._renewing(request):
@@ -196,7 +207,7 @@ class Agent:
         entry.source = source_of(spec)
         return {**self._change("load", None, entry), **entry.source}
 
-    def _reload(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _reload(self, request: Request) -> Changed:
         """Replace a plugin by a new one from new source.
 
         It gets the same options. On an error the old one stays.
@@ -215,32 +226,32 @@ class Agent:
         entry.source = source_of(spec)
         return {**self._change("reload", old, entry), **entry.source}
 
-    def _found_here(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _found_here(self, request: Request) -> PluginConfig:
         """Return the specification of the requested plugin.
 
         If the request has no sources, it gets those of the plugin installed in this environment.
         """
-        spec: dict[str, Any] = request["plugin"]
+        spec = request["plugin"]
         if "entry" in spec or self._loader is None:
             return spec
         found, request["sources"] = installed.find(str(spec["name"]))
         return {**spec, **found}
 
     @staticmethod
-    def _environment(_request: dict[str, Any]) -> dict[str, Any]:
+    def _environment(_request: Request) -> dict[str, list[PluginConfig]]:
         return {"plugins": installed.installed()}
 
-    def _renewing(self, request: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-        sources: dict[str, str] = request.get("sources") or {}
+    def _renewing(self, request: Request) -> contextlib.AbstractContextManager[None]:
+        sources = request.get("sources") or {}
         renewing: contextlib.AbstractContextManager[None]
         renewing = self._loader.renewing(sources) if self._loader is not None else contextlib.nullcontext()
         return renewing
 
-    def _unload(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _unload(self, request: Request) -> Changed:
         self.parts.changes.require_idle()
         return self._change("unload", self.parts.registry.named(str(request.get("name"))), None)
 
-    def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _configure(self, request: Request) -> Changed:
         """Replace a plugin by a new one with other options.
 
         If it refuses them, the old one stays.
@@ -256,7 +267,7 @@ class Agent:
         new.source = entry.source
         return {"options": after, **self._change("configure", entry, new)}
 
-    def _change(self, kind: str, old: Entry | None, new: Entry | None) -> dict[str, Any]:
+    def _change(self, kind: str, old: Entry | None, new: Entry | None) -> Changed:
         parts, connection = self.parts, self._control.asking
         if (old is not None and old.changes_training) or (new is not None and new.plugin.mutates):
             parts.changes.prepare(kind, old, new, {"uid": connection.uid, "pid": connection.pid})
@@ -268,7 +279,7 @@ class Agent:
         self._tell_options()
         return {"state": "done"}
 
-    def _arm(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _arm(self, request: Request) -> Mapping[str, object]:
         """Start the prepared change.
 
         With several ranks it takes place at the boundary `mark`, through the agreement in the request.
@@ -281,7 +292,7 @@ class Agent:
         self.parts.changes.arm(mark, agreement)
         return {}
 
-    def _abandon(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def _abandon(self, _request: Request) -> Mapping[str, object]:
         self.parts.changes.abandon()
         return {}
 
@@ -292,7 +303,7 @@ class Agent:
             self._changing = None
             self.parts.changes.abandon()
 
-    def _detach_on_request(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _detach_on_request(self, request: Request) -> Detached:
         if self._control.asking.is_gone():  # the process was suspended meanwhile, and the tool has reported a timeout
             raise ControlError("the client has closed its connection", reason="bad-request")
         self._page.update_identity(sent_away=True)  # so that a daemon can tell this from an agent that leaves by itself
@@ -332,7 +343,7 @@ class Agent:
 
     # -- plugins
 
-    def _load(self, spec: dict[str, Any]) -> None:
+    def _load(self, spec: PluginConfig) -> None:
         entry = self.parts.loading.load(
             self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name"))
         )
@@ -340,7 +351,7 @@ class Agent:
         by = self._config.get("by") or {"uid": posix.getuid(), "pid": self._pid}
         self.parts.changes.loaded(entry, by)
 
-    def _made(self, spec: dict[str, Any]) -> Plugin:
+    def _made(self, spec: PluginConfig) -> Plugin:
         module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
         plain = module.partition(ROOM)[0]
         try:
@@ -356,7 +367,7 @@ class Agent:
 
     # -- the end
 
-    def detach(self, timeout_s: float) -> dict[str, Any]:
+    def detach(self, timeout_s: float) -> Detached:
         """Restore torch, and wait until no thread is inside a frame of hookd's.
 
         Returns:
@@ -474,9 +485,13 @@ class Agent:
             Standby(functools.partial(self._loader.again, self._config), self._config["directory"])
 
 
-def source_of(spec: dict[str, Any]) -> dict[str, str]:
+def source_of(spec: PluginConfig) -> Source:
     """Return the tool's information about a plugin's source: version, sha256 and origin."""
-    return {key: str(spec[key]) for key in ("version", "sha256", "origin") if spec.get(key)}
+    source: Source = {}
+    for key in ("version", "sha256", "origin"):
+        if spec.get(key):
+            source[key] = str(spec[key])
+    return source
 
 
 def _text(value: object) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType, ModuleType
 
+    from hookd.wire.agent import AgentConfig
+
     Codes = Callable[[Mapping[str, bytes], str], Iterable[CodeType]]
 
 CLAIM = "_hookd_claim"
@@ -186,7 +188,7 @@ class Loader:
         _forget_lines(tops)
         return out
 
-    def again(self, config: dict[str, Any]) -> None:
+    def again(self, config: AgentConfig) -> None:
         """Start another agent in a forked child.
 
         The same sources are imported again.
@@ -408,7 +410,7 @@ def release() -> None:
     sys.__dict__.pop(CLAIM, None)
 
 
-def start(config: dict[str, Any], files: Mapping[str, bytes], codes: Codes) -> ModuleType:
+def start(config: AgentConfig, files: Mapping[str, bytes], codes: Codes) -> ModuleType:
     """Import the agent and start it; leave nothing behind if that fails.
 
     Returns:

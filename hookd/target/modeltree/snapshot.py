@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from hookd.target.modeltree.models import Models
     from hookd.target.modeltree.names import Model
     from hookd.target.plugins.listeners import Registry
+    from hookd.wire.agent import Request
+    from hookd.wire.model import HookRow, ModuleDescription, Portion, TensorRow
 
 PORTION_S = 0.003
 """A portion ends after this time,"""
@@ -53,7 +55,7 @@ class Trees:
         self._models, self._registry = models, registry
         self._tours: weakref.WeakKeyDictionary[Any, Tour] = weakref.WeakKeyDictionary()
 
-    def portion(self, request: dict[str, Any], connection: object) -> dict[str, Any]:
+    def portion(self, request: Request, connection: object) -> Portion:
         """Return the next modules of the connection's tour, or of a new one if the request contains `begin`.
 
         Returns:
@@ -62,7 +64,7 @@ class Trees:
         if request.get("begin") or connection not in self._tours:
             self._tours[connection] = Tour(self._models, self._registry)
         tour = self._tours[connection]
-        rows: list[dict[str, Any]] = []
+        rows: list[ModuleDescription] = []
         end = clock.perf_counter() + PORTION_S
         # At least one module: the tool takes an empty portion that is not the last for a foreign answer.
         while not rows or (len(rows) < PORTION_ROWS and clock.perf_counter() < end):
@@ -87,7 +89,7 @@ class Tour:
         self._named: dict[int, str] = {}
         self._plugins = {entry.number: entry.name for entry in registry}
 
-    def row(self) -> dict[str, Any] | None:
+    def row(self) -> ModuleDescription | None:
         """Describe the next module; return None after the last one.
 
         Returns:
@@ -106,7 +108,7 @@ class Tour:
             self._walks.pop()
         return None
 
-    def _row(self, model: Model, name: str, module: nn.Module, *, wrapped: bool) -> dict[str, Any]:
+    def _row(self, model: Model, name: str, module: nn.Module, *, wrapped: bool) -> ModuleDescription:
         kind, held = type(module), attributes_of(module)
         parameters, left_out = _first(held.get("_parameters"))
         buffers, more_left_out = _first(held.get("_buffers"))
@@ -125,7 +127,7 @@ class Tour:
             "hooks": hooks[:MOST_HOOKS], "left_out": left_out + more_left_out + max(0, len(hooks) - MOST_HOOKS),
         }  # fmt: skip
 
-    def _tensor(self, prefix: str, key: str, tensor: Any) -> dict[str, Any]:
+    def _tensor(self, prefix: str, key: str, tensor: Any) -> TensorRow:
         name = clean(prefix + key, MOST_NAME * 4)
         before = self._named.get(id(tensor))
         if before is not None:
@@ -147,13 +149,13 @@ class Tour:
         return state, [self._plugins[number] for number in numbers if number in self._plugins]
 
 
-def described(tensor: Any) -> dict[str, Any]:
+def described(tensor: Any) -> TensorRow:
     """Describe a tensor without its data: `shape`, `dtype`, `device`, `requires_grad`, `elements`, `bytes`.
 
     For a DTensor the values are those of this rank's part, and `global_shape` is the shape of the whole. A value that cannot
     be read is left out. `class` is present for any class other than Tensor and Parameter.
     """
-    told: dict[str, Any] = {}
+    told: TensorRow = {}
     kind = type(tensor)
     if kind not in (torch.Tensor, nn.Parameter):
         told["class"] = clean(kind.__name__, MOST_NAME)
@@ -182,9 +184,9 @@ def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:
     return tensors[:MOST_TENSORS], max(0, len(tensors) - MOST_TENSORS)
 
 
-def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[HookRow]:
     """List the hooks other than hookd's on a module and its parameters; equal ones on a module once, with their count."""
-    found = [
+    found: list[HookRow] = [
         {"kind": kind, "function": clean(where, MOST_NAME), "count": count}
         for (kind, where), count in hooks_on(module).items()
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.wire.page.layout import clean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hookd.api.metrics import Counter
     from hookd.target.events.step_count import StepCount
     from hookd.wire.page import PageWriter
@@ -32,7 +34,7 @@ class Incidents:
         self._known: dict[str, set[str]] = {}
         self._over: set[str] = set()
 
-    def report(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None:
+    def report(self, plugin: str, kind: str, message: str, fields: Mapping[str, object]) -> None:
         """Publish an incident."""
         kind, message = self._bounded(plugin, kind, message)
         self._counter.labels(kind).inc()

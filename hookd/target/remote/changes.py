@@ -16,7 +16,7 @@ from hookd.wire.agreement import boundary_ahead
 from hookd.wire.originals import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.target.boot.arming import Life
     from hookd.target.boot.identity import Process
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.loading import Loading
     from hookd.target.plugins.stopping import Stopping
     from hookd.target.remote.marks import Marks
+    from hookd.wire.agent import Caller, ChangeStatus, Progress
     from hookd.wire.agreement import Agreement
     from hookd.wire.page import PageWriter
 
@@ -50,7 +51,7 @@ class Change:
         at: the mark at which it was carried out; `step` is that step in words.
     """
 
-    def __init__(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> None:
+    def __init__(self, kind: str, old: Entry | None, new: Entry | None, by: Caller) -> None:
         self.kind = kind
         self.old = old
         self.new = new
@@ -106,12 +107,12 @@ class Changes:
 
     # -- in the control thread
 
-    def prepare(self, kind: str, old: Entry | None, new: Entry | None, by: dict[str, Any]) -> Change:
+    def prepare(self, kind: str, old: Entry | None, new: Entry | None, by: Caller) -> Change:
         """Register a change that is ready, and return it."""
         self.current = Change(kind, old, new, by)
         return self.current
 
-    def loaded(self, entry: Entry, by: dict[str, Any]) -> None:
+    def loaded(self, entry: Entry, by: Caller) -> None:
         """Record a plugin loaded with the agent; it is reported at the first step, when the step's number is known."""
         self._loaded.append(Change("load", None, entry, by))
 
@@ -171,10 +172,10 @@ class Changes:
         if goes is not None:
             self._loading.discard(goes, heir=stays)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Progress:
         """Return the state of the change and the boundaries that this rank has passed, for `status`."""
         change, (marks, span_s) = self.current, self._marks.all()
-        described = None
+        described: ChangeStatus | None = None
         if change is not None:
             described = {
                 "name": change.name,
@@ -247,7 +248,7 @@ class Changes:
             why = f"this has become a job of {world_size} ranks, which have not agreed on it"
             self._stop(entry, why, {})
 
-    def _stop(self, entry: Entry, why: str, fields: dict[str, Any]) -> None:
+    def _stop(self, entry: Entry, why: str, fields: Mapping[str, object]) -> None:
         self._stopping.switch_off(entry, "disabled")
         self._registry.note_changing()
         self._core.show(entry)

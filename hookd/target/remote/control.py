@@ -15,7 +15,7 @@ import contextlib
 import functools
 import json
 import posix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd.errors import ControlError, HookdError, worded
 from hookd.target.boot.spawn import Thread
@@ -25,9 +25,10 @@ from hookd.wire.descriptors import Descriptor, moved_up
 from hookd.wire.originals import HAS_LEFT, clock, ready, thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.target.boot.work import Work
+    from hookd.wire.agent import Request
     from hookd.wire.descriptors import Socket
 
 MAX_LINE = 16 << 20
@@ -129,7 +130,7 @@ class Control:
 
     def __init__(
         self,
-        handle: Callable[[dict[str, Any]], dict[str, Any]],
+        handle: Callable[[Request], Mapping[str, object]],
         tick: Callable[[float], None],
         lease_s: float | None,
         expire: Callable[[], None],
@@ -342,11 +343,12 @@ class Control:
         self.left(connection)
 
     def _answer(self, connection: Connection, line: bytes) -> None:
+        answer: dict[str, object]
         try:
             request = json.loads(line)
             if not isinstance(request, dict):
                 raise ControlError("a request is a JSON object with an op", reason="bad-request")
-            answer = {"ok": True, **self._dispatch(connection, request)}
+            answer = {"ok": True, **self._dispatch(connection, cast("Request", request))}
         except HookdError as exc:
             kind = type(exc).__name__
             answer = {"ok": False, "kind": kind, "reason": exc.reason, "error": exc.message, "hint": exc.hint}
@@ -359,7 +361,7 @@ class Control:
         except OSError:  # the client does not read, or has gone
             self._drop(connection)
 
-    def _dispatch(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
+    def _dispatch(self, connection: Connection, request: Request) -> Mapping[str, object]:
         if request.get("op") == "lease":
             seconds = float(request.get("seconds", 60.0))
             if not 0 <= seconds <= MAX_LEASE_S:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookd.target.events.steps import Steps
     from hookd.target.modeltree.names import Names
     from hookd.target.plugins.incidents import Incidents
+    from hookd.wire.agent import Caller, EvaluationResult, EvaluationState, Request
     from hookd.wire.page import PageWriter
 
 MOST = 4
@@ -69,11 +70,12 @@ class Evaluation:
         answer: the outcome, as fields of the answer.
     """
 
-    def __init__(self, expression: str, by: dict[str, Any], limit_s: float) -> None:
+    def __init__(self, expression: str, by: Caller, limit_s: float) -> None:
         self.number = next(_NUMBERS)
         self.expression, self.by, self.limit_s = expression, by, limit_s
-        self.state, self.is_given_up = "running", False
-        self.answer: dict[str, Any] = {}
+        self.state: EvaluationResult = "running"
+        self.is_given_up = False
+        self.answer: EvaluationState = {}
         self.thread: Thread | None = None
         self._started = clock.monotonic()
         self._lock = Lock()
@@ -84,7 +86,7 @@ class Evaluation:
         """Return the time since its beginning, in seconds."""
         return clock.monotonic() - self._started
 
-    def run(self, local: Threads, scope: Callable[[], dict[str, Any]]) -> None:
+    def run(self, local: Threads, scope: Callable[[], dict[str, object]]) -> None:
         """Evaluate the expression; called once, in a thread of its own.
 
         Args:
@@ -99,8 +101,9 @@ class Evaluation:
             if self.state == "running":
                 self.state = "interrupted"
 
-    def _run(self, local: Threads, scope: Callable[[], dict[str, Any]]) -> None:
-        state, answer = "interrupted", {}
+    def _run(self, local: Threads, scope: Callable[[], dict[str, object]]) -> None:
+        state: EvaluationResult = "interrupted"
+        answer: EvaluationState = {}
         try:
             code = compile(self.expression.strip(), "<eval>", "eval")
             local.thread.busy = True  # its module calls do not belong to the training
@@ -180,7 +183,7 @@ class Evaluations:
         self._names, self._steps, self._count = names, steps, count
         self._all: dict[int, Evaluation] = {}
 
-    def begin(self, request: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
+    def begin(self, request: Request, by: Caller) -> dict[str, int]:
         """Begin to evaluate the request's `expression` for the user `by`, for `limit_s` seconds at most; return its `number`.
 
         Raises:
@@ -203,7 +206,7 @@ class Evaluations:
         self._all[one.number] = one
         return {"number": one.number}
 
-    def look(self, request: dict[str, Any]) -> dict[str, Any]:
+    def look(self, request: Request) -> EvaluationState:
         """Return the state of the evaluation with the request's `number`.
 
         Returns:
@@ -253,7 +256,7 @@ class Evaluations:
         one.run(self._local, self._scope)
         self._note(one, one.state if one.state == "interrupted" else f"{one.state}: {one.answer.get('type')}")
 
-    def _scope(self) -> dict[str, Any]:
+    def _scope(self) -> dict[str, object]:
         """Return the names that an expression may use."""
         models = [root for _, root in self._names.live_roots()]
         return {
@@ -274,15 +277,15 @@ class Evaluations:
             pass
 
 
-def _asker(by: dict[str, Any]) -> str:
+def _asker(by: Caller) -> str:
     return f"by user {by.get('uid')} (process {by.get('pid')})"
 
 
-def _described(value: Any) -> dict[str, Any]:
+def _described(value: Any) -> EvaluationState:
     kind = type(value)
     short = Short()
     text = short.repr(value)
-    told = {
+    told: EvaluationState = {
         "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
         "result": clean(text, MOST_TEXT),
     }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import ControlError
 from hookd.target.remote.stacks import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.target.modeltree.snapshot import Trees
     from hookd.target.remote.control import Connection
     from hookd.target.remote.evaluate import Evaluations
+    from hookd.wire.agent import Caller, Request
+    from hookd.wire.model import Portion
 
 
 class Questions:
@@ -26,7 +28,7 @@ class Questions:
 
     def __init__(self, trees: Trees, evaluations: Evaluations, asking: Callable[[], Connection]) -> None:
         self._trees, self._evaluations, self._asking = trees, evaluations, asking
-        self.operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        self.operations: dict[str, Callable[[Request], Mapping[str, object]]] = {
             "snapshot": self._snapshot, "stack": lambda _: stacks(), "eval": self._eval,
             "eval_look": self._evaluations.look,
         }  # fmt: skip
@@ -43,17 +45,15 @@ class Questions:
         """Return descriptions of the evaluations that still run when the agent leaves."""
         return [f"a thread that evaluates {one.expression[:80]!r}" for one in self._evaluations.running()]
 
-    def _snapshot(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _snapshot(self, request: Request) -> Portion:
         return self._trees.portion(request, self._asking())
 
-    def _eval(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _eval(self, request: Request) -> dict[str, int]:
         connection = self._asking()
         if connection.is_gone():  # the client has timed out: the expression must not run minutes later
             raise ControlError("who asks has gone", reason="bad-request")
         sender = request.get("by")  # a daemon names its client here: the connection is the daemon's own
-        by = (
-            {key: sender[key] for key in ("uid", "pid") if isinstance(sender.get(key), int)}
-            if isinstance(sender, dict)
-            else {}
-        )
-        return self._evaluations.begin(request, {"uid": connection.uid, "pid": connection.pid, **by})
+        by: Caller = {"uid": connection.uid, "pid": connection.pid}
+        if isinstance(sender, dict):
+            by.update({key: sender[key] for key in ("uid", "pid") if isinstance(sender.get(key), int)})
+        return self._evaluations.begin(request, by)

@@ -17,6 +17,7 @@ from hookd.wire.page.layout import clean
 
 if TYPE_CHECKING:
     from hookd.target.boot.spawn import Thread
+    from hookd.wire.stack import PythonFrame, PythonStack, PythonStacks
 
 MOST_THREADS = 256
 MOST_FRAMES = 200
@@ -24,7 +25,7 @@ MOST_FRAMES = 200
 MOST_NAME = 512
 
 
-def stacks() -> dict[str, Any]:
+def stacks() -> PythonStacks:
     """Return the stack of each thread of this process, without hookd's own threads.
 
     Returns:
@@ -34,7 +35,7 @@ def stacks() -> dict[str, Any]:
     """
     known = threading._active.copy()  # type: ignore[attr-defined]
     # The threads keep running: each is read once, from its innermost frame outwards.
-    found = []
+    found: list[PythonStack] = []
     main = threading.main_thread()
     with held() as running:
         frames = {ident: frame for ident, frame in running.items() if ident not in OWN}
@@ -61,15 +62,15 @@ def thread_frames(thread: Thread | None) -> list[str]:
     return [f"{one['function']} ({one['file']}:{one['line']})" for one in told[:16]]
 
 
-def _frames(frame: Any) -> tuple[list[dict[str, Any]], int]:
-    found: list[dict[str, Any]] = []
+def _frames(frame: Any) -> tuple[list[PythonFrame], int]:
+    found: list[PythonFrame] = []
     more = 0
     while frame is not None:
         if len(found) < MOST_FRAMES:
             code = frame.f_code
             function = clean(getattr(code, "co_qualname", code.co_name), MOST_NAME)  # 3.11 and newer
-            told = {"function": function, "file": clean(code.co_filename, MOST_NAME), "line": frame.f_lineno}
-            found.append({**told, "own": is_ours(code.co_filename)})
+            file, is_own = clean(code.co_filename, MOST_NAME), is_ours(code.co_filename)
+            found.append({"function": function, "file": file, "line": frame.f_lineno, "own": is_own})
         else:
             more += 1
         frame = frame.f_back

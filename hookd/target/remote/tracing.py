@@ -26,7 +26,7 @@ from hookd.wire.descriptors import Descriptor, moved_up, read, real_path
 from hookd.wire.originals import Local, clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.api.events import Module
     from hookd.target.boot.identity import Process
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.background import Aside
     from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.loading import Loading
+    from hookd.wire.agent import Request
 
 hookimpl = HookimplMarker("hookd")
 _Span: Any = getattr(
@@ -174,11 +175,11 @@ class Tracing:
 
     # -- in the control thread
 
-    def operations(self, asking: Callable[[], Any]) -> dict[Any, Callable[[dict[str, Any]], dict[str, Any]]]:
+    def operations(self, asking: Callable[[], Any]) -> dict[str, Callable[[Request], Mapping[str, object]]]:
         """Return the operations for the control socket; `asking` returns the requesting connection."""
         return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._tell}
 
-    def _ask(self, request: dict[str, Any], connection: Any) -> dict[str, Any]:
+    def _ask(self, request: Request, connection: Any) -> Mapping[str, object]:
         """Prepare a trace of `steps` steps and up to `max_bytes`; it is abandoned when the connection ends."""
         if self.state != "idle":
             raise ControlError("a trace is being taken already", reason="busy", hint="Try again when it is done.")
@@ -200,7 +201,7 @@ class Tracing:
         self.state = "waiting"
         return {"state": self.state}
 
-    def _tell(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def _tell(self, _request: Request) -> Mapping[str, object]:
         error = self._error
         failure = {"kind": type(error).__name__, **error.as_json()} if error is not None else None
         if self._file is not None and not self._file.is_ours():

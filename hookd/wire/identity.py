@@ -1,0 +1,65 @@
+"""The identity of a target, as its agent publishes it in the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from hookd.wire.agent import Source
+
+
+class PluginSettings(TypedDict):
+    """A plugin, as the page describes it."""
+
+    options: dict[str, str]
+    """The options that the user gave."""
+    settings: dict[str, str]
+    """All options, with their effective values."""
+    source: Source
+    error: dict[str, str]
+    """Its last error: `text`, `where` and `traceback`; empty if there was none."""
+
+
+class Later(TypedDict, total=False):
+    """What an agent publishes later, if at all."""
+
+    plugins: dict[str, PluginSettings]
+    """By name."""
+    sent_away: bool
+    """Whether somebody has asked for the detach, so that the agent does not leave by itself."""
+    exception: dict[str, object]
+    """The exception that has ended the program: see `hookd/target/boot/exit_exception.py`."""
+
+
+class Identity(Later):
+    """A target. A reader checks every value, because the page belongs to another process."""
+
+    agent_version: str
+    protocol: int
+    """Of the page."""
+    pid: int
+    """As the target sees it, like `ppid`."""
+    ppid: int
+    start_ticks: int
+    """Start of the process in clock ticks since the boot, as the target sees it; 0 without /proc."""
+    started: float
+    """The same in unix seconds."""
+    attached: float
+    """Unix seconds."""
+    python: str
+    torch: str
+    script: str
+    run: str
+    rank: int
+    local_rank: int
+    world_size: int
+    control: str
+    """Path of the control socket, as the target sees it; empty at first."""
+    method: str
+    """`attach`, `run` or `start`."""
+    uid: int
+    user: str
+    step_offset: int | None
+    """Steps done before the attach; None if that is unknown."""
+    keep: bool
+    """Whether the agent stays if nobody holds a lease on it."""
