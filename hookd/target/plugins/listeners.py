@@ -10,6 +10,7 @@ from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.api import hookspecs
 from hookd.errors import PluginError
 from hookd.target.plugins import values
+from hookd.wire.agent import Source
 from hookd.wire.originals import clock
 from hookd.wire.probation import Probation
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
     from hookd.api.totals import Switched, Totals
-    from hookd.wire.agent import Source
+
     from hookd.wire.agreement import Agreement
 
 
@@ -135,7 +136,7 @@ class Entry:
     agreement: Agreement | None = None
     logged: set[str] = field(default_factory=set)
     last_trouble: dict[str, str] = field(default_factory=dict)
-    source: Source = field(default_factory=lambda: Source())
+    source: Source = field(default_factory=Source)
     strikes: int = 0
     probation: Probation = field(default_factory=lambda: Probation(BACK_OFF_S, LONGEST_BACK_OFF_S))
     readmits: bool = True

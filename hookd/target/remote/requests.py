@@ -55,5 +55,7 @@ class Questions:
         sender = request.get("by")  # a daemon names its client here: the connection is the daemon's own
         by: Caller = {"uid": connection.uid, "pid": connection.pid}
         if isinstance(sender, dict):
-            by.update({key: sender[key] for key in ("uid", "pid") if isinstance(sender.get(key), int)})
+            for key in ("uid", "pid"):
+                if isinstance(sender.get(key), int):
+                    by[key] = sender[key]
         return self._evaluations.begin(request, by)

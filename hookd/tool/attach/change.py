@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
 from hookd.tool.attach import discover, payload, sources, trusted
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from hookd.errors import ErrorAnswer
     from hookd.tool.config import PluginSpec
+    from hookd.wire.agent import PluginConfig, Request, Source
+    from hookd.wire.answer import Attached, Change
+    from hookd.wire.target import ErrorRow
 
 MARGINS_S = (1.0, 4.0, 16.0)
 """How far ahead of all ranks the boundary is set, in seconds; each retry, after a rank was too quick, uses the next value."""
@@ -31,9 +35,7 @@ Held = dict[int, Control]
 """A connection to each rank's agent."""
 
 
-def change(
-    pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = (), timeout_s: float = 10.0
-) -> dict[str, Any]:
+def change(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = (), timeout_s: float = 10.0) -> Change:
     """Load, unload, reload or configure a plugin of the agent in process `pid`.
 
     A plugin that changes the training is changed in all ranks.
@@ -54,7 +56,7 @@ def change(
         HookdError: the agent refuses; reason "several-ranks": not all ranks are on this machine and attached;
             "cannot-agree": the ranks have no step in common. Nothing is changed then.
     """
-    request = {"op": op, **_arguments(pid, op, spec, plugin_dirs)}
+    request: Request = {"op": op, **_arguments(pid, op, spec, plugin_dirs)}
     source = carried(request.get("plugin", {}))
     deadline = time.monotonic() + timeout_s
     for margin_s in MARGINS_S:
@@ -67,12 +69,14 @@ def change(
     )  # fmt: skip
 
 
-def carried(told: Mapping[str, Any]) -> dict[str, str]:
+def carried(told: Mapping[str, object]) -> Source:
     """Return the entries of a plugin's description that describe its source."""
-    return {key: str(told[key]) for key in CARRIED if told.get(key)}
+    return cast("Source", {key: str(told[key]) for key in CARRIED if told.get(key)})
 
 
-def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callable[[str, int], dict[str, Any]]) -> None:
+def enable_together(
+    entries: Sequence[Attached | ErrorRow], name: str, enable: Callable[[str, int], Change | ErrorAnswer]
+) -> None:
     """Enable a plugin in newly attached processes; once for all ranks that change together.
 
     Args:
@@ -86,7 +90,7 @@ def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callab
             continue
         answer = enable("configure" if name in entry["plugins"] else "load", entry["pid"])
         if "error" in answer:
-            entry.update(answer)
+            entry.update(answer)  # type: ignore[typeddict-item]  # an error
         else:
             changed.update(answer["ranks"].values())
     for entry in entries:
@@ -94,14 +98,14 @@ def enable_together(entries: Sequence[dict[str, Any]], name: str, enable: Callab
             entry["plugins"].append(name)
 
 
-def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path]) -> dict[str, Any]:
+def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path]) -> Request:
     if op in ("load", "reload"):
         try:
             source = sources.find(spec.name, plugin_dirs, trusted.of_target(proc.status(pid).uid))
         except PluginError as error:
             if error.reason != "unknown-plugin":
                 raise
-            return {"plugin": spec.as_json()}  # it may be installed in the target's environment
+            return {"plugin": cast("PluginConfig", spec.as_json())}  # it may be installed in the target's environment
         texts = {path: text.decode() for path, text in source.carried.items()}
         return {"plugin": payload.describe(spec, source), "sources": texts}
     if op == "unload":
@@ -116,15 +120,17 @@ class _TooLateError(ControlError):
 
 
 def _attempt(
-    stack: contextlib.ExitStack, pid: int, request: Mapping[str, Any], margin_s: float, deadline: float, *, name: str
-) -> dict[str, Any]:
+    stack: contextlib.ExitStack, pid: int, request: Request, margin_s: float, deadline: float, *, name: str
+) -> Change:
     """Prepare all ranks, choose the step, arm all, commit, and wait for it.
 
     Closing a connection undoes everything.
     """
     first = stack.enter_context(Control.connect(pid))
     answer = first.request(**request)
-    told = {**carried(answer), **{key: answer[key] for key in ("options",) if key in answer}}
+    told = cast("Change", carried(answer))
+    if "options" in answer:
+        told["options"] = answer["options"]
     if answer.get("state") != "prepared":
         return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **told}
     held = {int(answer["rank"]): first}
@@ -158,7 +164,7 @@ def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> It
         raise
 
 
-def environment(pid: int) -> list[dict[str, Any]]:
+def environment(pid: int) -> list[PluginConfig]:
     """Return the plugins that are installed in the environment of a target: name, entry, version, origin.
 
     Raises:
@@ -166,7 +172,8 @@ def environment(pid: int) -> list[dict[str, Any]]:
     """
     with Control.connect(pid) as control:
         found = control.request("environment").get("plugins")
-    return [plugin for plugin in found if isinstance(plugin, dict)] if isinstance(found, list) else []
+    plugins = [plugin for plugin in found if isinstance(plugin, dict)] if isinstance(found, list) else []
+    return cast("list[PluginConfig]", plugins)
 
 
 @contextlib.contextmanager
@@ -268,7 +275,7 @@ def _boundary(held: Held, margin_s: float, deadline: float) -> int:
         time.sleep(_POLL_S)
 
 
-def _await_done(held: Held, deadline: float) -> dict[str, Any]:
+def _await_done(held: Held, deadline: float) -> Change:
     """Wait until every rank has reached the step.
 
     Raises:
@@ -286,5 +293,5 @@ def _await_done(held: Held, deadline: float) -> dict[str, Any]:
     if len(set(marks.values())) > 1:
         raise ControlError(f"the ranks have changed at different steps: boundaries {marks}", reason="ranks-differ",
                            hint="Their weights differ from here on. Go back to a checkpoint.")  # fmt: skip
-    steps = {str(rank): report.get("step") for rank, report in reports.items()}
+    steps = {str(rank): str(report.get("step") or "") for rank, report in reports.items()}
     return {"state": "done", "ranks": ranks, "step": steps}

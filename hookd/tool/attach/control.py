@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hookd.errors import ControlError, HookdError, NoSuchTarget, rebuild
 from hookd.tool.attach import discover
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
+
+    from hookd.wire.agent import Detached
 
 _MAX_ANSWER = 16 << 20
 _SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
@@ -245,7 +247,7 @@ def _through_pair(pid: int, control: str) -> socket.socket:
     return ours
 
 
-def detach(pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
+def detach(pid: int, timeout_s: float = 10.0) -> Detached:
     """Detach the agent from process `pid`, and wait until it is gone.
 
     Returns:
@@ -257,7 +259,7 @@ def detach(pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
     """
     proc.status(pid)
     with Control.connect(pid, timeout_s) as control:
-        answer = control.request("detach", timeout=timeout_s, timeout_s=timeout_s + 5)
+        answer = cast("Detached", control.request("detach", timeout=timeout_s, timeout_s=timeout_s + 5))
         control.wait_closed()
     if answer.get("restored") != "pending":
         discover.wait_left(pid, timeout_s)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd.errors import ControlError
 from hookd.tool.attach.control import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hookd.wire.model import Models, ModuleDescription, Totals
 
 MOST = 100_000
 """Limit on the number of modules."""
@@ -18,7 +20,7 @@ _TEXTS = ("name", "class", "home", "seen")
 _SIZES = ("elements", "bytes")
 
 
-def snapshot(pid: int, most: int = MOST) -> dict[str, Any]:
+def snapshot(pid: int, most: int = MOST) -> Models:
     """Return the models of the agent in process `pid`.
 
     Returns:
@@ -36,8 +38,8 @@ def snapshot(pid: int, most: int = MOST) -> dict[str, Any]:
         raise ControlError(error.message, reason=error.reason, hint=hint) from error
 
 
-def _snapshot(pid: int, most: int) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
+def _snapshot(pid: int, most: int) -> Models:
+    rows: list[ModuleDescription] = []
     with Control.connect(pid) as control:
         answer = control.request("snapshot", begin=True, timeout_s=PATIENCE_S)
         while True:
@@ -49,7 +51,7 @@ def _snapshot(pid: int, most: int) -> dict[str, Any]:
     return {"pid": pid, "modules": rows[:most], "totals": totals(rows[:most]), "is_cut": is_cut}
 
 
-def totals(modules: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def totals(modules: Iterable[ModuleDescription]) -> Totals:
     """Return the total sizes. A tensor that several modules share counts once.
 
     Returns:
@@ -57,7 +59,7 @@ def totals(modules: Iterable[dict[str, Any]]) -> dict[str, Any]:
         bytes of each dtype on each device, a list of `{"dtype", "device", "kind", "elements", "bytes"}`; `unknown`: the number
         of tensors without a known size.
     """
-    sums = dict.fromkeys(("modules", "parameters", "trainable", "buffers", "bytes", "unknown"), 0)
+    sums: Totals = {"modules": 0, "parameters": 0, "trainable": 0, "buffers": 0, "bytes": 0, "by": [], "unknown": 0}
     by: dict[tuple[str, str, str], list[int]] = {}
     for module in modules:
         sums["modules"] += 1
@@ -75,14 +77,14 @@ def totals(modules: Iterable[dict[str, Any]]) -> dict[str, Any]:
                     sums["trainable"] += elements
                 share = by.setdefault((str(tensor.get("dtype")), str(tensor.get("device")), kind), [0, 0])
                 share[0], share[1] = share[0] + elements, share[1] + size
-    rows = [
+    sums["by"] = [
         {"dtype": dtype, "device": device, "kind": kind, "elements": elements, "bytes": size}
         for (dtype, device, kind), (elements, size) in sorted(by.items())
     ]
-    return {**sums, "by": rows}
+    return sums
 
 
-def _checked(answer: dict[str, Any], pid: int) -> Iterator[dict[str, Any]]:
+def _checked(answer: Mapping[str, object], pid: int) -> Iterator[ModuleDescription]:
     """Yield the modules of an answer, after checking their format."""
     rows = answer.get("modules")
     # An empty answer that is not the last could be repeated forever.
@@ -99,7 +101,7 @@ def _checked(answer: dict[str, Any], pid: int) -> Iterator[dict[str, Any]]:
             raise _foreign(pid)
         if any(not _is_size(tensor.get(key)) for tensor in tensors for key in _SIZES):
             raise _foreign(pid)
-        yield row
+        yield cast("ModuleDescription", row)
 
 
 def _is_size(value: object) -> bool:

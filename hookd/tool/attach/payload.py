@@ -15,7 +15,7 @@ import marshal
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hookd
 from hookd.tool.attach.sources import PARSING, Source, find, read
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hookd.tool.config import PluginSpec
+    from hookd.wire.agent import PluginConfig
 
 _CARRIED = ("__init__.py", "errors.py", "version.py", "api/**/*.py", "target/**/*.py", "wire/**/*.py")
 """The files of `hookd/` that a target gets."""
@@ -49,7 +50,7 @@ class Payload:
 
     archive: bytes
     sha256: str
-    plugins: tuple[dict[str, Any], ...]
+    plugins: tuple[PluginConfig, ...]
     sources: tuple[Source, ...]
 
 
@@ -100,7 +101,7 @@ def unpack_testing(directory: Path) -> None:
     _write({**dict(_agent_files()), **dict(testing)}, directory)
 
 
-def describe(spec: PluginSpec, source: Source) -> dict[str, Any]:
+def describe(spec: PluginSpec, source: Source) -> PluginConfig:
     """Return a plugin in the format of the agent's configuration."""
     return {
         "name": spec.name,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.config import PluginSpec
+    from hookd.wire.agent import Source
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,4 @@ class AttachResult:
     replaced: str = ""
     payload: str = ""
     unproven: str = ""
-    carried: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    carried: Mapping[str, Source] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,16 +16,21 @@ from hookd.tool.cli import options, output, targets
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hookd.errors import ErrorAnswer
     from hookd.tool.cli.options import Watch
     from hookd.tool.cli.targets import Selection
     from hookd.tool.config import PluginSpec
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget
+    from hookd.wire.target import ErrorRow
 
 AT_ONCE = 16
 """Maximum number of concurrent attaches and detaches; the daemon has as many threads."""
 SILENT_S = 2.0
 """Seconds after which a slow attach is reported."""
 WORKER = "a data loader's worker"
+T = TypeVar("T")
+Outcome = TypeVar("Outcome", "Attached", "DetachedTarget")
 PIDS = click.argument("pids", metavar="PID…", nargs=-1, type=options.Pid())
 
 
@@ -90,7 +95,7 @@ def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
     return timer
 
 
-def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> list[dict[str, Any]]:
+def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> list[Attached | ErrorRow]:
     """Attach to all processes at once.
 
     All ranks must agree on a plugin that changes the training, so such plugins are enabled when all are attached.
@@ -110,17 +115,17 @@ def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> lis
     return entries
 
 
-def _enable(client: DaemonClient, watch: Watch, spec: PluginSpec, op: str, pid: int) -> dict[str, Any]:
-    how: dict[str, Any] = {
-        "timeout_s": watch.timeout_s,
-        "plugin_dirs": [str(one.absolute()) for one in watch.plugin_dirs],
-    }
-    return _tried(lambda pid: client.change_plugins(pid, op, spec.as_json(), **how), pid)
+def _enable(client: DaemonClient, watch: Watch, spec: PluginSpec, op: str, pid: int) -> ChangedTarget | ErrorRow:
+    directories = [str(one.absolute()) for one in watch.plugin_dirs]
+    return _tried(
+        lambda pid: client.change_plugins(pid, op, spec.as_json(), timeout_s=watch.timeout_s, plugin_dirs=directories),
+        pid,
+    )
 
 
 def _by_daemon(
     client: DaemonClient, pid: int, watch: Watch, chosen: Selection, plugins: list[dict[str, Any]] | None
-) -> dict[str, Any]:
+) -> Attached:
     return client.attach(
         pid,
         timeout_s=watch.timeout_s,
@@ -132,7 +137,7 @@ def _by_daemon(
     )
 
 
-def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> DetachedTarget:
     try:
         return _detached(client, pid, timeout_s)
     except NoSuchTarget as error:
@@ -142,24 +147,24 @@ def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str,
         raise NoSuchTarget(f"no agent in process {pid}", reason=error.reason, hint=hint) from error
 
 
-def _detached(client: DaemonClient | None, pid: int, timeout_s: float) -> dict[str, Any]:
+def _detached(client: DaemonClient | None, pid: int, timeout_s: float) -> DetachedTarget:
     if client is not None:
         return client.detach(pid, timeout_s)
     from hookd.tool import attach as attaching
 
     answer = attaching.detach(pid, timeout_s)
-    return {"restored": answer.get("restored"), "residue": answer.get("residue", [])}
+    return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
 
-def _tried(act: Callable[[int], dict[str, Any]], pid: int) -> dict[str, Any]:
+def _tried(act: Callable[[int], T], pid: int) -> T | ErrorRow:
     try:
-        return {"pid": pid, **act(pid)}
+        return act(pid)
     except HookdError as error:
         return {"pid": pid, **error.as_json()}
 
 
 def finish(
-    entries: Sequence[dict[str, Any]], *, as_json: bool, say: Callable[[dict[str, Any]], str], **more: Any
+    entries: Sequence[Outcome | ErrorRow], *, as_json: bool, say: Callable[[Outcome], str], **more: object
 ) -> int:
     """Print the outcome for each process and return the worst exit code.
 
@@ -169,20 +174,25 @@ def finish(
         say: returns the message for a result.
         more: further keys of the object.
     """
-    worst: dict[str, Any] = {}
+    worst: ErrorAnswer | None = None
     for entry in entries:
         if "error" not in entry:
             output.say(say(entry))
             continue
         output.complain(HookdError(entry["error"], hint=entry["hint"]))
-        if entry["exit_code"] > worst.get("exit_code", 0):
-            worst = {key: entry[key] for key in ("error", "reason", "hint", "exit_code")}
+        if worst is None or entry["exit_code"] > worst["exit_code"]:
+            worst = {
+                "error": entry["error"],
+                "reason": entry["reason"],
+                "hint": entry["hint"],
+                "exit_code": entry["exit_code"],
+            }
     if as_json:
-        output.emit({"targets": list(entries), **more, **worst})
-    return int(worst.get("exit_code", 0))
+        output.emit({"targets": list(entries), **more, **(worst or {})})
+    return worst["exit_code"] if worst is not None else 0
 
 
-def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_json: bool, metrics: str) -> int:
+def finish_attached(entries: Sequence[Attached | ErrorRow], chosen: Selection, *, as_json: bool, metrics: str) -> int:
     """Print the outcome of the attaches and what was skipped, and return the worst exit code."""
     refused = [entry for entry in entries if entry.get("reason") == "data-worker" and not chosen.is_named]
     skipped = chosen.skipped + [{"pid": entry["pid"], "why": WORKER, "cmdline": []} for entry in refused]
@@ -196,7 +206,7 @@ def finish_attached(entries: Sequence[dict[str, Any]], chosen: Selection, *, as_
     return status
 
 
-def told_attached(entry: dict[str, Any]) -> str:
+def told_attached(entry: Attached) -> str:
     """Return the message for an attach."""
     who = f"{entry['pid']} (run {entry['run']}, rank {entry['rank']})"
     plugins = ", ".join(entry["plugins"]) or "no plugin"
@@ -208,7 +218,7 @@ def told_attached(entry: dict[str, Any]) -> str:
     return f"attached to {who} with {plugins}{replaced}: {pause}, ready after {output.seconds(entry['wall_s'])}"
 
 
-def told_detached(entry: dict[str, Any]) -> str:
+def told_detached(entry: DetachedTarget) -> str:
     """Return the message for a detach: what was restored, and what stays."""
     words = {
         "identity": "nn.Module.__call__ is the original again",

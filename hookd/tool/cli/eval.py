@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from hookd.errors import DaemonNotRunning
 from hookd.tool.cli import options, output, root_daemon, targets
+
+if TYPE_CHECKING:
+    from hookd.wire.answer import EvaluatedTarget
 
 
 @click.command("eval")
@@ -40,7 +45,7 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
     return 1
 
 
-def _told(answer: dict[str, object]) -> str:
+def _told(answer: EvaluatedTarget) -> str:
     if answer["state"] == "raised":
         return str(answer.get("traceback")).rstrip()
     if answer["state"] == "interrupted":

@@ -12,6 +12,8 @@ from hookd.tool.cli import attach as words
 if TYPE_CHECKING:
     from hookd.tool.cli.options import Watch
     from hookd.tool.cli.targets import Selection
+    from hookd.wire.answer import Attached
+    from hookd.wire.target import ErrorRow, TargetRow
 
 
 def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
@@ -36,7 +38,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
         try:
             target.look(pids[0], is_forced=watch.force)
         except HookdError as error:
-            entry = {"pid": pids[0], **error.as_json()}
+            entry: ErrorRow = {"pid": pids[0], **error.as_json()}
             return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)
     order = Order(
         plugins=watch.plugins or None,
@@ -73,10 +75,10 @@ class Teller:
         self._watch = watch
         self._as_json = as_json
         self._url = ""
-        self._entries: list[dict[str, Any]] = []
+        self._entries: list[Attached | ErrorRow] = []
         self._gone: set[int] = set()
 
-    def tell(self, what: str, about: dict[str, Any]) -> None:
+    def tell(self, what: str, about: Any) -> None:
         """Print the message for an event; for the events see `attach_and_serve`."""
         if what == "serving":
             self._url = about["url"]
@@ -97,8 +99,9 @@ class Teller:
     def tell_kept(self) -> None:
         """Print at the end which agents stay, because they are to be kept."""
         for entry in self._entries:
-            is_there = "error" not in entry and entry["pid"] not in self._gone
-            if is_there and (self._watch.keep or entry["identity"].get("keep") is True):
+            if "error" in entry or entry["pid"] in self._gone:
+                continue
+            if self._watch.keep or entry["identity"].get("keep") is True:
                 output.say(f"the agent stays in {entry['pid']}; `hookd detach {entry['pid']}` ends it")
 
     def _tell_attached(self) -> None:
@@ -109,7 +112,7 @@ class Teller:
             detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)
             output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
 
-    def _ended(self, row: dict[str, Any]) -> str:
+    def _ended(self, row: TargetRow) -> str:
         if row["state"] == "detached":
             return f"process {row['pid']} was detached"
         if row["state"] == "lost":

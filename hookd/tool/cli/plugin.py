@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hookd.wire.answer import ChangedTarget
+
 
 @click.group()
 def plugin() -> None:
@@ -164,8 +166,8 @@ def _change(  # noqa: PLR0913 - the options of four commands
     spec = PluginSpec.parse(f"{name}:{','.join(settings)}" if settings else name)
     client = targets.daemon(host)
     if client is not None:
-        more = {"plugin_dirs": [str(directory.absolute()) for directory in plugin_dirs]}
-        answer = client.change_plugins(pid, op, spec.as_json(), timeout_s=timeout_s, **more)
+        more = [str(directory.absolute()) for directory in plugin_dirs]
+        answer = client.change_plugins(pid, op, spec.as_json(), timeout_s=timeout_s, plugin_dirs=more)
     else:
         answer = {"pid": pid, **change(pid, op, spec, plugin_dirs, timeout_s)}
     if as_json:
@@ -174,7 +176,7 @@ def _change(  # noqa: PLR0913 - the options of four commands
     return 0
 
 
-def _outcome(op: str, name: str, answer: dict[str, Any]) -> str:
+def _outcome(op: str, name: str, answer: ChangedTarget) -> str:
     ranks, steps = answer["ranks"], answer.get("step", {})
     where = f"process {answer['pid']}" if len(ranks) == 1 else f"all {len(ranks)} ranks"
     change = {"load": "loaded into", "unload": "unloaded from", "configure": "changed in", "reload": "reloaded in"}[op]

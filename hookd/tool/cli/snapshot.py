@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,8 @@ from hookd.wire.module_names import depth as depth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hookd.wire.model import Models, ModuleDescription, TensorRow
 
 LINES = 500
 """Lines shown without --all."""
@@ -67,17 +69,17 @@ def snapshot(*, pid: int, depth: int | None, everything: bool, as_json: bool) ->
         )
 
 
-def _usual(modules: list[dict[str, Any]]) -> tuple[str, ...]:
+def _usual(modules: list[ModuleDescription]) -> tuple[str, ...]:
     """Return the most frequent set of plugins among modules that have any; () if none has."""
     counted = Counter(tuple(map(str, module["plugins"])) for module in modules if module["plugins"])
     return counted.most_common(1)[0][0] if counted else ()
 
 
-def _is_shown(module: dict[str, Any], depth: int | None) -> bool:
+def _is_shown(module: ModuleDescription, depth: int | None) -> bool:
     return depth is None or depth_of(module["name"]) <= depth
 
 
-def _module(module: dict[str, Any], usual: tuple[str, ...]) -> Iterator[str]:
+def _module(module: ModuleDescription, usual: tuple[str, ...]) -> Iterator[str]:
     """Yield a line for the module itself, and one for each of its tensors and hooks."""
     depth = depth_of(module["name"])
     indent = "  " * min(depth, 12)
@@ -103,7 +105,7 @@ def _module(module: dict[str, Any], usual: tuple[str, ...]) -> Iterator[str]:
         yield f"{indent}  ({module['left_out']} more tensors or hooks are not listed)"
 
 
-def _tensor(indent: str, tensor: dict[str, Any], note: str) -> str:
+def _tensor(indent: str, tensor: TensorRow, note: str) -> str:
     name = f"{indent}  .{tensor.get('name')}"
     if "same_as" in tensor:
         return _line(name, f"is {tensor['same_as']}", "", "shared")
@@ -132,7 +134,7 @@ def _line(name: str, kind: str, size: str, rest: str) -> str:
     return (left + output.shorten(rest, max(8, width - len(left)))).rstrip()
 
 
-def _totals(result: dict[str, Any]) -> Iterator[str]:
+def _totals(result: Models) -> Iterator[str]:
     totals = result["totals"]
     frozen = totals["parameters"] - totals["trainable"]
     yield (

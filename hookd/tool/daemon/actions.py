@@ -24,10 +24,14 @@ from hookd.tool.linux.owner import user_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from hookd.errors import ErrorAnswer
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.metrics.collector import Tally
+    from hookd.wire.agent import Caller
+    from hookd.wire.answer import Attached, Change, ChangedTarget, DetachedTarget
+    from hookd.wire.target import ErrorRow
 
 ORPHAN_TIMEOUT_S = 2.0
 """Timeout for asking an agent how many leases are open on it."""
@@ -61,13 +65,13 @@ class Order:
     only_trainers: bool = False
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Order:
+    def from_json(cls, body: Mapping[str, object]) -> Order:
         """Read the body of `POST /v1/attach`.
 
         Raises:
             UsageError: a key is unknown or has the wrong type.
         """
-        kinds: dict[str, Any] = {
+        kinds: dict[str, type | tuple[type, ...]] = {
             "timeout_s": (int, float),
             "keep": bool,
             "force": bool,
@@ -76,16 +80,16 @@ class Order:
             "plugins": list,
             "plugin_dirs": list,
         }
-        values = {key: value for key, value in body.items() if key != "pid" and value is not None}
+        values: dict[str, Any] = {key: value for key, value in body.items() if key != "pid" and value is not None}
         for key, value in values.items():
             if key not in kinds or not isinstance(value, kinds[key]) or isinstance(value, bool) != (kinds[key] is bool):
                 raise UsageError(f"the request's '{key}' is unknown or has the wrong type", reason="bad-request")
         if "timeout_s" in values:
             values["timeout_s"] = read_timeout(values)
-        listed = values.pop("plugins", None)
-        plugins = None if listed is None else tuple(PluginSpec.from_json(item) for item in listed)
-        plugin_dirs = tuple(Path(str(item)) for item in values.pop("plugin_dirs", ()))
-        return cls(plugins=plugins, plugin_dirs=plugin_dirs, **values)
+        if "plugins" in values:
+            values["plugins"] = tuple(PluginSpec.from_json(item) for item in values["plugins"])
+        values["plugin_dirs"] = tuple(Path(str(item)) for item in values.get("plugin_dirs", ()))
+        return cls(**values)
 
 
 class Actions:
@@ -107,7 +111,7 @@ class Actions:
         self._undecided: list[Target] = []
         self._idle = threading.Condition()
 
-    def attach(self, pid: int, order: Order, by: Mapping[str, int] | None = None) -> dict[str, Any]:
+    def attach(self, pid: int, order: Order, by: Caller | None = None) -> Attached:
         """Attach to a process, hold its agent and serve it.
 
         Args:
@@ -148,9 +152,9 @@ class Actions:
             "added": list(result.added),
             "replaced": result.replaced,
             "payload": result.payload,
-            "carried": result.carried,
+            "carried": dict(result.carried),
             "unproven": result.unproven,
-            "identity": result.identity,
+            "identity": dict(result.identity),
         }
 
     def _request(self, pid: int, order: Order) -> AttachRequest:
@@ -249,7 +253,7 @@ class Actions:
         leases = target.lease.request("status").get("leases")
         return isinstance(leases, int) and leases > 1
 
-    def detach(self, pid: int, timeout_s: float = 10.0, by: Mapping[str, int] | None = None) -> dict[str, Any]:
+    def detach(self, pid: int, timeout_s: float = 10.0, by: Caller | None = None) -> DetachedTarget:
         """Detach a target's agent, whoever attached it.
 
         Args:
@@ -274,7 +278,7 @@ class Actions:
             audit.detached({"pid": pid, "user": user, "run": run, "rank": rank}, by)
         return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
-    def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int] | None = None) -> dict[str, Any]:
+    def change_plugins(self, pid: int, body: Mapping[str, object], by: Caller | None = None) -> ChangedTarget:
         """Load, unload, reload or configure a plugin; `body` has the keys `op` and `plugin`.
 
         See `api.py` and `hookd.tool.attach.change`.
@@ -291,7 +295,7 @@ class Actions:
         more = tuple(Path(str(directory)) for directory in directories)
         if op != "unload":  # unloading is always allowed
             audit.require_allowed(self._config, pid, [spec.name], more, by)
-        answer = {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
+        answer: ChangedTarget = {"pid": pid, **change(pid, op, spec, (*more, *self._config.plugin_dirs), timeout_s)}
         audit.changed(answer, op, spec.name, by)
         return answer
 
@@ -301,17 +305,17 @@ class Actions:
         first, later = payload.apart(specs, (*order.plugin_dirs, *self._config.plugin_dirs))
         return replace(order, plugins=first), later
 
-    def enable_together(self, results: Sequence[dict[str, Any]], spec: PluginSpec, order: Order) -> None:
+    def enable_together(self, results: Sequence[Attached | ErrorRow], spec: PluginSpec, order: Order) -> None:
         """Load a plugin that changes the training into all attached processes together; see `hookd.tool.attach.change`."""
-        ourselves = {"uid": os.getuid(), "pid": os.getpid()}
+        ourselves: Caller = {"uid": os.getuid(), "pid": os.getpid()}
 
-        def enable(op: str, pid: int) -> dict[str, Any]:
+        def enable(op: str, pid: int) -> Change | ErrorAnswer:
             try:
                 audit.require_allowed(self._config, pid, [spec.name], order.plugin_dirs, ourselves)
                 directories = (*order.plugin_dirs, *self._config.plugin_dirs)
                 return change(pid, op, self._config.with_options(spec), directories, order.timeout_s)
             except HookdError as exc:
-                return {**exc.as_json()}
+                return exc.as_json()
 
         enable_together(results, spec.name, enable)
 
@@ -332,7 +336,7 @@ class Actions:
                 self._idle.notify_all()
 
 
-def read_timeout(body: Mapping[str, Any], default: float = 10.0) -> float:
+def read_timeout(body: Mapping[str, object], default: float = 10.0) -> float:
     """Return the `timeout_s` of a request, in seconds.
 
     Raises:

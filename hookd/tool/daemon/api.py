@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.daemon.service import Service
+    from hookd.wire.agent import Caller
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -174,8 +175,8 @@ async def _only_friends(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
-def _asking(request: web.Request) -> dict[str, int]:
-    """Return the caller's credentials according to the kernel: `{"pid", "uid"}`.
+def _asking(request: web.Request) -> Caller:
+    """Return the caller's credentials according to the kernel.
 
     Raises:
         PermissionDenied: the caller has disconnected.
@@ -183,7 +184,8 @@ def _asking(request: web.Request) -> dict[str, int]:
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is None:
         raise PermissionDenied("the caller has disconnected", reason="other-user")
-    return dict(zip(("pid", "uid"), peer_credentials(connection), strict=False))
+    pid, uid, _ = peer_credentials(connection)
+    return {"pid": pid, "uid": uid}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

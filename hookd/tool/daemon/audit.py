@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.config import ServeConfig
+    from hookd.wire.agent import Caller
 
 _log = logging.getLogger(__name__)
 _DID = {"load": "loaded", "unload": "taken out", "reload": "reloaded", "configure": "configured"}
 
 
 def require_allowed(
-    config: ServeConfig, pid: int, names: Iterable[str], plugin_dirs: Sequence[Path], by: Mapping[str, int] | None
+    config: ServeConfig, pid: int, names: Iterable[str], plugin_dirs: Sequence[Path], by: Caller | None
 ) -> None:
     """Refuse and log plugins that `[plugins] allow` does not name.
 
@@ -54,7 +55,7 @@ def require_allowed(
     )
 
 
-def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None = None) -> None:
+def attached(answer: Mapping[str, Any], why: str, by: Caller | None = None) -> None:
     """Log an attach: the owner of the process, the caller, and what was carried."""
     is_there = answer["method"] == "existing"
     whose = _process(answer["pid"], answer["user"])
@@ -68,7 +69,7 @@ def attached(answer: Mapping[str, Any], why: str, by: Mapping[str, int] | None =
     )  # fmt: skip
 
 
-def detached(answer: Mapping[str, Any], by: Mapping[str, int] | None) -> None:
+def detached(answer: Mapping[str, Any], by: Caller | None) -> None:
     """Log a detach: the owner of the process, and the caller."""
     served = f": run {answer['run']}, rank {answer['rank']}" if answer["run"] is not None else ""
     _log.info("detached from %s as asked%s, %s", _process(answer["pid"], answer["user"]), served, who(by))
@@ -78,7 +79,7 @@ def _process(pid: int, user: str) -> str:
     return f"process {pid}" + (f" of user {plain(user)}" if user else "")
 
 
-def changed(answer: Mapping[str, Any], op: str, name: str, by: Mapping[str, int] | None) -> None:
+def changed(answer: Mapping[str, Any], op: str, name: str, by: Caller | None) -> None:
     """Log a change of a target's plugins."""
     _log.warning("plugin %s %s in process %d, %s", _carried(name, answer), _DID.get(op, op), answer["pid"], who(by))
 
@@ -88,6 +89,6 @@ def _carried(name: str, source: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (plain(name), version, f"(sha256 {sha256})" if sha256 else "")))
 
 
-def who(by: Mapping[str, int] | None) -> str:
+def who(by: Caller | None) -> str:
     """Describe the caller according to the kernel; None stands for a rule of the daemon."""
     return f"for user {plain(user_name(by['uid']))} (process {by['pid']})" if by else "by its own rule"

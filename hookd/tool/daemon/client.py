@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget, EvaluatedTarget, Version
     from hookd.wire.incident import IncidentRow
     from hookd.wire.report import Report
     from hookd.wire.target import ServerStatus, TargetRow
@@ -121,9 +122,9 @@ class DaemonClient:
 
     # One method per route.
 
-    def version(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return `version`, `pid` and `protocol` of the daemon."""
-        return self.request("GET", "/v1/version", timeout_s=timeout_s)
+    def version(self, timeout_s: float | None = None) -> Version:
+        """Return the version of the daemon."""
+        return cast("Version", self.request("GET", "/v1/version", timeout_s=timeout_s))
 
     def status(self) -> ServerStatus:
         """Return the daemon's state and a summary of its targets."""
@@ -133,33 +134,31 @@ class DaemonClient:
         """Return all targets, including ended ones that linger."""
         return list(self.request("GET", "/v1/targets", timeout_s=timeout_s)["targets"])
 
-    def attach(self, pid: int, *, timeout_s: float = 10.0, **options: Any) -> dict[str, Any]:
+    def attach(self, pid: int, *, timeout_s: float = 10.0, **options: object) -> Attached:
         """Attach to a process; `options` are the other keys of `POST /v1/attach`."""
-        return self.request(
-            "POST", "/v1/attach", {"pid": pid, "timeout_s": timeout_s, **options}, timeout_s=2 * timeout_s + 20
-        )
+        body = {"pid": pid, "timeout_s": timeout_s, **options}
+        return cast("Attached", self.request("POST", "/v1/attach", body, timeout_s=2 * timeout_s + 20))
 
-    def detach(self, pid: int, timeout_s: float = 10.0) -> dict[str, Any]:
+    def detach(self, pid: int, timeout_s: float = 10.0) -> DetachedTarget:
         """Detach from a process."""
-        return self.request("POST", "/v1/detach", {"pid": pid, "timeout_s": timeout_s}, timeout_s=timeout_s + 20)
+        body = {"pid": pid, "timeout_s": timeout_s}
+        return cast("DetachedTarget", self.request("POST", "/v1/detach", body, timeout_s=timeout_s + 20))
 
-    def detach_all(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Detach from all targets; `results` has one entry per target."""
-        return self.request("POST", "/v1/detach", {"all": True, "timeout_s": timeout_s}, timeout_s=timeout_s + 60)
-
-    def change_plugins(self, pid: int, op: str, plugin: object, *, timeout_s: float, **more: Any) -> dict[str, Any]:
+    def change_plugins(self, pid: int, op: str, plugin: object, *, timeout_s: float, **more: object) -> ChangedTarget:
         """Load, unload or configure a plugin; see `hookd.tool.attach.change`."""
         body = {"op": op, "plugin": plugin, "timeout_s": timeout_s, **more}
-        return self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60)
+        return cast("ChangedTarget", self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60))
 
     def plugins(self) -> list[dict[str, Any]]:
         """Return a row for each daemon plugin."""
         return list(self.request("GET", "/v1/plugins")["plugins"])
 
-    def evaluate(self, pid: int, expression: str, timeout_s: float) -> dict[str, Any]:
+    def evaluate(self, pid: int, expression: str, timeout_s: float) -> EvaluatedTarget:
         """Evaluate an expression in a target; see `hookd.tool.daemon.evaluate`."""
         body = {"expression": expression, "timeout_s": timeout_s}
-        return self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
+        return cast(
+            "EvaluatedTarget", self.request("POST", f"/v1/targets/{pid}/eval", body, timeout_s=2 * timeout_s + 30)
+        )
 
     def report(self, pid: int, *, has_curve: bool = False) -> Report:
         """Return the report of a target, with `has_curve` including the times of its last steps."""

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.actions import Order
+    from hookd.wire.answer import Attached
+    from hookd.wire.target import ErrorRow
 
     Tell = Callable[[str, Any], None]
 
 
-def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[dict[str, Any]]:
+def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[Attached | ErrorRow]:
     """Attach to `pids`, serve them until Ctrl-C or SIGTERM or until all have ended, and detach.
 
     Both sockets are bound before a target is touched. Targets that another daemon also holds are not detached; with
@@ -40,7 +42,7 @@ def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tel
     return asyncio.run(_run(config, pids, order, tell))
 
 
-async def _run(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[dict[str, Any]]:
+async def _run(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[Attached | ErrorRow]:
     async with Service(config, only=frozenset(pids)) as service:
         with signals() as stop:
             tell("serving", service.status())
@@ -50,8 +52,8 @@ async def _run(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tel
             if any("error" not in result for result in results):
                 await _until(stop, asyncio.create_task(_all_ended(service, config.poll_s, tell)))
             if not order.keep:
-                for result in await service.detach_own():
-                    tell("detached", result)
+                for outcome in await service.detach_own():
+                    tell("detached", outcome)
     return results
 
 

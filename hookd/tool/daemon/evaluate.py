@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import ControlError, HookdError, PermissionDenied, UsageError
 from hookd.tool.attach import Control
@@ -15,6 +15,9 @@ from hookd.tool.linux import proc
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hookd.wire.agent import Caller
+    from hookd.wire.answer import EvaluatedTarget, Evaluation
+
 ANSWER_S = 5.0
 """Timeout for the agent's answer, in addition to the expression's own limit."""
 LONGEST_S = 3600.0
@@ -23,7 +26,7 @@ MOST_EXPRESSION = 16 << 10
 _log = logging.getLogger(__name__)
 
 
-def require_allowed(pid: int, by: Mapping[str, int], *, allowed: bool, is_embedded: bool) -> None:
+def require_allowed(pid: int, by: Caller, *, allowed: bool, is_embedded: bool) -> None:
     """Raise and log unless the configuration allows evaluation.
 
     Raises:
@@ -40,7 +43,7 @@ def require_allowed(pid: int, by: Mapping[str, int], *, allowed: bool, is_embedd
     raise PermissionDenied(text, reason="eval-not-allowed", hint=hint)
 
 
-def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+def evaluate(pid: int, body: Mapping[str, object], by: Caller) -> EvaluatedTarget:
     """Evaluate `body["expression"]` for `body["timeout_s"]` seconds at most; log caller, expression and outcome.
 
     Returns:
@@ -69,7 +72,7 @@ def evaluate(pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[s
     return {"pid": pid, **answer}
 
 
-def _asked(pid: int, expression: str, limit_s: float, by: Mapping[str, int]) -> dict[str, Any]:
+def _asked(pid: int, expression: str, limit_s: float, by: Caller) -> Evaluation:
     if proc.status(pid).state in "Tt":
         raise ControlError(f"process {pid} is stopped", reason="stopped", hint=f"`kill -CONT {pid}` resumes it.")
     with Control.connect(pid, ANSWER_S) as control:
@@ -83,7 +86,7 @@ def _asked(pid: int, expression: str, limit_s: float, by: Mapping[str, int]) -> 
             return _silent(error, time.monotonic() - began)
 
 
-def _followed(control: Control, number: object, until: float) -> dict[str, Any]:
+def _followed(control: Control, number: object, until: float) -> Evaluation:
     """Poll until there is an outcome; the agent itself enforces the limit."""
     pause_s = 0.001
     while time.monotonic() < until:
@@ -95,7 +98,7 @@ def _followed(control: Control, number: object, until: float) -> dict[str, Any]:
     raise ControlError(f"the agent in process {control.pid} does not keep to the time", reason="gone")
 
 
-def _silent(error: ControlError, seconds: float) -> dict[str, Any]:
+def _silent(error: ControlError, seconds: float) -> Evaluation:
     """Return the answer for an expression that was sent to a target that has not answered since."""
     text = (
         f"it was sent, but nothing has come back: {error.message}; the target hangs or has ended, perhaps because of the "
@@ -104,10 +107,10 @@ def _silent(error: ControlError, seconds: float) -> dict[str, Any]:
     return {"state": "running", "seconds": seconds, "error": text, "frames": []}
 
 
-def _read(answer: Mapping[str, Any]) -> dict[str, Any]:
+def _read(answer: Mapping[str, object]) -> Evaluation:
     """Return the known keys of an agent's answer, with their types checked."""
     state, seconds, frames = (answer.get(key) for key in ("state", "seconds", "frames"))
-    read: dict[str, Any] = {
+    read: Evaluation = {
         "state": state if state in ("done", "raised", "interrupted") else "running",
         "seconds": float(seconds) if isinstance(seconds, (int, float)) else 0.0,
     }

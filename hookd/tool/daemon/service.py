@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Receiver
     from hookd.tool.daemon.turns import Want
+    from hookd.wire.agent import Caller
+    from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget, EvaluatedTarget
     from hookd.wire.report import Report
-    from hookd.wire.target import ServerStatus, TargetRow
+    from hookd.wire.target import ErrorRow, ServerStatus, TargetRow
 
 EMBEDDED_LEASE_S = 60.0
 """Lease of a foreground attach: how long its agents stay after it was killed."""
@@ -57,6 +59,7 @@ DEATH_THREADS = 2
 DAY_S = 86400.0
 FORGET_S = 60.0
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Service:
@@ -336,15 +339,15 @@ class Service:
             "targets": self.rows(),
         }
 
-    async def attach(self, pid: int, order: Order, by: Mapping[str, int]) -> dict[str, Any]:
+    async def attach(self, pid: int, order: Order, by: Caller) -> Attached:
         """Attach to a process at a user's request; see `Actions.attach`."""
         self._wanted.reset(pid)
-        answer: dict[str, Any] = await self._run(self._actions.attach, pid, order, by)
+        answer = await self._run(self._actions.attach, pid, order, by)
         await asyncio.to_thread(audit.attached, answer, "as asked", by)
         await asyncio.to_thread(self.fleet.store.recall, pid)
         return answer
 
-    async def attach_all(self, pids: Sequence[int], order: Order) -> list[dict[str, Any]]:
+    async def attach_all(self, pids: Sequence[int], order: Order) -> list[Attached | ErrorRow]:
         """Attach to several processes concurrently; return the result or the error of each.
 
         Plugins that change the training are loaded after all attaches, because all ranks of a job must agree on the step.
@@ -355,51 +358,48 @@ class Service:
             await asyncio.to_thread(self._actions.enable_together, results, spec, order)
         return results
 
-    async def detach(self, pid: int, timeout_s: float, by: Mapping[str, int]) -> dict[str, Any]:
+    async def detach(self, pid: int, timeout_s: float, by: Caller) -> DetachedTarget:
         """Detach from a process at a user's request; see `Actions.detach`."""
-        answer: dict[str, Any] = await self._run(self._actions.detach, pid, timeout_s, by)
-        return answer
+        return await self._run(self._actions.detach, pid, timeout_s, by)
 
-    async def detach_all(self, timeout_s: float, by: Mapping[str, int]) -> list[dict[str, Any]]:
+    async def detach_all(self, timeout_s: float, by: Caller) -> list[DetachedTarget | ErrorRow]:
         """Detach from all targets concurrently; return the result or the error of each."""
         pids = [target.pid for target in self.fleet.targets() if target.ended is None]
         return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s, by) for pid in pids)))
 
-    async def detach_own(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+    async def detach_own(self, timeout_s: float = 10.0) -> list[DetachedTarget | ErrorRow]:
         """Detach the targets that only this daemon holds, at the end of a foreground attach."""
         held = [target for target in self.fleet.targets() if target.ended is None and target.lease is not None]
         return list(await asyncio.gather(*(self._tried(self._leave, target, timeout_s) for target in held)))
 
-    def _leave(self, target: Target, timeout_s: float) -> dict[str, Any]:
+    def _leave(self, target: Target, timeout_s: float) -> DetachedTarget:
         if self._actions.is_held_by_others(target):
             target.release()
             return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
         return self._actions.detach(target.pid, timeout_s)
 
-    async def change_plugins(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+    async def change_plugins(self, pid: int, body: Mapping[str, object], by: Caller) -> ChangedTarget:
         """Load, unload, reload or configure a plugin; see `Actions.change_plugins`."""
-        answer: dict[str, Any] = await self._run(self._actions.change_plugins, pid, body, by)
-        return answer
+        return await self._run(self._actions.change_plugins, pid, body, by)
 
-    async def evaluate(self, pid: int, body: Mapping[str, Any], by: Mapping[str, int]) -> dict[str, Any]:
+    async def evaluate(self, pid: int, body: Mapping[str, object], by: Caller) -> EvaluatedTarget:
         """Evaluate an expression in a target, if the configuration allows it; see `hookd.tool.daemon.evaluate`."""
         require_allowed(pid, by, allowed=self.config.eval_allow, is_embedded=self.is_embedded)
         self.fleet.get(pid)
         return await asyncio.to_thread(evaluate, pid, body, by)
 
-    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._attachers, work, *arguments)
         finally:
             self._watch()
 
-    async def _tried(self, work: Callable[..., Any], target: Target | int, *arguments: Any) -> dict[str, Any]:
+    async def _tried(self, work: Callable[..., T], target: Target | int, *arguments: object) -> T | ErrorRow:
         pid = target if isinstance(target, int) else target.pid
         try:
-            answer: dict[str, Any] = await self._run(work, target, *arguments)
+            return await self._run(work, target, *arguments)
         except HookdError as exc:
             return {"pid": pid, **exc.as_json()}
-        return answer
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import mmap
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from hookd.wire.originals import Lock
