@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
     from hookd.api.totals import Switched, Totals
-
     from hookd.wire.agreement import Agreement
 
 
