@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 if TYPE_CHECKING:
     from hookd.wire.agent import Source
+    from hookd.wire.identity import Identity
 
 
 class PluginRefused(TypedDict, total=False):
@@ -48,7 +49,7 @@ class Attached(PluginRefused):
     """By plugin that was sent, the source of its code."""
     unproven: str
     """A message if Python or torch is newer than any version that hookd was tested with; else empty."""
-    identity: dict[str, object]
+    identity: Identity
     """What the agent publishes about its process."""
 
 

@@ -20,19 +20,8 @@ class PluginSettings(TypedDict):
     """Its last error: `text`, `where` and `traceback`; empty if there was none."""
 
 
-class Later(TypedDict, total=False):
-    """What an agent publishes later, if at all."""
-
-    plugins: dict[str, PluginSettings]
-    """By name."""
-    sent_away: bool
-    """Whether somebody has asked for the detach, so that the agent does not leave by itself."""
-    exception: dict[str, object]
-    """The exception that has ended the program: see `hookd/target/boot/exit_exception.py`."""
-
-
-class Identity(Later):
-    """A target. A reader checks every value, because the page belongs to another process."""
+class Identity(TypedDict, total=False):
+    """A target. A reader checks every value, and whether it is there: the page belongs to another process."""
 
     agent_version: str
     protocol: int
@@ -63,3 +52,10 @@ class Identity(Later):
     """Steps done before the attach; None if that is unknown."""
     keep: bool
     """Whether the agent stays if nobody holds a lease on it."""
+    plugins: dict[str, PluginSettings]
+    """By name."""
+    sent_away: bool
+    """Whether somebody has asked for the detach, so that the agent does not leave by itself."""
+    exception: dict[str, str]
+    """The exception that Python printed last, at the end of the program: `type`, `message`, `where` (the line that raised it)
+    and `module` (the innermost module that it has left)."""

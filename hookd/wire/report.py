@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from hookd.wire.incident import Incident, LogLine
+    from hookd.wire.identity import Identity
+    from hookd.wire.incident import Incident, IncidentRow, LogLine
     from hookd.wire.target import ServedTarget
 
 
@@ -125,7 +126,7 @@ class PageReport(TypedDict):
     """Everything that the page of a target says, by module, plugin and incident."""
 
     pid: int
-    identity: dict[str, Any]
+    identity: Identity
     """What the agent says of its process: `run`, `rank`, `world_size`, `python`, `torch`, `agent_version` and more."""
     state: str
     """According to the agent: `starting`, `running`, `detaching`, `detached` or `exited`."""
@@ -159,3 +160,19 @@ class Report(PageReport, total=False):
     """The durations of its last steps, if they were asked for."""
     elsewhere: list[Elsewhere]
     """The other ranks of its run that have incidents."""
+
+
+class RunReport(TypedDict):
+    """A run, as `hookd report RUN --json` prints it."""
+
+    run: str
+    targets: list[Report]
+    incidents: list[IncidentRow]
+
+
+class IncidentReport(TypedDict):
+    """An incident, as `hookd report '#NUMBER' --json` prints it."""
+
+    incident: IncidentRow
+    target: Report | None
+    """Its target; None if it is gone."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from hookd.wire.identity import Identity
 
 
 class Frame(TypedDict):
@@ -106,7 +109,7 @@ class Stacks(TypedDict):
     """The threads of a target."""
 
     pid: int
-    identity: dict[str, Any]
+    identity: Identity
     """What the agent says of its process."""
     state: str
     """Of the process, according to the kernel."""

@@ -105,7 +105,7 @@ def _arguments(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path])
         except PluginError as error:
             if error.reason != "unknown-plugin":
                 raise
-            return {"plugin": cast("PluginConfig", spec.as_json())}  # it may be installed in the target's environment
+            return {"plugin": spec.as_json()}  # it may be installed in the target's environment
         texts = {path: text.decode() for path, text in source.carried.items()}
         return {"plugin": payload.describe(spec, source), "sources": texts}
     if op == "unload":

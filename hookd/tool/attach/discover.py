@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hookd.errors import HookdError, NoSuchTarget, PageError
 from hookd.tool.attach import environment
@@ -21,6 +21,8 @@ from hookd.wire import page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from hookd.wire.identity import Identity
 
 PAGE_LINK = f"/memfd:{page.NAME}"
 _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
@@ -150,7 +152,7 @@ def open_page(pid: int) -> page.PageReader:
     return page.PageReader(fd)
 
 
-def identity(pid: int) -> dict[str, Any] | None:
+def identity(pid: int) -> Identity | None:
     """Read the identity in the page of the agent in process `pid`; None without an agent."""
     fd = find_page(pid)
     if fd is None:
@@ -162,7 +164,7 @@ def identity(pid: int) -> dict[str, Any] | None:
         reader.close()
 
 
-def settled(pid: int, timeout_s: float) -> dict[str, Any] | None:
+def settled(pid: int, timeout_s: float) -> Identity | None:
     """Wait until an agent is neither starting nor leaving; return its identity, None without an agent.
 
     After `timeout_s` its current identity is returned. An agent may leave late because a call that began under it still runs.
@@ -187,7 +189,7 @@ def wait_left(pid: int, timeout_s: float) -> bool:
     return _wait(pid, timeout_s, lambda state: state in ("detaching", "detached")) is None
 
 
-def _wait(pid: int, timeout_s: float, is_passing: Callable[[str], bool]) -> dict[str, Any] | None:
+def _wait(pid: int, timeout_s: float, is_passing: Callable[[str], bool]) -> Identity | None:
     """Wait while an agent is in a transient state; return its identity after that, None without an agent."""
     deadline = time.monotonic() + timeout_s
     while (fd := find_page(pid)) is not None:

@@ -26,6 +26,8 @@ from hookd.wire.proven import unproven, version_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hookd.wire.identity import Identity
+
 _MARGIN_S = 5.0
 _QUICK_S = 0.05
 _GATE_S = 3.0
@@ -94,14 +96,14 @@ def _witnessed(pid: int) -> Iterator[None]:
         raise
 
 
-def _await_rival(pid: int, deadline: float) -> dict[str, Any] | None:
+def _await_rival(pid: int, deadline: float) -> Identity | None:
     """Wait for the agent that another tool is loading; None if it does not start in time."""
     while (there := discover.settled(pid, deadline - time.monotonic())) is None and time.monotonic() < deadline:
         time.sleep(_QUICK_S)
     return there
 
 
-def _join(pid: int, request: AttachRequest, there: dict[str, Any], started: float) -> AttachResult:
+def _join(pid: int, request: AttachRequest, there: Identity, started: float) -> AttachResult:
     """Use the existing agent: enable the requested plugins that it lacks."""
     added, brought = [], {}
     with control.Control.connect(pid, request.timeout_s) as connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.config import PluginSpec
     from hookd.wire.agent import Source
+    from hookd.wire.identity import Identity
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class AttachResult:
     pause_s: float
     wall_s: float
     control: Path
-    identity: dict[str, Any]
+    identity: Identity
     loaded: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     replaced: str = ""

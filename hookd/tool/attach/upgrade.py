@@ -14,14 +14,15 @@ from hookd.wire import page
 
 if TYPE_CHECKING:
     from hookd.tool.attach.request import AttachRequest
+    from hookd.wire.identity import Identity
 
 
-def is_ours(there: dict[str, Any]) -> bool:
+def is_ours(there: Identity) -> bool:
     """Whether the agent with this identity has our version and speaks our protocol."""
     return (there.get("agent_version"), there.get("protocol", page.PROTOCOL)) == (hookd.__version__, page.PROTOCOL)
 
 
-def plan(pid: int, request: AttachRequest, there: dict[str, Any]) -> AttachRequest:
+def plan(pid: int, request: AttachRequest, there: Identity) -> AttachRequest:
     """Return the request with the plugins of the older agent in process `pid` added.
 
     Only an agent that was attached, has no holder and does not change the training is replaced without asking. This function

@@ -6,7 +6,7 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hookd.tool.cli.targets import Selection
     from hookd.tool.config import PluginSpec
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.wire.agent import PluginConfig
     from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget
     from hookd.wire.target import ErrorRow
 
@@ -124,7 +125,7 @@ def _enable(client: DaemonClient, watch: Watch, spec: PluginSpec, op: str, pid: 
 
 
 def _by_daemon(
-    client: DaemonClient, pid: int, watch: Watch, chosen: Selection, plugins: list[dict[str, Any]] | None
+    client: DaemonClient, pid: int, watch: Watch, chosen: Selection, plugins: list[PluginConfig] | None
 ) -> Attached:
     return client.attach(
         pid,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hookd.tool.cli.subject import Subject
+    from hookd.wire.identity import Identity
     from hookd.wire.report import ModuleRow, PluginRow, Report
 
 STATISTICS = ("mean", "std", "min", "max")
@@ -141,7 +142,7 @@ def of_user(report: Report) -> str:
     return f"process {report['pid']}" + (f" of user {owner}" if owner else "")
 
 
-def of_world(identity: dict[str, Any]) -> str:
+def of_world(identity: Identity) -> str:
     """Return the world size as ` of 4`, "" for a single rank.
 
     The target supplies the number, so its type is checked.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.client import DaemonClient
     from hookd.wire.incident import Incident, IncidentRow
-    from hookd.wire.report import Elsewhere, Report
+    from hookd.wire.report import Elsewhere, IncidentReport, Report, RunReport
 
 ROWS = 200
 """Incidents of a run that are shown: the last ones."""
@@ -52,7 +52,7 @@ class Subject:
         """The uid of the owner of the target or incident, None if unknown."""
         return _user_of(self.reports) if self.reports else next((_known(row["owner"]) for row in self.rows), None)
 
-    def as_json(self) -> Report | dict[str, Any]:
+    def as_json(self) -> Report | RunReport | IncidentReport:
         """Return the object that `--json` prints."""
         if self.kind == "target":
             return self.reports[0]

@@ -271,7 +271,7 @@ def _calls(why_patched: str) -> Check:
     return Check("calls", "ok", "nn.Module.__call__ is entered in C")
 
 
-def _status(pid: int) -> dict[str, Any]:
+def _status(pid: int) -> dict[str, object]:
     """Return the agent's status; only `reason` if it does not answer."""
     from hookd.tool.attach import Control
 

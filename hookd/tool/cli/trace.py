@@ -7,7 +7,7 @@ import gzip
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import click
 
@@ -16,6 +16,8 @@ from hookd.tool.cli import options, output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hookd.tool.attach.trace import Trace
 
 MIB = 1 << 20
 
@@ -47,21 +49,21 @@ def trace(*, pid: int, steps: int, path: Path | None, timeout_s: float, max_mib:
             result = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
     if as_json:
         output.emit({"pid": pid, "path": str(path), **asdict(result), "is_cut": result.steps < steps})
-    for line in _messages(asdict(result), path, steps):
+    for line in _messages(result, path, steps):
         output.say(line)
     return 0
 
 
-def _messages(result: dict[str, Any], path: Path, steps: int) -> Iterator[str]:
-    first, last = result["first"], result["first"] + result["steps"] - 1
+def _messages(result: Trace, path: Path, steps: int) -> Iterator[str]:
+    first, last = result.first, result.first + result.steps - 1
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     yield (
-        f"{path}: {which}, {result['bytes'] / MIB:.1f} MiB; profiler overhead outside the recorded steps:"
-        f" {output.seconds(result['pause_s'])}"
+        f"{path}: {which}, {result.bytes / MIB:.1f} MiB; profiler overhead outside the recorded steps:"
+        f" {output.seconds(result.pause_s)}"
     )
-    if result["steps"] < steps:
-        yield f"the trace ends after {result['steps']} of {steps} steps, because the target's memory grew: see --max-size"
-    if not result["all_threads"]:
+    if result.steps < steps:
+        yield f"the trace ends after {result.steps} of {steps} steps, because the target's memory grew: see --max-size"
+    if not result.all_threads:
         yield "this version of torch records only the thread that makes the steps and those of the backward"
 
 

@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hookd.wire.agent import PluginConfig
 
 from hookd.errors import ConfigError
 
@@ -77,7 +80,7 @@ class PluginSpec:
         texts = {str(key): as_text(option) for key, option in options.items()}
         return cls(spec.name, {**spec.options, **texts}, bool(value.get("by_name", True)))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> PluginConfig:
         """Return the object that `from_json` reads."""
         return {"name": self.name, "options": dict(self.options), "by_name": self.by_name}
 

@@ -154,7 +154,7 @@ class Actions:
             "payload": result.payload,
             "carried": dict(result.carried),
             "unproven": result.unproven,
-            "identity": dict(result.identity),
+            "identity": result.identity,
         }
 
     def _request(self, pid: int, order: Order) -> AttachRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import PageError
 from hookd.tool.daemon.metrics.selection import Selection
@@ -13,6 +13,7 @@ from hookd.version import __version__
 if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.metrics.selection import Limits
+    from hookd.wire.answer import Version
     from hookd.wire.report import Report
     from hookd.wire.target import TargetRow
 
@@ -72,6 +73,6 @@ def target_report(target: Target, limits: Limits) -> Report:
     return report
 
 
-def daemon_version() -> dict[str, Any]:
+def daemon_version() -> Version:
     """Return version, pid and protocol of this daemon."""
     return {"version": __version__, "pid": os.getpid(), "protocol": 1}

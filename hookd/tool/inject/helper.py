@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd import errors
 from hookd.errors import AttachError
@@ -19,7 +19,7 @@ from hookd.tool.linux.waiter import BOOTSTRAP, WAITERS, python_command
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hookd.tool.inject.injector import Job
+    from hookd.tool.inject.injector import Failed, Job, Stopped
 
 _START = BOOTSTRAP + "from hookd.tool.inject.injector import main\nmain()\n"
 _MARGIN_S = 5.0
@@ -64,7 +64,7 @@ class Turns:
 _TURNS = Turns()
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: Job) -> Stopped:
     """Start an injector, pass it the job and return its answer.
 
     It inherits only the job's descriptor.
@@ -83,7 +83,7 @@ def run(job: Job) -> dict[str, Any]:
         raise AttachError(f"the injector for process {job.pid} ended with {code}", reason="internal") from None
     if "error" in answer:
         raise _error(answer["error"])
-    return dict(answer)
+    return cast("Stopped", answer)
 
 
 def _answer(job: Job, user: int) -> tuple[bytes, int]:
@@ -106,7 +106,7 @@ def _answer(job: Job, user: int) -> tuple[bytes, int]:
     return text, process.returncode
 
 
-def _error(report: dict[str, Any]) -> Exception:
+def _error(report: Failed) -> Exception:
     if report["kind"] == "OSError":
         return OSError(report["errno"], report["message"])
     return errors.rebuild(report["kind"], report["message"], report["reason"], report["hint"], AttachError)

@@ -18,7 +18,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import AttachError, HookdError, TargetUnsupported, worded
 from hookd.tool.inject import mailbox, ptrace, queued, seccomp, selftest
@@ -68,8 +68,29 @@ class Job:
     direct: bool = False
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Run the job; return the address of the mailbox and the seconds for which the thread was stopped.
+class Stopped(TypedDict):
+    """The outcome of a job."""
+
+    box: int
+    """The address of the mailbox."""
+    pause_s: float
+    """The seconds for which the thread was stopped."""
+
+
+class Failed(TypedDict, total=False):
+    """The error of a job, for the tool to raise again."""
+
+    kind: str
+    """The name of its class."""
+    message: str
+    errno: int
+    """Of an OSError, which has neither of the others."""
+    reason: str
+    hint: str
+
+
+def run(job: Job) -> Stopped:
+    """Run the job.
 
     Raises:
         HookdError: the job failed; nothing was changed in the target.
@@ -174,7 +195,7 @@ def _like_others(*_: object) -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def failure(exc: BaseException) -> dict[str, Any]:
+def failure(exc: BaseException) -> Failed:
     """Serialize an error, for the tool to rebuild it."""
     if isinstance(exc, HookdError):
         return {"kind": type(exc).__name__, "message": exc.message, "reason": exc.reason, "hint": exc.hint}
@@ -199,7 +220,7 @@ def main() -> None:
     if not line:
         return
     try:
-        result = run(Job(**json.loads(line)))
+        result: Stopped | dict[str, Failed] = run(Job(**json.loads(line)))
     except Exception as exc:  # noqa: BLE001  every error is reported to the tool
         result = {"error": failure(exc)}
     with contextlib.suppress(OSError):  # the tool died; the target is in order

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
     from hookd.wire.target import TargetRow
@@ -86,8 +86,8 @@ def looks_at(plugin: PluginRow) -> str:
     return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
 
 
-def _kind(labels: dict[str, Any]) -> str:
-    return {"nan": "NaN", "inf": "Inf"}.get(labels["kind"], str(labels["kind"]))
+def _kind(labels: Mapping[str, object]) -> str:
+    return {"nan": "NaN", "inf": "Inf"}.get(str(labels["kind"]), str(labels["kind"]))
 
 
 def short(value: object) -> str:

@@ -51,8 +51,9 @@ from hookd.wire.page.schema import UNTRUSTED, Schema
 from hookd.wire.page.snapshot import Heartbeat, Record, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from hookd.wire.identity import Identity
     from hookd.wire.incident import Incident, LogLine
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class PageReader:
             self.close()
             raise
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """Return the identity of the agent."""
         return self._consistent(self._identity)
 
@@ -243,11 +244,11 @@ class PageReader:
             raise _corrupt(f"its schema is malformed: {exc}") from exc
         return schema
 
-    def _identity(self, words: tuple[int, ...]) -> dict[str, Any]:
+    def _identity(self, words: tuple[int, ...]) -> Identity:
         objects = self._objects("identity", words)
         if not objects:
             raise _corrupt("it has no identity")
-        return objects[-1]
+        return cast("Identity", objects[-1])
 
     def _objects(self, name: str, words: tuple[int, ...]) -> list[dict[str, Any]]:
         """Return the objects of a log, which is parsed again only if its head has moved."""
@@ -372,8 +373,9 @@ def _state(words: tuple[int, ...]) -> str:
     return STATES[words[STATE_WORD]]
 
 
-def _is_dated(item: dict[str, Any]) -> bool:
-    return type(item.get("seq")) is int and type(item.get("time")) is float and 0 <= item["time"] < END_OF_TIME
+def _is_dated(item: Mapping[str, object]) -> bool:
+    seq, when = item.get("seq"), item.get("time")
+    return type(seq) is int and type(when) is float and 0 <= when < END_OF_TIME
 
 
 def _whole(value: float) -> int:

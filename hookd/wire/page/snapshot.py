@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from array import array
 
+    from hookd.wire.identity import Identity
     from hookd.wire.incident import Incident, LogLine
 
 Values = tuple[str, ...]
@@ -90,7 +91,7 @@ class Snapshot:
     Other snapshots share its containers, so do not modify them.
     """
 
-    identity: dict[str, Any]
+    identity: Identity
     state: str
     generation: int
     families: list[Family]

@@ -198,7 +198,7 @@ class PageWriter(SeriesWriter):
         """Add a line to the agent's log; when it is full, the oldest are dropped."""
         self._exclusive(self._tell, "logs", {"level": level, "message": message})
 
-    def _tell(self, name: str, fields: dict[str, Any]) -> int:
+    def _tell(self, name: str, fields: dict[str, object]) -> int:
         seq = self._told[name] = self._told[name] + 1
         when = plain(fields.pop("time", None))
         if not isinstance(when, (int, float)) or not 0 <= when < END_OF_TIME:

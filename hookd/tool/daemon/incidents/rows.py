@@ -230,7 +230,7 @@ def row_of(values: Sequence[Any]) -> StoredIncident:
     return cast("StoredIncident", {**row, "detail": json.loads(row["detail"])})
 
 
-def values_of(incident: Mapping[str, Any], run: str, rank: str, owner: int) -> dict[str, Any]:
+def values_of(incident: Mapping[str, Any], run: str, rank: str, owner: int) -> dict[str, str | int | float | None]:
     """Return the columns from `same` on; the page may hold anything under these names."""
     seq, when, step, module = (incident.get(name) for name in ("seq", "time", "step", "module"))
     number = seq if _is_number(seq, int) else 0

@@ -252,7 +252,7 @@ def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, 
     return json.dumps(body).encode()
 
 
-def _told(incident: Mapping[str, Any]) -> dict[str, Any]:
+def _told(incident: Mapping[str, Any]) -> dict[str, object]:
     # The texts come from the target: `plain` removes control characters.
     told = {name: plain(value) if isinstance(value := incident[name], str) else value for name in _FIELDS}
     return told if incident["id"] is None else {**told, "command": f"hookd report '#{incident['id']}'"}

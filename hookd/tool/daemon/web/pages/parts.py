@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.web.pages import plots
 from hookd.tool.daemon.web.pages.plots import COLOURS
@@ -14,7 +14,7 @@ from hookd.tool.reports.reading import SHOWN, finding, looks_at, module_seconds,
 from hookd.tool.reports.wording import moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hookd.wire.incident import Incident
     from hookd.wire.report import ModuleRow, Report
@@ -98,7 +98,7 @@ def _details(one: Incident) -> Iterator[str]:
             yield "<pre>" + text(json.dumps(wording.finite(value), indent=2)) + "</pre>"
 
 
-def _records(rows: Sequence[dict[str, Any]]) -> str:
+def _records(rows: Sequence[Mapping[str, object]]) -> str:
     """Return a table of a recorder's entries, such as calls or steps."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = [f":{text(name)}" if name == "module" else f">{text(_words(name))}" for name in names]

@@ -62,7 +62,7 @@ class Choice:
 
     def address(self, run: str, at: str = "", **other: Any) -> str:
         """Return the URL for these choices, with `other` replaced."""
-        now: dict[str, Any] = {
+        now: dict[str, int | str | None] = {
             "pid": self.pid,
             "view": self.modules.view if self.modules.view != "time" else None,
             "m": self.modules.module,
