@@ -61,6 +61,30 @@ class AgentConfig(TypedDict, total=False):
     """Under `hookd run`, the directory of the payload."""
 
 
+class Message(TypedDict):
+    """The request to the stub in a process, which starts the agent."""
+
+    config: AgentConfig
+    timeout_s: float
+    """How long to wait for torch to be imported."""
+    wait_s: float
+    """How long to wait until the tool has seen the answer."""
+    only_trainers: bool
+    """Whether to refuse a data loader's worker."""
+
+
+class Started(TypedDict, total=False):
+    """The answer of the stub."""
+
+    ok: bool
+    """Whether the agent has started. If not, the rest is the error."""
+    kind: str
+    """The name of its class."""
+    reason: str
+    message: str
+    hint: str
+
+
 class Request(TypedDict, total=False):
     """A request on the control socket. Each operation has some of the keys."""
 
@@ -129,7 +153,7 @@ class ChangeStatus(TypedDict):
 
 
 class Progress(TypedDict):
-    """What an agent of several ranks needs from the others to change together with them."""
+    """The progress of a rank, which the tool needs to change all ranks together."""
 
     change: ChangeStatus | None
     marks: list[int]

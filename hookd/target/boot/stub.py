@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import CodeType
 
+    from hookd.wire.agent import AgentConfig, Message, Started
+
 _SOURCE_ROOT = "/hookd-payload/"
 _LOADER = "hookd/target/boot/loader.py"
 _PIECE = b"\n\f\f\f"
@@ -27,7 +29,7 @@ _POLL_S = 0.002
 _BREATH_S = 0.01
 
 
-def start(config: dict[str, Any], archive: bytes, breath_s: float = 0.0) -> Any:
+def start(config: AgentConfig, archive: bytes, breath_s: float = 0.0) -> Any:
     """Start the agent from a payload.
 
     Args:
@@ -120,7 +122,7 @@ class _Mailbox:
     def word(self, offset: int) -> int:
         return int.from_bytes(self.read(offset, 8), "little")
 
-    def answer(self, value: dict[str, Any]) -> None:
+    def answer(self, value: Started) -> None:
         data = json.dumps(value).encode()[:65536]
         self.write(4096, data)
         self.write(80, len(data).to_bytes(8, "little"))
@@ -192,7 +194,7 @@ def run(data: bytes, fd: int | None, base: int) -> None:
             threading._active.pop(ident, None)  # type: ignore[attr-defined]
 
 
-def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
+def _serve(box: _Mailbox, request: Message, archive: bytes) -> None:
     sleep(_BREATH_S)  # before reading the payload, which holds the interpreter for as long as the work before it
     if box.is_cancelled():  # an import lock was held for longer than the tool waits
         box.close()
@@ -205,7 +207,7 @@ def _serve(box: _Mailbox, request: dict[str, Any], archive: bytes) -> None:
         _finish(box, request, {"ok": True}, agent)
 
 
-def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agent: Any = None) -> None:
+def _finish(box: _Mailbox, request: Message, answer: Started, agent: Any = None) -> None:
     try:
         box.answer(answer)
         is_seen = box.wait_until_seen(request["wait_s"])
@@ -219,7 +221,7 @@ def _finish(box: _Mailbox, request: dict[str, Any], answer: dict[str, Any], agen
         box.close()
 
 
-def _disabled() -> dict[str, Any] | None:
+def _disabled() -> Started | None:
     """Return a refusal if HOOKD_DISABLE is set in the environment.
 
     It may be set now, or have been set at the start of the process. The initial environment may not be readable from
@@ -235,7 +237,7 @@ def _disabled() -> dict[str, Any] | None:
     return _refusal("TargetUnsupported", "disabled", "hookd is disabled in this process", hint=hint)
 
 
-def _wait_for_trainer(box: _Mailbox, request: dict[str, Any]) -> dict[str, Any] | None:
+def _wait_for_trainer(box: _Mailbox, request: Message) -> Started | None:
     """Wait until torch is imported and the process's work is known.
 
     The work of a child of multiprocessing is not known at first. The patch needs nn.Module, and must not be the first to
@@ -281,7 +283,7 @@ def _is_imported(name: str) -> bool:
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-def _failure(exc: BaseException) -> dict[str, Any]:
+def _failure(exc: BaseException) -> Started:
     if isinstance(exc, MemoryError):
         hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
         return _refusal("AttachError", "no-memory", "the process gets no memory for an agent", hint=hint)
@@ -292,7 +294,7 @@ def _failure(exc: BaseException) -> dict[str, Any]:
     return _refusal(kind, reason, str(exc), str(getattr(exc, "hint", "")))
 
 
-def _refusal(kind: str, reason: str, message: str, hint: str = "") -> dict[str, Any]:
+def _refusal(kind: str, reason: str, message: str, hint: str = "") -> Started:
     return {"ok": False, "kind": kind, "reason": reason, "message": message, "hint": hint}
 
 

@@ -26,6 +26,7 @@ from hookd.wire.proven import unproven, version_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hookd.wire.agent import AgentConfig, Message, Started
     from hookd.wire.identity import Identity
 
 _MARGIN_S = 5.0
@@ -131,7 +132,7 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
     token = secrets.randbits(63) | 1
     wait_s = request.timeout_s + _MARGIN_S
     remote = remote_debug.find(found.memory, found.python)
-    config = {
+    config: AgentConfig = {
         "method": "attach",
         "run": request.run,
         "rank": None,
@@ -143,7 +144,7 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
         "token": f"{token:016x}",
     }
 
-    message = {
+    message: Message = {
         "config": config,
         "timeout_s": request.timeout_s,
         "wait_s": wait_s,
@@ -175,7 +176,7 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
     box, wait_s = delivery.box, request.timeout_s + _MARGIN_S
     box.expect(queued + wait_s)
 
-    def answer() -> dict[str, Any] | None:
+    def answer() -> Started | None:
         asked = time.monotonic()
         if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
             raise _short(found, word)
@@ -344,7 +345,7 @@ def _poll(found: target.Target, question: Callable[[], Any], deadline: float) ->
             proc.require_alive(found.pid, found.ticks)
 
 
-def _refusal(answer: dict[str, Any]) -> HookdError:
+def _refusal(answer: Started) -> HookdError:
     """Rebuild the error that the target reports; its text is checked like all data of a target."""
     message, reason, hint = (answer.get(key, "") for key in ("message", "reason", "hint"))
     return errors.rebuild(answer.get("kind"), message or "refused", reason or "agent-failed", hint, AttachError)

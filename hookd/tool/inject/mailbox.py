@@ -26,12 +26,13 @@ import json
 import math
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hookd.tool.linux.memory import Memory
+    from hookd.wire.agent import Started
 
 TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
 RAN, CLAIMED, ANSWERED = 64, 72, 80
@@ -122,14 +123,14 @@ def opening(token: int, size: int) -> bytes:
     return struct.pack("<QQQQQQ", token, 1, 0, 0, 0, size).ljust(CODE, b"\0")
 
 
-def data(stub: tuple[bytes, bytes], request: Mapping[str, Any], archive: bytes) -> bytes:
+def data(stub: tuple[bytes, bytes], request: Mapping[str, object], archive: bytes) -> bytes:
     """Return the packed data for the target's thread; for `stub` see `attach.payload.stub`."""
     text = json.dumps(request).encode()
     lengths = struct.pack("<QQ", *map(len, stub))
     return b"".join((lengths, *stub, struct.pack("<Q", len(text)), text, archive))
 
 
-def answer(box: Box) -> dict[str, Any] | None:
+def answer(box: Box) -> Started | None:
     """Read the target's answer, None if it has not answered yet.
 
     Raises:
@@ -146,4 +147,4 @@ def answer(box: Box) -> dict[str, Any] | None:
         raise ValueError("the answer is nested too deep") from exc
     if not isinstance(value, dict):
         raise ValueError("the answer is not an object")  # noqa: TRY004  bad data, not a caller's mistake
-    return value
+    return cast("Started", value)
