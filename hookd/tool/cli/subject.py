@@ -269,7 +269,7 @@ def _start(report: Report) -> int | None:
 
 def _with(report: Report, rows: Iterable[IncidentRow]) -> Report:
     """Return a report with the incidents that the daemon has detected added, and with the numbers of all."""
-    incidents = [incident.copy() for incident in report["incidents"]]
+    incidents: list[Incident] = [{**incident} for incident in report["incidents"]]
     by_name: dict[object, Incident] = {(incident.get("seq"), incident.get("time")): incident for incident in incidents}
     by_name |= {same(incident): incident for incident in incidents}
     for row in rows:

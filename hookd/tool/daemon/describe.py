@@ -61,10 +61,9 @@ def target_report(target: Target, limits: Limits) -> Report:
     """
     snapshot, selection = target.read(), Selection(limits)
     if snapshot is None:
-        reason = target.ended.reason if target.ended is not None else "corrupt"
         raise PageError(
             f"the page of process {target.pid} cannot be trusted, and is no longer read",
-            reason=reason,
+            reason="corrupt",
             hint="The process continues.",
         )
     selection.served(snapshot, 0.0)

@@ -55,7 +55,7 @@ def merged(old: StoredIncident, new: StoredIncident) -> StoredIncident:
     Incidents that the daemon itself has seen are not counted: the newer row replaces the older.
     """
     if new["seq"] < 0:
-        return new.copy()
+        return {**new}
     last, last_seq = max(old["last"], new["last"]), max(old["last_seq"], new["last_seq"])
     return {**old, "last": last, "last_seq": last_seq, "count": old["count"] + new["count"]}
 
