@@ -67,6 +67,11 @@ class Model:
         self.left_now = 0  # number of its modules left out since its root was called
 
     @property
+    def prefix(self) -> str:
+        """The beginning of the names of its modules: "" for the first model, then `#2.`, `#3.` and so on."""
+        return f"#{self.ordinal}." if self.ordinal > 1 else ""
+
+    @property
     def root(self) -> Module:
         """The root's own module."""
         return self.names[""]
@@ -182,9 +187,7 @@ class Names:
         return new
 
     def _name(self, model: Model, path: str, module: nn.Module) -> Module:
-        label = path or ROOT
-        if model.ordinal > 1:
-            label = f"#{model.ordinal}.{label}"
+        label = model.prefix + (path or ROOT)
         number = self._new_id(label, type(module).__name__, model.ordinal)
         parent = _nearest(model.names, path)
         named = Module(
@@ -251,13 +254,12 @@ class Names:
         held = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
         ordered: list[tuple[str, Parameter]] = []
         for model, root in self.live_roots():
-            prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
             for path, module, _, _ in Walk(root):
                 if not held:
                     return ordered
                 for name, parameter in parameters_of(module).items():
                     if held.pop(id(parameter), None) is not None:
-                        ordered.append((prefix + (f"{path}.{name}" if path else name), parameter))
+                        ordered.append((model.prefix + (f"{path}.{name}" if path else name), parameter))
         return ordered + [(f"parameter {at}", p) for at, p in enumerate(held.values())]
 
 

@@ -102,9 +102,8 @@ class Tour:
             following = next(walk, None)
             if following is not None:
                 path, module, wrapped, _ = following
-                prefix = f"#{model.ordinal}." if model.ordinal > 1 else ""
                 with plainly():
-                    return self._row(model, prefix + (path or ROOT), module, wrapped=wrapped)
+                    return self._row(model, model.prefix + (path or ROOT), module, wrapped=wrapped)
             self._walks.pop()
         return None
 

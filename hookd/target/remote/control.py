@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, cast
 from hookd.errors import ControlError, HookdError, worded
 from hookd.target.boot.spawn import Thread
 from hookd.target.plugins.faults import Failure
-from hookd.target.remote.endpoint import open_door, peer, receive
+from hookd.target.remote.endpoint import open_door, receive
 from hookd.wire.descriptors import Descriptor, moved_up
 from hookd.wire.originals import HAS_LEFT, clock, ready, thread
+from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -328,7 +329,7 @@ class Control:
             sock.close()
             return
         sock.settimeout(_SEND_TIMEOUT_S)
-        self._connections[sock.fileno()] = Connection(sock, *peer(sock))
+        self._connections[sock.fileno()] = Connection(sock, *peer_of(sock))
 
     def _drop(self, connection: Connection) -> None:
         connection.buffer.clear()

@@ -15,6 +15,7 @@ from typing import Union
 
 from hookd.errors import AttachError
 from hookd.wire.descriptors import Descriptor, Socket, Spare, moved_up, read, real_path
+from hookd.wire.peer import peer_of
 
 _KIND = _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
 _OVERFLOW_UID = 65534
@@ -72,7 +73,7 @@ class SocketFile:
         finally:
             self.spare.take()
         sock = Socket(moved_up(number))
-        if peer(sock)[1] in self._allowed:
+        if peer_of(sock).uid in self._allowed:
             return sock
         sock.close()
         return None
@@ -179,12 +180,6 @@ def receive(sock: Socket, size: int, most: int) -> tuple[bytes, list[Descriptor]
 
 def _kept(sock: _socket.socket) -> Socket:
     return Socket(moved_up(sock.detach()))
-
-
-def peer(sock: Socket) -> tuple[int, int]:
-    """Return pid and uid of the peer, as seen in this namespace: pid 0 for a process in another one."""
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
-    return pid, uid
 
 
 def _is_in_user_namespace() -> bool:

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import socket
-import struct
 import threading
 import time
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hookd.errors import ControlError, HookdError, NoSuchTarget, rebuild
 from hookd.tool.attach import discover
 from hookd.tool.linux import bounded, permission, proc
+from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,8 +219,7 @@ def _to_file(pid: int, control: str, timeout_s: float) -> socket.socket:
     try:
         connection.settimeout(timeout_s)
         bounded.connect(connection, pid, control, proc.status(pid).uid)
-        peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        _require_peer(peer, pid)
+        _require_peer(peer_of(connection).pid, pid)
     except BaseException:
         connection.close()
         raise

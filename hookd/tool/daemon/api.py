@@ -43,8 +43,9 @@ from hookd.errors import (
 )
 from hookd.tool.daemon import describe
 from hookd.tool.daemon.actions import Order, read_timeout
-from hookd.tool.daemon.client import EMBEDDED_SOCKET, peer_credentials
+from hookd.tool.daemon.client import EMBEDDED_SOCKET
 from hookd.tool.daemon.directories import make_private
+from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -170,7 +171,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 async def _only_friends(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Reject peers other than root and the daemon's own user, even if the socket's mode was changed."""
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if connection is None or peer_credentials(connection)[1] not in (0, os.geteuid()):
+    if connection is None or peer_of(connection).uid not in (0, os.geteuid()):
         raise PermissionDenied("this daemon belongs to another user", reason="other-user")
     return await handler(request)
 
@@ -184,7 +185,7 @@ def _asking(request: web.Request) -> Caller:
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is None:
         raise PermissionDenied("the caller has disconnected", reason="other-user")
-    pid, uid, _ = peer_credentials(connection)
+    pid, uid = peer_of(connection)
     return {"pid": pid, "uid": uid}
 
 

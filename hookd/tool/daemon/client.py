@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import socket
-import struct
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -20,6 +19,7 @@ from hookd.errors import (
     UsageError,
 )
 from hookd.tool.config import default_control_path, host_path
+from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -217,14 +217,8 @@ class _Connection(http.client.HTTPConnection):
                 f"no daemon answers on {self._path}: {exc.strerror or exc}",
                 hint="Start one with `hookd serve`, or name its socket with --host unix://PATH.",
             ) from exc
-        self.peer, uid, _ = peer_credentials(connection)
+        self.peer, uid = peer_of(connection)
         if uid not in (0, os.geteuid()) and os.geteuid() != 0:
             connection.close()
             raise PermissionDenied(f"the process that answers on {self._path} belongs to user {uid}", reason="impostor")
         self.sock = connection
-
-
-def peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Return pid, uid and gid of the peer of a Unix socket, according to the kernel."""
-    pid, uid, gid = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid, gid

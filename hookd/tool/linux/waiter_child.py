@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hookd.tool.linux import untrusted
+from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,7 +128,7 @@ def send_through_pair(fds: Fds, pid: int, number: int, inode: int) -> int:
             if outer.family != _socket.AF_UNIX or os.fstat(fd).st_ino != inode:
                 raise OSError(errno.ESTALE, "its socket is not there any more")
             # For a socket pair this is its creator; for a socket connected elsewhere it is 0 or the pid of a service.
-            maker = int(struct.unpack("iII", outer.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))[0])
+            maker = peer_of(outer).pid
             if maker == pid:
                 rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", sent))]
                 outer.sendmsg([b"hookd"], rights, _socket.MSG_DONTWAIT)
