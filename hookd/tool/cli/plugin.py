@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
@@ -12,7 +12,7 @@ from hookd.tool.cli.hosted import in_daemon, show_in_daemon
 from hookd.tool.cli.loaded import loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -52,19 +52,39 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
     return max((error.exit_code for error in broken), default=0)
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(row: AvailablePlugin) -> str:
     if row["is_default"]:
         return "by default"
     return "changes training" if row["mutates"] else ""
 
 
-def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+class AvailablePlugin(TypedDict):
+    """A plugin that can be loaded, as `hookd plugin list --json` prints it."""
+
+    name: str
+    version: str
+    """Empty if its source has none."""
+    entry: str
+    """`MODULE:CLASS`."""
+    origin: str
+    """Where its source was found."""
+    sha256: str
+    """Of its source."""
+    summary: str
+    """The first line of its docstring."""
+    mutates: bool
+    """Whether it declares that it changes the training."""
+    is_default: bool
+    """Whether it is loaded if no plugin is named."""
+
+
+def installed(plugin_dirs: Sequence[Path]) -> list[AvailablePlugin]:
     """Describe every available plugin from its source; no plugin is imported."""
     from hookd.tool.attach import sources
     from hookd.tool.config import DEFAULT_PLUGINS
 
     defaults = {spec.name for spec in DEFAULT_PLUGINS}
-    plugins = []
+    plugins: list[AvailablePlugin] = []
     for name in sources.names(plugin_dirs):
         source = sources.find(name, plugin_dirs)
         summary, mutates, _ = sources.read(source)
@@ -174,7 +194,7 @@ def _change(  # noqa: PLR0913 - the options of four commands
     return 0
 
 
-def _outcome(op: str, name: str, answer: dict[str, Any]) -> str:
+def _outcome(op: str, name: str, answer: Mapping[str, Any]) -> str:
     ranks, steps = answer["ranks"], answer.get("step", {})
     where = f"process {answer['pid']}" if len(ranks) == 1 else f"all {len(ranks)} ranks"
     change = {"load": "loaded into", "unload": "unloaded from", "configure": "changed in", "reload": "reloaded in"}[op]
