@@ -12,7 +12,7 @@ import tempfile
 import time
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hookd
 from hookd.errors import PluginError
@@ -22,6 +22,7 @@ from hookd.testing.ranks import FakeRank
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import click
     from click.testing import Result
     from typing_extensions import Self
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Caller
     from hookd.tool.daemon.plugins.discovery import Half
+    from hookd.tool.daemon.plugins.rows import PanelRow
     from hookd.tool.daemon.plugins.worker import Hosted
     from hookd.wire.incident import IncidentRow
 
@@ -248,7 +250,7 @@ class FakeDaemon:
 
         return CliRunner().invoke(self.commands()[command], words, prog_name=f"hookd {command}", catch_exceptions=False)
 
-    def commands(self) -> dict[str, Any]:
+    def commands(self) -> dict[str, click.Command]:
         """Return the click commands that the plugins add to `hookd`, by name.
 
         Raises:
@@ -256,7 +258,7 @@ class FakeDaemon:
         """
         from hookd.tool.cli import COMMANDS, extensions
 
-        commands: dict[str, Any] = {}
+        commands: dict[str, click.Command] = {}
         for half in self._halves:
             if half.has("register_commands"):
                 extensions.add(commands, half, COMMANDS)
@@ -292,12 +294,12 @@ class FakeDaemon:
         return matching[0]
 
     @property
-    def panels(self) -> list[dict[str, Any]]:
+    def panels(self) -> list[PanelRow]:
         """The panels, as `/api/v1/panels` returns them, each with plugin, title, columns and rows."""
         return self._host.panels()
 
     @property
-    def panel(self) -> dict[str, Any]:
+    def panel(self) -> PanelRow:
         """The panel, if there is exactly one."""
         (panel,) = self.panels
         return panel

@@ -6,17 +6,20 @@ import contextlib
 import ctypes
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.testing.target import FakeTarget
 from hookd.testing.training import Training, small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
     from hookd.api.plugin import Plugin
+
+    State = Mapping[str, object]
+    """By its name in words, everything that a step changes."""
 
 _NUMPY = "the state of numpy's random numbers"
 
@@ -45,7 +48,7 @@ def first_difference(
     *,
     make: Callable[[], Training] = small,
     steps: int = 5,
-    options: dict[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> str:
     """Return the first difference that these plugins make; "" if there is none."""
     plain, again = _trained(make, steps), _trained(make, steps)
@@ -61,7 +64,9 @@ def first_difference(
     return _compared(plain, observed)
 
 
-def _drawn_by_starting(target: FakeTarget, plugins: tuple[type[Plugin] | str, ...], options: dict[str, object]) -> str:
+def _drawn_by_starting(
+    target: FakeTarget, plugins: tuple[type[Plugin] | str, ...], options: Mapping[str, object]
+) -> str:
     """Start the plugins, call `tick` once, and return which random state has changed since; "" if none has."""
     with _kept_random():
         before = _random()
@@ -71,7 +76,7 @@ def _drawn_by_starting(target: FakeTarget, plugins: tuple[type[Plugin] | str, ..
     return next((name for name in before if before[name] != after[name]), "")
 
 
-def _compared(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> str:
+def _compared(first: Sequence[State], second: Sequence[State]) -> str:
     for step, (before, after) in enumerate(zip(first, second, strict=True), 1):
         for name in {**before, **after}:
             is_new = name == _NUMPY and name not in before  # a plugin may import numpy
@@ -80,7 +85,7 @@ def _compared(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _trained(make: Callable[[], Training], steps: int) -> list[dict[str, Any]]:
+def _trained(make: Callable[[], Training], steps: int) -> list[State]:
     import torch
 
     with _kept_random():

@@ -28,11 +28,28 @@ from hookd.testing.target import FakeTarget
 from hookd.testing.training import many_modules, small, transformer_block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.api.plugin import Plugin
     from hookd.testing.pairs import Estimate
     from hookd.testing.training import Training
+    from hookd.testing.trials import (
+        BenchAnswer,
+        Benched,
+        BenchedHook,
+        Bounds,
+        CheckAnswer,
+        DeclaredMetric,
+        HookCost,
+        PlacedRefusal,
+        Raised,
+        Refusal,
+        Subject,
+        Trained,
+        TrialRequest,
+    )
+
+    Trial = Callable[[type[Plugin], str, Mapping[str, object]], CheckAnswer | BenchAnswer]
 
 STEPS, BENCH_STEPS, BENCH_PAIRS = 10, 20, 40
 OF_MODULES = {"forward_pre", "forward", "forwards", "backward_pre", "backward"}
@@ -53,8 +70,8 @@ class Probe:
         self._directory = directory
         self.took: dict[str, list[int]] = {}
         self.memory: dict[str, list[tuple[int, int]]] = {}
-        self.raised: dict[tuple[str, int], dict[str, Any]] = {}
-        self.metrics: list[dict[str, Any]] = []
+        self.raised: dict[tuple[str, int], Raised] = {}
+        self.metrics: list[DeclaredMetric] = []
         self.counts_memory = False
         self._nothing = _cost_of_the_clock()
 
@@ -89,9 +106,9 @@ class Probe:
         return tracemalloc.get_traced_memory()[0]
 
     def _note(self, hook: str, error: Exception) -> None:
-        place = _place(error, self._directory)
-        text = worded(error)
-        self.raised.setdefault((place["file"], place["line"]), {"hook": hook, "error": text, **place})
+        file, line = _place(error, self._directory)
+        raised: Raised = {"hook": hook, "error": worded(error), "file": file, "line": line}
+        self.raised.setdefault((file, line), raised)
 
     def _watch(self, context: Any) -> None:
         """Record each metric that is declared through the context, with the line that declares it."""
@@ -102,23 +119,23 @@ class Probe:
             while frame is not None and not frame.f_code.co_filename.startswith(self._directory):
                 frame = frame.f_back
             file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
-            declared = {"kind": metric.kind, "name": metric.name, "labels": list(metric.label_names)}
-            self.metrics.append({**declared, "file": file, "line": line})
+            labels = list(metric.label_names)
+            self.metrics.append({
+                "kind": metric.kind, "name": metric.name, "labels": labels, "file": file, "line": line,
+            })  # fmt: skip
             return declare(metric)
 
         context._declare = noted  # noqa: SLF001
 
-    def hooks(self) -> dict[str, Any]:
-        """Return the number of calls of each hook, and median and quartiles of the time per call in ns."""
-        return {
-            hook: {"calls": len(took), **_spread(took)} for hook, took in self.took.items() if hook in hookspecs.HOT
-        }
+    def hooks(self) -> dict[str, HookCost]:
+        """Return the cost of each hook."""
+        return {hook: _cost(took) for hook, took in self.took.items() if hook in hookspecs.HOT}
 
 
-def _place(error: BaseException, directory: str) -> dict[str, Any]:
-    """Return the innermost line of the plugin's sources; "" and 0 if there is none."""
+def _place(error: BaseException, directory: str) -> tuple[str, int]:
+    """Return file and number of the innermost line of the plugin's sources; "" and 0 if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(directory)]
-    return {"file": frames[-1].filename, "line": frames[-1].lineno or 0} if frames else {"file": "", "line": 0}
+    return (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
 
 
 def _cost_of_the_clock() -> int:
@@ -129,12 +146,12 @@ def _cost_of_the_clock() -> int:
     return int(statistics.median(took))
 
 
-def _spread(took: list[int]) -> dict[str, float]:
+def _cost(took: list[int]) -> HookCost:
     low, middle, high = statistics.quantiles(took, n=4, method="inclusive") if len(took) > 1 else took * 3
-    return {"ns": middle, "low_ns": low, "high_ns": high}
+    return {"calls": len(took), "ns": middle, "low_ns": low, "high_ns": high}
 
 
-def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:
+def check(plugin: type[Plugin], directory: str, options: Mapping[str, object]) -> CheckAnswer:
     """Train some steps with a plugin, call all lifecycle hooks, and compare trainings with and without it, bit for bit.
 
     If a chain of small layers does not call all hooks, a transformer block is trained as well.
@@ -156,16 +173,19 @@ def check(plugin: type[Plugin], directory: str, options: dict[str, object]) -> d
 
 
 def _trained_with(
-    plugin: type[Plugin], make: Callable[[], Training], probe: Probe, options: dict[str, object]
-) -> dict[str, Any]:
+    plugin: type[Plugin], make: Callable[[], Training], probe: Probe, options: Mapping[str, object]
+) -> Trained:
     with FakeTarget(record=False, make=make) as target:
         target.start(wrapped(plugin, probe.around), **options)
         broken = _worked(target, plugin.name)
         state, mutates = target.state(plugin.name), target.plugin(plugin.name).mutates
         errors, logs = target.errors, target.logs
-    report = {"state": state, "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken}
     is_sound = not errors and not mutates and not broken
-    return {**report, "difference": first_difference((plugin,), make=make, options=options) if is_sound else ""}
+    difference = first_difference((plugin,), make=make, options=options) if is_sound else ""
+    return {
+        "state": state, "errors": sum(errors.values()), "logs": logs, "mutates": mutates, "broken": broken,
+        "difference": difference,
+    }  # fmt: skip
 
 
 def _worked(target: FakeTarget, name: str) -> str:
@@ -183,12 +203,12 @@ def _worked(target: FakeTarget, name: str) -> str:
     return ""
 
 
-def bench(plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:
+def bench(plugin: type[Plugin], directory: str, options: Mapping[str, object]) -> BenchAnswer:
     """Measure each hook by itself, and steps with and without the plugin, on two models."""
     return {"models": {name: _on(make, plugin, directory, options) for name, make in MODELS.items()}}
 
 
-def _on(make: Callable[[], Any], plugin: type[Plugin], directory: str, options: dict[str, object]) -> dict[str, Any]:
+def _on(make: Callable[[], Training], plugin: type[Plugin], directory: str, options: Mapping[str, object]) -> Benched:
     probe = Probe(directory)
     with FakeTarget(record=False, make=make) as target:
         target.start(wrapped(plugin, probe.around), **options)
@@ -199,16 +219,17 @@ def _on(make: Callable[[], Any], plugin: type[Plugin], directory: str, options: 
             target.run_steps(3)
         finally:
             tracemalloc.stop()
-    hooks = probe.hooks()
-    for hook, figures in hooks.items():
-        sizes = probe.memory.get(hook, [(0, 0)])
-        figures["peak_bytes"] = statistics.median(peak for peak, _ in sizes)
-        figures["kept_bytes"] = statistics.median(kept for _, kept in sizes)
+    hooks = {hook: _with_memory(cost, probe.memory.get(hook, [(0, 0)])) for hook, cost in probe.hooks().items()}
     pairs = overhead((plugin,), make=make, pairs=BENCH_PAIRS, options=options)
     return {"hooks": hooks, "ratio": _as_json(pairs.ratio), "control": _as_json(pairs.control)}
 
 
-def _as_json(estimate: Estimate) -> dict[str, float]:
+def _with_memory(cost: HookCost, sizes: list[tuple[int, int]]) -> BenchedHook:
+    peak = statistics.median(peak for peak, _ in sizes)
+    return {**cost, "peak_bytes": peak, "kept_bytes": statistics.median(kept for _, kept in sizes)}
+
+
+def _as_json(estimate: Estimate) -> Bounds:
     return {"median": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
@@ -218,21 +239,21 @@ def main() -> None:
 
     torch.set_num_threads(1)  # on a busy machine, several threads would wait for each other
     small()  # its optimizer imports large parts of torch that `import torch` does not
-    request = json.loads(sys.argv[1])
+    request: TrialRequest = json.loads(sys.argv[1])
     for plugin in request["plugins"]:
         child = os.fork()
         if not child:
             _try_alone(request, plugin)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not Path(plugin["out"]).exists():
-            refusal = {
+            refusal: Refusal = {
                 "refused": f"the process ended with {status} while it was tried",
                 "hint": "no hook may end the training",
             }
             Path(plugin["out"]).write_text(json.dumps(refusal))
 
 
-def _try_alone(request: dict[str, Any], plugin: dict[str, str]) -> NoReturn:
+def _try_alone(request: TrialRequest, plugin: Subject) -> NoReturn:
     """Try a plugin and end this forked process, whatever happens: only the parent may go on after it."""
     status = 1
     try:
@@ -247,10 +268,11 @@ def _try_alone(request: dict[str, Any], plugin: dict[str, str]) -> NoReturn:
         os._exit(status)
 
 
-def _tried(request: dict[str, Any], plugin: dict[str, str]) -> dict[str, Any]:
+def _tried(request: TrialRequest, plugin: Subject) -> CheckAnswer | BenchAnswer | PlacedRefusal:
     sys.path.insert(0, plugin["directory"])
     module, _, name = plugin["entry"].partition(":")
-    trial = {"check": check, "bench": bench}[request["what"]]
+    trials: dict[str, Trial] = {"check": check, "bench": bench}
+    trial = trials[request["what"]]
     try:
         plugin_class = getattr(importlib.import_module(module), name)
         return trial(plugin_class, plugin["directory"], request["options"])
@@ -258,11 +280,11 @@ def _tried(request: dict[str, Any], plugin: dict[str, str]) -> dict[str, Any]:
         return {"refused": error.message, "hint": error.hint}
     except Exception as error:  # noqa: BLE001  (raised by the plugin's import, for example; reported to its author)
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        place = _place(error, plugin["directory"])
-        hint = "" if place["line"] else traceback.format_exc()
+        file, line = _place(error, plugin["directory"])
+        hint = "" if line else traceback.format_exc()
         if isinstance(error, ModuleNotFoundError):
             hint = "it is not installed in this Python; pass another one, such as that of the training, with --python"
-        return {"refused": text, "hint": hint, **place}
+        return {"refused": text, "hint": hint, "file": file, "line": line}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.testing.daemon import FakeDaemon
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hookd.serving import Told
+    from hookd.testing.trials import HostedError, HostedMetric, Refusal, RehearsalAnswer, RehearsalRequest
     from hookd.tool.daemon.plugins.discovery import Half
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
@@ -27,7 +28,7 @@ _WHERE = re.compile(r"(.+?):(\d+), in ")
 """For a hook that takes too long there is no traceback, only the line that it is at."""
 
 
-def rehearse(half: Half, options: Mapping[str, object], directory: str) -> dict[str, Any]:
+def rehearse(half: Half, options: Mapping[str, object], directory: str) -> RehearsalAnswer:
     """Host a daemon plugin and make all requests that a daemon makes, the periodic ones at least twice.
 
     Args:
@@ -61,11 +62,11 @@ def rehearse(half: Half, options: Mapping[str, object], directory: str) -> dict[
     return {
         "hooks": hooks,
         "metrics": metrics,
-        "raised": [dict(items) for items in dict.fromkeys(map(_frozen, raised))],
+        "raised": list({tuple(error.items()): error for error in raised}.values()),
     }
 
 
-def _commands(daemon: FakeDaemon) -> Iterator[dict[str, Any]]:
+def _commands(daemon: FakeDaemon) -> Iterator[HostedError]:
     """Register the plugin's commands and print the help of each, without running any; yield an error if that fails."""
     try:
         for name in daemon.commands():
@@ -75,20 +76,16 @@ def _commands(daemon: FakeDaemon) -> Iterator[dict[str, Any]]:
         yield {"hook": "register_commands", "text": text, "file": "", "line": 0}
 
 
-def _declared(plugin: str, family: Told) -> dict[str, Any]:
+def _declared(plugin: str, family: Told) -> HostedMetric:
     name = family.name.removeprefix(f"hookd_{plugin}_")
     return {"kind": family.kind, "name": name, "help": family.help, "labels": list(family.labels)}
 
 
-def _placed(trouble: Mapping[str, str], directory: str) -> dict[str, Any]:
+def _placed(trouble: Mapping[str, str], directory: str) -> HostedError:
     places = _FRAME.findall(trouble["traceback"]) or _WHERE.findall(trouble["where"])
     frames = [place for place in places if place[0].startswith(directory)]
     file, line = (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)
     return {"hook": trouble["hook"], "text": trouble["text"], "file": file, "line": line}
-
-
-def _frozen(error: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(error.items())
 
 
 def main() -> None:
@@ -96,13 +93,13 @@ def main() -> None:
     from hookd.tool.attach.sources import Source
     from hookd.tool.daemon.plugins.discovery import Half, without_torch
 
-    request = json.loads(sys.argv[1])
+    request: RehearsalRequest = json.loads(sys.argv[1])
     sys.path.insert(0, request["directory"])
     files = {path: Path(path).read_bytes() for path in request["files"]}
     half = Half(request["name"], Source(request["name"], request["entry"], files))
     try:
         with without_torch():
-            report = rehearse(half, request["options"], request["directory"])
+            report: RehearsalAnswer | Refusal = rehearse(half, request["options"], request["directory"])
     except HookdError as error:
         report = {"refused": error.message, "hint": error.hint}
     Path(request["out"]).write_text(json.dumps(report))

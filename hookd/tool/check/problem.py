@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TypedDict
+
+
+class ProblemRow(TypedDict):
+    """A problem, as `hookd plugin check --json` prints it; for the fields see `Problem`."""
+
+    file: str
+    line: int
+    rule: str
+    message: str
+    fix: str
+    is_warning: bool
 
 
 @dataclass(frozen=True, order=True)
@@ -32,6 +43,9 @@ class Problem:
         """`file:line`, as editors understand it."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> ProblemRow:
         """Return the object that `--json` prints."""
-        return asdict(self)
+        return {
+            "file": self.file, "line": self.line, "rule": self.rule, "message": self.message, "fix": self.fix,
+            "is_warning": self.is_warning,
+        }  # fmt: skip

@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,6 +27,9 @@ from hookd.tool.cli.program import PATIENCE_S, Program, require, started, until
 
 if TYPE_CHECKING:
     import re
+
+    from hookd.wire.incident import Incident
+    from hookd.wire.report import Report
 
 HOOKD = (sys.executable, "-m", "hookd")
 SHOWN = ("hookd_target_up", "hookd_steps_total", "hookd_timing_forward_seconds_total", "hookd_activations_std")
@@ -141,9 +144,10 @@ class Play:
         fault = training.line(r"^fault in (\S+) at step (\d+)$", "the fault")
         loss = training.line(rf"^step {fault[2]} loss nan", "the loss of the faulty step")
         _note(f"the script:  {fault[0]}; {loss[0]}")
-        told: dict[str, Any] = until(lambda: _first_nan(training.pid), "word from hookd of the NaN")
-        _note(f"hookd:       {told['message']}")
-        require(told["module"] == fault[1], f"the layer where the NaN was born, {fault[1]}, not {told['module']}")
+        incident = until(lambda: _first_nan(training.pid), "word from hookd of the NaN")
+        _note(f"hookd:       {incident['message']}")
+        module = incident["module"]
+        require(module == fault[1], f"the layer where the NaN was born, {fault[1]}, not {module}")
         return fault
 
     def _detach(self, training: Program, watching: Program) -> None:
@@ -179,9 +183,9 @@ def _said(*words: str) -> str:
     return done.stdout
 
 
-def _first_nan(pid: int) -> dict[str, Any] | None:
-    incidents = json.loads(_said("report", str(pid), "--json"))["incidents"]
-    return next((incident for incident in incidents if incident.get("plugin") == "nan"), None)
+def _first_nan(pid: int) -> Incident | None:
+    report: Report = json.loads(_said("report", str(pid), "--json"))
+    return next((incident for incident in report["incidents"] if incident.get("plugin") == "nan"), None)
 
 
 def _title(number: int, text: str, command: str = "") -> None:

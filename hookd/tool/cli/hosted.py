@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output, targets
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
 
-def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[dict[str, Any]]:
+
+def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[DaemonPluginRow]:
     """Return a row per plugin of the running daemon; without a daemon one per available plugin, state None."""
     from hookd.tool.daemon.plugins import discovery
 
     client = targets.daemon(host)
     if client is not None:
         try:
-            return client.plugins()
+            return cast("list[DaemonPluginRow]", client.plugins())
         except HookdError:  # a daemon of an older version
             return []
     found, _ = discovery.found(plugin_dirs, lambda _: True)
@@ -31,7 +33,7 @@ def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[dict[str, A
     ]  # fmt: skip
 
 
-def show_in_daemon(rows: Sequence[dict[str, Any]]) -> None:
+def show_in_daemon(rows: Sequence[DaemonPluginRow]) -> None:
     """Print a table of the daemon plugins, if there are any, and their errors."""
     if not rows:
         return

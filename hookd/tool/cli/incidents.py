@@ -10,6 +10,7 @@ import re
 import select
 import sys
 import time
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,22 @@ SUGGESTED = 8
 """Maximum number of runs or kinds that are suggested for an unknown one."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Conditions that listed incidents must satisfy, as `rows.query` takes them; None allows any value.
+
+    Attributes:
+        user: uid of the owner.
+        since: Unix seconds.
+    """
+
+    run: str | None
+    user: int | None
+    pid: int | None
+    kind: str | None
+    since: float | None
 
 
 class Since(click.ParamType):  # type: ignore[type-arg]
@@ -73,38 +90,41 @@ def incidents(
     its user, else the runs of this name of all users.
     """
     client = targets.reader(host)
-    if wanted["run"] is not None and wanted["user"] is None and state_dir is None:
-        wanted["user"] = subject.run_user(wanted["run"], client)
-        _say_of_others(stored.rows(client, run=wanted["run"]), wanted)
-    found = stored.rows(client, state_dir, limit=limit, order="id", **wanted)[::-1]
+    chosen = Filter(**wanted)
+    if chosen.run is not None and chosen.user is None and state_dir is None:
+        chosen = replace(chosen, user=subject.run_user(chosen.run, client))
+        _say_of_others(stored.rows(client, run=chosen.run), chosen)
+    found = stored.rows(client, state_dir, limit=limit, order="id", **vars(chosen))[::-1]
     if as_json and not follow:
         output.emit({"incidents": found})
         return
     show(found, as_json=as_json)
     if not found and not follow:
-        output.say(_nothing(stored.rows(client, state_dir, order="id"), wanted))
+        output.say(_nothing(stored.rows(client, state_dir, order="id"), chosen))
     if follow:
         last = found or stored.rows(client, state_dir, order="id")
-        _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), as_json=as_json, **wanted)
+        _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), chosen, as_json=as_json)
 
 
-def _say_of_others(every: Iterable[IncidentRow], wanted: dict[str, Any]) -> None:
+def _say_of_others(every: Iterable[IncidentRow], chosen: Filter) -> None:
     """Print whose run is listed, and which other users have incidents under its name."""
-    others = sorted({user_name(row["owner"]) or "?" for row in every if wanted["user"] not in (None, row["owner"])})
+    if chosen.user is None:
+        return
+    others = sorted({user_name(row["owner"]) or "?" for row in every if row["owner"] != chosen.user})
     if others:
         output.say(
-            f"run {wanted['run']} is one of user {user_name(wanted['user'])}; there are incidents under this name of user "
+            f"run {chosen.run} is one of user {user_name(chosen.user)}; there are incidents under this name of user "
             f"{', '.join(others)}, too: --user lists those"
         )
 
 
-def _nothing(every: list[IncidentRow], wanted: dict[str, Any]) -> str:
+def _nothing(every: list[IncidentRow], chosen: Filter) -> str:
     """Return the message for an empty list; for an unknown run or kind it suggests known ones."""
-    for what in ("run", "kind"):
-        known = dict.fromkeys(row[what] for row in every)
-        if every and wanted[what] is not None and wanted[what] not in known:
-            near = difflib.get_close_matches(wanted[what], known, SUGGESTED) or list(known)[:SUGGESTED]
-            return f"no incidents: none is of {what} '{wanted[what]}'; there are {', '.join(map(output.plain, near))}"
+    runs, kinds = dict.fromkeys(row["run"] for row in every), dict.fromkeys(row["kind"] for row in every)
+    for what, word, known in (("run", chosen.run, runs), ("kind", chosen.kind, kinds)):
+        if every and word is not None and word not in known:
+            near = difflib.get_close_matches(word, known, SUGGESTED) or list(known)[:SUGGESTED]
+            return f"no incidents: none is of {what} '{word}'; there are {', '.join(map(output.plain, near))}"
     return "no incidents"
 
 
@@ -120,13 +140,13 @@ def _pause() -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def _follow(host: str | None, state_dir: Path | None, after: int, *, as_json: bool, **wanted: Any) -> None:
+def _follow(host: str | None, state_dir: Path | None, after: int, chosen: Filter, *, as_json: bool) -> None:
     """Print new incidents; wait for a daemon that stops or hangs to answer again."""
     was_there = True
     while True:
         _pause()
         try:
-            found = stored.rows(targets.daemon(host), state_dir, after=after, **wanted)
+            found = stored.rows(targets.daemon(host), state_dir, after=after, **vars(chosen))
         except (DaemonNotRunning, DaemonSilent) as error:
             if was_there:
                 output.say(f"{error.message}; waiting for it")

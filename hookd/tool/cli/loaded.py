@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError, worded
 from hookd.tool.cli import output
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
     from hookd.wire.report import PluginRow, Report
 
 
+@dataclass(frozen=True)
+class Installed:
+    """A plugin of the target's own environment.
+
+    Attributes:
+        found: the agent's description.
+        shadowed_by: version and origin of ours with the same name, which takes precedence; None if there is none.
+        refused: why ours cannot be carried; None if it can.
+    """
+
+    found: Mapping[str, object]
+    shadowed_by: Mapping[str, str] | None = None
+    refused: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the description, with `shadowed_by` and, if there is one, `refused`."""
+        refused = {} if self.refused is None else {"refused": self.refused}
+        return {**self.found, "shadowed_by": self.shadowed_by, **refused}
+
+
 KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overhead_seconds", "series", "error")
 
 
@@ -23,7 +44,7 @@ def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int
     there = list(_installed(int(report["pid"]), plugin_dirs))
     if as_json:
         plugins = [{**_source(one), **_chosen(one)} for one in found]
-        output.emit({"pid": report["pid"], "plugins": plugins, "in_target": there})
+        output.emit({"pid": report["pid"], "plugins": plugins, "in_target": [its.as_json() for its in there]})
         return 0
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
     output.show(output.fill(table, map(_row, found)))
@@ -31,14 +52,14 @@ def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int
         for text in trouble(one["name"], one["error"]):
             output.say(text)
     for its in there:
-        if its["shadowed_by"] is None or its["shadowed_by"]["version"] != its.get("version"):
+        if its.shadowed_by is None or its.shadowed_by["version"] != its.found.get("version"):
             output.say(_told_installed(its, report["pid"]))
     output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
     return 0
 
 
-def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the plugins of the target's own environment; ours take precedence (`shadowed_by`)."""
+def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[Installed]:
+    """Yield the plugins of the target's own environment."""
     from hookd.tool.attach import sources
     from hookd.tool.attach.change import environment
 
@@ -49,32 +70,30 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[dict[str, Any]
     ours = sources.names(plugin_dirs)
     for one in found:
         name = str(one.get("name"))
-        told: dict[str, Any] = {**one, "shadowed_by": None}
-        if name in ours:
-            try:
-                mine = sources.find(name, plugin_dirs)
-            except (HookdError, OSError) as exc:  # ours cannot be carried; list the others nevertheless
-                told.update(
-                    shadowed_by={"version": "", "origin": ""},
-                    refused=exc.message if isinstance(exc, HookdError) else worded(exc),
-                )
-            else:
-                told["shadowed_by"] = {"version": mine.version, "origin": mine.origin}
-        yield told
+        if name not in ours:
+            yield Installed(one)
+            continue
+        try:
+            mine = sources.find(name, plugin_dirs)
+        except (HookdError, OSError) as exc:  # ours cannot be carried; list the others nevertheless
+            refused = exc.message if isinstance(exc, HookdError) else worded(exc)
+            yield Installed(one, {"version": "", "origin": ""}, refused)
+        else:
+            yield Installed(one, {"version": mine.version, "origin": mine.origin})
 
 
-def _told_installed(one: Mapping[str, Any], pid: int) -> str:
-    who = " ".join(filter(None, (str(one["name"]), str(one.get("version") or ""))))
-    if one.get("refused"):
-        return f"{who} is installed in the target, and here is another that cannot be carried: {one['refused']}"
-    if one["shadowed_by"] is None:
-        return f"{who} is installed in the target: `hookd plugin enable {pid} {one['name']}` loads it from there"
-    ours = one["shadowed_by"]
+def _told_installed(one: Installed, pid: int) -> str:
+    name, ours = one.found["name"], one.shadowed_by
+    who = " ".join(filter(None, (str(name), str(one.found.get("version") or ""))))
+    if one.refused:
+        return f"{who} is installed in the target, and here is another that cannot be carried: {one.refused}"
+    if ours is None:
+        return f"{who} is installed in the target: `hookd plugin enable {pid} {name}` loads it from there"
     mine = " ".join(filter(None, (ours["version"], f"of {ours['origin']}" if ours["origin"] else "")))
     return f"{who} is installed in the target, but is loaded from here: {mine}"
 
 
-def _chosen(one: PluginRow) -> dict[str, Any]:
+def _chosen(one: PluginRow) -> dict[str, object]:
     return {key: value for key, value in one.items() if key in KEYS}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
@@ -54,19 +54,39 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
     return max((error.exit_code for error in broken), default=0)
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(row: AvailablePlugin) -> str:
     if row["is_default"]:
         return "by default"
     return "changes training" if row["mutates"] else ""
 
 
-def installed(plugin_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+class AvailablePlugin(TypedDict):
+    """A plugin that can be loaded, as `hookd plugin list --json` prints it."""
+
+    name: str
+    version: str
+    """Empty if its source has none."""
+    entry: str
+    """`MODULE:CLASS`."""
+    origin: str
+    """Where its source was found."""
+    sha256: str
+    """Of its source."""
+    summary: str
+    """The first line of its docstring."""
+    mutates: bool
+    """Whether it declares that it changes the training."""
+    is_default: bool
+    """Whether it is loaded if no plugin is named."""
+
+
+def installed(plugin_dirs: Sequence[Path]) -> list[AvailablePlugin]:
     """Describe every available plugin from its source; no plugin is imported."""
     from hookd.tool.attach import sources
     from hookd.tool.config import DEFAULT_PLUGINS
 
     defaults = {spec.name for spec in DEFAULT_PLUGINS}
-    plugins = []
+    plugins: list[AvailablePlugin] = []
     for name in sources.names(plugin_dirs):
         source = sources.find(name, plugin_dirs)
         summary, mutates, _ = sources.read(source)

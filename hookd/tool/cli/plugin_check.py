@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import click
 
@@ -17,10 +17,24 @@ from hookd.errors import HookdError, PluginError
 from hookd.tool.cli import options, output, trial
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from hookd.testing.trials import (
+        BenchAnswer,
+        Benched,
+        Bounds,
+        CheckAnswer,
+        HookCost,
+        PlacedRefusal,
+        Refusal,
+        RehearsalAnswer,
+        RehearsalRequest,
+        TrialRequest,
+    )
+    from hookd.testing.trials import Subject as Tried
     from hookd.tool.check.imports import NotPython
     from hookd.tool.check.problem import Problem
+    from hookd.tool.check.report import Report
     from hookd.tool.check.source import Subject
 
 TIMEOUT_S = 300
@@ -59,15 +73,11 @@ def check(
     subjects = source.subjects(path, unread)
     reports = [_read(subject, subjects) for subject in subjects]
     broken = [_broken(error) for error in unread]
-    sound = [
-        subject
-        for subject, report in zip(subjects, reports, strict=True)
-        if all(problem.is_warning for problem in report["problems"])
-    ]
+    sound = [subject for subject, report in zip(subjects, reports, strict=True) if report.is_good]
     chosen, daemon_chosen = _options(settings), _options(daemon_settings)
     try:
         targets = [subject for subject in sound if subject.half == "target" and not static]
-        ran = _run(targets, "check", python, chosen) if targets else {}
+        ran = cast("dict[str, CheckAnswer | PlacedRefusal]", _run(targets, "check", python, chosen) if targets else {})
         for subject, report in zip(subjects, reports, strict=True):
             if subject.entry in ran:
                 _add_run(report, subject, ran[subject.entry])
@@ -79,14 +89,22 @@ def check(
                 _show_problems(report)
         raise
     reports = [*broken, *reports]
-    is_good = all(problem.is_warning for report in reports for problem in report["problems"])
+    is_good = all(report.is_good for report in reports)
     if as_json:
-        rows = [{**report, "problems": [problem.as_json() for problem in report["problems"]]} for report in reports]
-        output.emit({"plugins": rows, "ok": is_good})
+        output.emit({"plugins": [report.as_json() for report in reports], "ok": is_good})
     else:
         for report in reports:
             _show(report)
     return 0 if is_good else 1
+
+
+class BenchRow(TypedDict):
+    """The cost of a plugin, as `hookd plugin bench --json` prints it."""
+
+    plugin: str
+    """Its name."""
+    models: dict[str, Benched]
+    """By name of the model."""
 
 
 @click.command()
@@ -101,23 +119,23 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
     """
     from hookd.tool.check import source
 
-    reports = []
+    rows: list[BenchRow] = []
     subjects = [subject for subject in source.subjects(path) if subject.half == "target"]
     if not subjects:
         raise PluginError(
             f"there is no plugin for targets in {path}", hint="A daemon plugin costs the training nothing."
         )
-    ran = _run(subjects, "bench", python, _options(settings))
+    ran = cast("dict[str, BenchAnswer | Refusal]", _run(subjects, "bench", python, _options(settings)))
     for subject in subjects:
         measured = ran[subject.entry]
         if "refused" in measured:
             raise PluginError(measured["refused"], hint=measured["hint"])
-        reports.append({"plugin": subject.name, **measured})
+        rows.append({"plugin": subject.name, "models": measured["models"]})
     if as_json:
-        output.emit({"plugins": reports})
+        output.emit({"plugins": rows})
     else:
-        for report in reports:
-            _show_bench(report)
+        for row in rows:
+            _show_bench(row)
     return 0
 
 
@@ -128,24 +146,22 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
-def _read(subject: Subject, all_subjects: Sequence[Subject]) -> dict[str, Any]:
+def _read(subject: Subject, all_subjects: Sequence[Subject]) -> Report:
     """Return the report on a plugin's source; the plugin is not run."""
     from hookd.tool.check import types
     from hookd.tool.check.problem import Problem
+    from hookd.tool.check.report import Report
 
     try:
         problems = _source_problems(subject, all_subjects)
     except RecursionError:
         why = "its code is nested too deeply to be checked"
         problems = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
-    report: dict[str, Any] = {
-        "plugin": subject.name, "half": subject.half, "file": str(subject.file), "hooks": {}, "uncalled": [], "is_run": False,
-    }  # fmt: skip
-    report["is_typed"] = types.is_possible()
-    if report["is_typed"] and all(problem.is_warning for problem in problems):
+    report = Report(subject.name, subject.half, str(subject.file), types.is_possible(), sorted(set(problems)))
+    if report.is_typed and report.is_good:
         _progress(f"{subject.name or subject.class_name}: checking types with mypy")
-        problems += types.problems(subject)
-    return {**report, "problems": sorted(set(problems))}
+        report.add(types.problems(subject))
+    return report
 
 
 def _source_problems(subject: Subject, all_subjects: Sequence[Subject]) -> list[Problem]:
@@ -161,29 +177,30 @@ def _source_problems(subject: Subject, all_subjects: Sequence[Subject]) -> list[
     return problems
 
 
-def _broken(error: NotPython) -> dict[str, Any]:
+def _broken(error: NotPython) -> Report:
     """Return the report on a file that is not valid Python, so that no plugin can be found in it."""
     from hookd.tool.check.problem import Problem
+    from hookd.tool.check.report import Report
 
     problem = Problem(str(error.file), error.line, "source", f"not valid Python: {error.why}")
-    return {
-        "plugin": "", "half": "target", "file": str(error.file), "hooks": {}, "uncalled": [], "is_run": False,
-        "is_typed": False, "problems": [problem],
-    }  # fmt: skip
+    return Report("", "target", str(error.file), is_typed=False, problems=[problem])
 
 
-def _add_run(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
-    report["problems"] = sorted({*report["problems"], *_trial_problems(subject, ran)})
-    report |= {"is_run": True, "mutates": ran.get("mutates", False)}
-    report |= {"hooks": ran.get("hooks", {}), "uncalled": ran.get("uncalled", [])}
+def _add_run(report: Report, subject: Subject, ran: CheckAnswer | PlacedRefusal) -> None:
+    report.add(_trial_problems(subject, ran))
+    report.is_run, report.mutates = True, False
+    if "refused" not in ran:
+        report.mutates, report.hooks, report.uncalled = ran["mutates"], ran["hooks"], ran["uncalled"]
 
 
-def _add_rehearsal(report: dict[str, Any], subject: Subject, ran: dict[str, Any]) -> None:
-    report["problems"] = sorted({*report["problems"], *_rehearsal_problems(subject, ran, report["problems"])})
-    report |= {"is_run": True, "hosted": ran.get("hooks", [])}
+def _add_rehearsal(report: Report, subject: Subject, ran: RehearsalAnswer | Refusal) -> None:
+    report.add(_rehearsal_problems(subject, ran, report.problems))
+    report.is_run, report.hosted = True, [] if "refused" in ran else ran["hooks"]
 
 
-def _rehearsal_problems(subject: Subject, ran: dict[str, Any], already_known: list[Problem]) -> list[Problem]:
+def _rehearsal_problems(
+    subject: Subject, ran: RehearsalAnswer | Refusal, already_known: Sequence[Problem]
+) -> list[Problem]:
     """Return the problems found when a daemon plugin was run, without those already found."""
     from hookd.tool.check import names
     from hookd.tool.check.problem import Problem
@@ -210,7 +227,7 @@ def _progress(message: str) -> None:
         output.say(f"... {message}")
 
 
-def _trial_problems(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
+def _trial_problems(subject: Subject, ran: CheckAnswer | PlacedRefusal) -> list[Problem]:
     """Return the problems found when a model was trained with a plugin."""
     from hookd.tool.check import names
     from hookd.tool.check.problem import Problem
@@ -235,7 +252,7 @@ def _trial_problems(subject: Subject, ran: dict[str, Any]) -> list[Problem]:
     return problems
 
 
-def _rehearse(subject: Subject, chosen: dict[str, str]) -> dict[str, Any]:
+def _rehearse(subject: Subject, chosen: Mapping[str, str]) -> RehearsalAnswer | Refusal:
     """Run a daemon plugin once, in a new process of the Python that runs hookd, as the daemon would.
 
     Raises:
@@ -244,15 +261,17 @@ def _rehearse(subject: Subject, chosen: dict[str, str]) -> dict[str, Any]:
     _progress(f"running {subject.name} in a simulated daemon")
     with tempfile.TemporaryDirectory() as home:
         out = Path(home, "answer.json")
-        request = {"name": subject.name, "files": [str(file) for file in subject.files], "options": chosen}
-        request |= {"entry": subject.entry, "directory": str(subject.directory), "out": str(out)}
+        request: RehearsalRequest = {
+            "name": subject.name, "files": [str(file) for file in subject.files], "options": chosen,
+            "entry": subject.entry, "directory": str(subject.directory), "out": str(out),
+        }  # fmt: skip
         status, stderr = _script(sys.executable, Path(home), _REHEARSAL, request, TIMEOUT_S)
         if not out.exists():
             raise _unanswered(status, stderr)
-        return _answer(out)
+        return cast("RehearsalAnswer | Refusal", _answer(out))
 
 
-def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]) -> dict[str, dict[str, Any]]:
+def _run(subjects: list[Subject], what: str, python: str, chosen: Mapping[str, str]) -> dict[str, object]:
     """Train with each plugin in a process of another Python, and return the results by `entry`.
 
     That Python needs torch and nothing else.
@@ -266,11 +285,11 @@ def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]
     with tempfile.TemporaryDirectory() as home:
         payload.unpack_testing(Path(home))
         outs = {subject.entry: Path(home, f"answer{at}.json") for at, subject in enumerate(subjects)}
-        plugins = [
+        plugins: list[Tried] = [
             {"entry": subject.entry, "directory": str(subject.directory), "out": str(outs[subject.entry])}
             for subject in subjects
         ]
-        request = {"what": what, "options": chosen, "plugins": plugins}
+        request: TrialRequest = {"what": what, "options": chosen, "plugins": plugins}
         status, stderr = _script(python, Path(home), _MAIN, request, TIMEOUT_S * len(subjects))
         if all(out.exists() for out in outs.values()):
             return {entry: _answer(out) for entry, out in outs.items()}
@@ -280,7 +299,7 @@ def _run(subjects: list[Subject], what: str, python: str, chosen: dict[str, str]
     raise _unanswered(status, stderr)
 
 
-def _answer(out: Path) -> dict[str, Any]:
+def _answer(out: Path) -> dict[str, object]:
     """Read the answer that a trial has written.
 
     Raises:
@@ -300,7 +319,9 @@ def _unanswered(status: int, stderr: str) -> HookdError:
     return HookdError(stderr.strip()[-2000:] or f"the trial ended with exit code {status}, without an answer")
 
 
-def _script(python: str, home: Path, main: str, request: dict[str, Any], timeout_s: float) -> tuple[int, str]:
+def _script(
+    python: str, home: Path, main: str, request: TrialRequest | RehearsalRequest, timeout_s: float
+) -> tuple[int, str]:
     """Run source code as a script, and return its exit code and the end of its stderr."""
     script = home / "trial.py"  # Python puts the script's folder first on sys.path, not the current directory
     script.write_text(main)
@@ -322,16 +343,16 @@ main()
 """
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Report) -> None:
     """Print the problems, and the cost of each hook."""
     _show_problems(report)
     _show_run(report)
 
 
-def _show_problems(report: dict[str, Any]) -> None:
+def _show_problems(report: Report) -> None:
     """Print the problems as a compiler does."""
     here = Path.cwd()
-    for problem in report["problems"]:
+    for problem in report.problems:
         file = Path(problem.file)
         short = file.relative_to(here) if file.is_relative_to(here) else file
         where = f"{short}:{problem.line}" if problem.line else str(short)
@@ -341,58 +362,56 @@ def _show_problems(report: dict[str, Any]) -> None:
             click.echo(output.plain(f"    {problem.fix}", lines=True))
 
 
-def _show_run(report: dict[str, Any]) -> None:
-    rows = [(hook, str(cost["calls"]), _ns(cost)) for hook, cost in report["hooks"].items()]
+def _show_run(report: Report) -> None:
+    rows = [(hook, str(cost["calls"]), _ns(cost)) for hook, cost in report.hooks.items()]
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
-    if report["uncalled"]:
-        hooks = ", ".join(report["uncalled"])
-        output.say(f"{report['plugin']}: the small models never called {hooks}: test it with a model of your own")
-    if all(problem.is_warning for problem in report["problems"]):
-        ran = f"; {_hosted(report) if report['half'] == 'daemon' else _trained(report)}" if report["is_run"] else ""
-        typed = "" if report["is_typed"] else "; types were not checked (pip install mypy)"
+    if report.uncalled:
+        hooks = ", ".join(report.uncalled)
+        output.say(f"{report.plugin}: the small models never called {hooks}: test it with a model of your own")
+    if report.is_good:
+        ran = f"; {_hosted(report) if report.half == 'daemon' else _trained(report)}" if report.is_run else ""
+        typed = "" if report.is_typed else "; types were not checked (pip install mypy)"
         output.say(f"{_titled(report)}: no problems found{ran}{typed}")
-    elif not report["is_run"]:
-        skipped = "no trial training was run" if report["half"] == "target" else "it was not run in a daemon"
+    elif not report.is_run:
+        skipped = "no trial training was run" if report.half == "target" else "it was not run in a daemon"
         output.say(f"{_titled(report)}: {skipped}; fix these problems first")
 
 
-def _titled(report: dict[str, Any]) -> str:
-    name = report["plugin"] or Path(report["file"]).name
-    return f"{name}, in the daemon" if report["half"] == "daemon" else str(name)
+def _titled(report: Report) -> str:
+    name = report.plugin or Path(report.file).name
+    return f"{name}, in the daemon" if report.half == "daemon" else name
 
 
-def _hosted(report: dict[str, Any]) -> str:
-    return f"tested with simulated ranks joining and leaving ({', '.join(report['hosted']) or 'it has no hooks'})"
+def _hosted(report: Report) -> str:
+    return f"tested with simulated ranks joining and leaving ({', '.join(report.hosted or ()) or 'it has no hooks'})"
 
 
-def _trained(report: dict[str, Any]) -> str:
+def _trained(report: Report) -> str:
     return (
-        "it changes the training, as it declares"
-        if report["mutates"]
-        else "the training is bit for bit the same with it"
+        "it changes the training, as it declares" if report.mutates else "the training is bit for bit the same with it"
     )
 
 
-def _ns(cost: dict[str, float]) -> str:
+def _ns(cost: HookCost) -> str:
     return f"{output.seconds(cost['ns'] / 1e9)} ({output.seconds(cost['low_ns'] / 1e9)} to {output.seconds(cost['high_ns'] / 1e9)})"
 
 
-def _show_bench(report: dict[str, Any]) -> None:
-    for model, measured in report["models"].items():
+def _show_bench(row: BenchRow) -> None:
+    for model, measured in row["models"].items():
         table = output.table(
-            "HOOK", ">CALLS", ">PER CALL", ">PEAK BYTES", ">KEPT BYTES", title=f"{report['plugin']} on {model}"
+            "HOOK", ">CALLS", ">PER CALL", ">PEAK BYTES", ">KEPT BYTES", title=f"{row['plugin']} on {model}"
         )
         rows = [
             (hook, str(cost["calls"]), _ns(cost), f"{cost['peak_bytes']:.0f}", f"{cost['kept_bytes']:.0f}")
             for hook, cost in measured["hooks"].items()
         ]
-        ratio, control = (_bounds(measured[key]) for key in ("ratio", "control"))
+        ratio, control = _bounds(measured["ratio"]), _bounds(measured["control"])
         output.show(
             output.fill(table, rows),
             f"a step takes {ratio} times as long with the plugin; without it, {control} times (control)\n",
         )
 
 
-def _bounds(interval: dict[str, float]) -> str:
+def _bounds(interval: Bounds) -> str:
     return f"{interval['median']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"

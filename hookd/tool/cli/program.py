@@ -76,10 +76,10 @@ class Program:
         goal = len(self.lines()) + count
         return self._until(lambda: self.lines() if len(self.lines()) >= goal else None, f"{count} more steps")[-1]
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Mapping[str, Any]:
         """Wait until stdout is a complete JSON object, and return it."""
 
-        def parse() -> dict[str, Any] | None:
+        def parse() -> Mapping[str, Any] | None:
             with contextlib.suppress(json.JSONDecodeError):
                 return dict(json.loads(self._out.read_text()))
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
@@ -15,6 +15,25 @@ if TYPE_CHECKING:
     from hookd.tool.attach.discover import Candidate
 
 COMMAND_WIDTH = 70
+
+
+class ProcessRow(TypedDict):
+    """A process, as `hookd ps --json` prints it."""
+
+    pid: int
+    state: str
+    """`attached`, `attachable` or `skipped`."""
+    why: str
+    """Why it is skipped; empty if it is not."""
+    uid: int
+    user: str
+    """The name of that user."""
+    age_s: float
+    """Seconds since its start."""
+    cmdline: list[str]
+    """Words of its command line."""
+    launcher: int | None
+    """Pid of the launcher that started it, for `hookd attach --tree`; None if there is none."""
 
 
 @click.command()
@@ -55,15 +74,15 @@ def _nothing(processes: Sequence[Candidate], user: int | None) -> Iterator[str]:
         yield f"no Python process with torch{whose} is running here that is visible to you"
         return
     yield f"no process{whose} can be attached to; `hookd ps --all` lists what was skipped:"
-    yield from targets.told_skipped({"pid": process.pid, "why": process.why} for process in processes)
+    yield from targets.told_skipped(map(targets.skipped, processes))
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(row: ProcessRow) -> str:
     """Return why a process is skipped, or else the launcher whose pid `hookd attach --tree` needs."""
     return row["why"] or (f"a rank of {row['launcher']} (--tree)" if row["launcher"] else "")
 
 
-def _row(process: Candidate, launchers: Collection[int]) -> dict[str, Any]:
+def _row(process: Candidate, launchers: Collection[int]) -> ProcessRow:
     from hookd.tool.attach import discover, process_tree
     from hookd.tool.linux.owner import user_name
 
@@ -79,7 +98,7 @@ def _row(process: Candidate, launchers: Collection[int]) -> dict[str, Any]:
     }
 
 
-def _cells(row: dict[str, Any], *, has_notes: bool) -> tuple[str, ...]:
+def _cells(row: ProcessRow, *, has_notes: bool) -> tuple[str, ...]:
     return (
         str(row["pid"]),
         row["state"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
@@ -17,6 +17,36 @@ if TYPE_CHECKING:
     from hookd.tool.attach.sampler import Recording
 
 SUFFIXES = {"svg": ".svg", "speedscope": ".json"}
+
+
+class RecordedThread(TypedDict):
+    """A thread in a recording."""
+
+    name: str
+    tid: int
+    """Its thread id in the target's PID namespace."""
+
+
+class Summary(TypedDict):
+    """A recording, as `hookd record --json` prints it."""
+
+    pid: int
+    path: str
+    """Of the file."""
+    format: str
+    """`svg` or `speedscope`."""
+    seconds: float
+    """Its duration."""
+    samples: int
+    rate_hz: float
+    """Samples per second."""
+    longest_gap_s: float
+    """The longest time between two samples, in seconds."""
+    steps: int
+    """Steps that ended meanwhile."""
+    threads: list[RecordedThread]
+    ended: bool
+    """Whether the target ended, or was detached, before it was complete."""
 
 
 @click.command(short_help="Draw a flame graph of the modules of a target.")
@@ -73,8 +103,8 @@ def _kind_of(path: Path | None) -> str:
     raise click.UsageError(f"'{path}' ends neither in .svg nor in .json: choose the format with --format.")
 
 
-def _summary(recording: Recording, pid: int, path: Path, kind: str) -> dict[str, Any]:
-    tracks = [{"name": track.name, "tid": track.tid} for track in recording.tracks]
+def _summary(recording: Recording, pid: int, path: Path, kind: str) -> Summary:
+    tracks: list[RecordedThread] = [{"name": track.name, "tid": track.tid} for track in recording.tracks]
     return {
         "pid": pid, "path": str(path), "format": kind, "seconds": recording.seconds, "samples": recording.samples,
         "rate_hz": recording.samples / recording.seconds if recording.seconds else 0.0,
@@ -83,7 +113,7 @@ def _summary(recording: Recording, pid: int, path: Path, kind: str) -> dict[str,
     }  # fmt: skip
 
 
-def _messages(summary: dict[str, Any], rate_hz: float) -> Iterator[str]:
+def _messages(summary: Summary, rate_hz: float) -> Iterator[str]:
     yield (f"{summary['path']}: {summary['seconds']:.1f} s and {summary['steps']} steps, {summary['samples']} samples"
            f" ({summary['rate_hz']:.0f} per second, longest gap {output.seconds(summary['longest_gap_s'])})")  # fmt: skip
     if summary["ended"]:

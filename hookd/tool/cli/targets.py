@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import DaemonNotRunning, DaemonSilent, HookdError, NoSuchTarget, PermissionDenied, UsageError
 from hookd.tool.cli import output
@@ -228,18 +228,27 @@ def living(client: DaemonClient | None) -> list[int]:
     return sorted(int(target["pid"]) for target in client.targets() if target["ended"] is None)
 
 
+class Skipped(TypedDict):
+    """A process that matches a selection but is skipped, as `hookd attach --json` prints it."""
+
+    pid: int
+    why: str
+    cmdline: list[str]
+    """Words of its command line."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """The processes selected for a command.
 
     Attributes:
         pids: of the processes to attach to.
-        skipped: processes that match the selection but are skipped: `{"pid", "why", "cmdline"}` each.
+        skipped: processes that match the selection but are skipped.
         is_named: whether each process was named by its pid; otherwise only training processes are selected.
     """
 
     pids: list[int]
-    skipped: list[dict[str, Any]]
+    skipped: list[Skipped]
     is_named: bool
 
 
@@ -263,11 +272,7 @@ def select(
     if not pids and match is None:
         raise UsageError("--tree needs a PID")
     processes = _loaded(lambda: _matching(pids, tree=tree, match=match, user=user), timeout_s if tree else 0.0)
-    skipped = [
-        {"pid": process.pid, "why": process.why, "cmdline": list(process.cmdline)}
-        for process in processes
-        if process.state == "skipped"
-    ]
+    left_out = [skipped(process) for process in processes if process.state == "skipped"]
     usable = [process.pid for process in processes if process.state != "skipped"]
     if not usable:
         what = " ".join(
@@ -282,9 +287,9 @@ def select(
             )
         )
         where = f" among {', '.join(map(str, pids))} and what they started" if pids else ""
-        why = "; ".join(told_skipped(skipped))
+        why = "; ".join(told_skipped(left_out))
         raise NoSuchTarget(what + where, reason="no-match", hint=why or "`hookd ps --all` lists the reasons.")
-    return Selection(usable, skipped, is_named=False)
+    return Selection(usable, left_out, is_named=False)
 
 
 def _loaded(select_now: Callable[[], list[Candidate]], timeout_s: float) -> list[Candidate]:
@@ -326,9 +331,14 @@ def _matching(pids: Sequence[int], *, tree: bool, match: str | None, user: str |
     return [process for process in processes if match is None or fits(match, " ".join(process.cmdline))]
 
 
-def told_skipped(skipped: Iterable[dict[str, Any]]) -> list[str]:
+def skipped(process: Candidate) -> Skipped:
+    """Describe a skipped process."""
+    return {"pid": process.pid, "why": process.why, "cmdline": list(process.cmdline)}
+
+
+def told_skipped(rows: Iterable[Skipped]) -> list[str]:
     """Return the skipped processes, one line for each reason."""
     by_why: dict[str, list[str]] = {}
-    for row in skipped:
+    for row in rows:
         by_why.setdefault(row["why"], []).append(str(row["pid"]))
     return [f"skipped {', '.join(pids)}: {why}" for why, pids in by_why.items()]

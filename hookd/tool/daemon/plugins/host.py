@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.store import IncidentStore
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow, PanelRow
 
     Collected = list[tuple[str, Told]]
 
@@ -60,7 +61,7 @@ class Host:
         self._ever: dict[str, set[tuple[str, ...]]] = {one.name: set() for one in hosted}
         self._dropped = dict.fromkeys(self._ever, 0)
         self._collected: dict[str, tuple[float, Collected]] = {}
-        self._panels: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._panels: dict[str, tuple[float, PanelRow]] = {}
         self._asked: dict[tuple[str, str], tuple[Job | None, float]] = {}
         self._lock = threading.Lock()
 
@@ -108,18 +109,17 @@ class Host:
         rounds = [{"run": run, "ranks": ranks, "metrics": by_run[run]} for run, ranks in runs.items()]
         return one.ask("collect", functools.partial(self._keep, one, by_run), rounds=rounds)
 
-    def _keep(self, one: Hosted, by_run: Mapping[str, Metrics]) -> None:
+    def _keep(self, one: Hosted, by_run: Mapping[str, Metrics], _results: list[object]) -> None:
         collected = [(run, family) for run, metrics in by_run.items() for family in metrics.told.values()]
         with self._lock:
             self._dropped[one.name] += sum(metrics.dropped for metrics in by_run.values())
             self._collected[one.name] = (self._clock() + one.every_s + FRESH_S, collected)
 
     def _ask_panel(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
-        call: dict[str, Any] = {"runs": runs}
-        return one.ask("web_panel", functools.partial(self._keep_panel, one.name, call), rounds=[call])
+        return one.ask("web_panel", functools.partial(self._keep_panel, one.name), rounds=[{"runs": runs}])
 
-    def _keep_panel(self, name: str, call: Mapping[str, Any]) -> None:
-        panel = call["result"]
+    def _keep_panel(self, name: str, results: list[object]) -> None:
+        (panel,) = results
         if panel is not None and not isinstance(panel, Panel):
             raise PluginError(f"web_panel returned {type(panel).__name__}, expected a hookd.serving.Panel or None")
         shown = None if panel is None else _plain_panel(name, panel)
@@ -140,15 +140,12 @@ class Host:
             if one.half.has("incident")
         ]
 
-    def panels(self) -> list[dict[str, Any]]:
-        """Return the panels as `{"plugin", "title", "columns", "rows"}`, without waiting for a plugin.
-
-        Their cells are short printable text, numbers or None. The text is not escaped: the caller must escape it for HTML.
-        """
+    def panels(self) -> list[PanelRow]:
+        """Return the panels, without waiting for a plugin; the caller must escape their text for HTML."""
         with self._lock:
             return [panel for _, (at, panel) in sorted(self._panels.items()) if self._clock() - at < FRESH_S]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[DaemonPluginRow]:
         """Return a description of each plugin."""
         with self._lock:
             return [{**one.row(), "series_dropped": self._dropped[one.name]} for one in self.hosted]
@@ -203,7 +200,7 @@ def _reading(target: Target) -> Reading:
     return Reading(claim.run, claim.rank, target.pid, target.state, counted, families)
 
 
-def _plain_panel(name: str, panel: Panel) -> dict[str, Any]:
+def _plain_panel(name: str, panel: Panel) -> PanelRow:
     """Reduce a panel to what may be shown: limited in size, and printable.
 
     Raises:

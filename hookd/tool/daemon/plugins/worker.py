@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hookd.serving import DaemonPlugin
     from hookd.tool.daemon.plugins.discovery import Half, Hooks
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
 
 MAX_ERRORS = 10
 MAX_TROUBLES = 20
@@ -38,11 +39,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Job:
-    """A hook to call once for each of `rounds`; `done` is set at the end, whether the calls succeeded or not."""
+    """A hook to call once for each of `rounds`; `done` is set at the end, whether the calls succeeded or not.
+
+    `then` gets the return values of all rounds, unless a round has failed or timed out.
+    """
 
     hook: str
-    rounds: Sequence[Mapping[str, Any]]
-    then: Callable[[], None] | None = None
+    rounds: Sequence[Mapping[str, object]]
+    then: Callable[[list[object]], None] | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -108,14 +112,15 @@ class Hosted:
         return self.state != "starting" and self._waiting.unfinished_tasks == 0
 
     def ask(
-        self, hook: str, then: Callable[[], None] | None = None, *, rounds: Sequence[Mapping[str, Any]]
+        self, hook: str, then: Callable[[list[object]], None] | None = None, *, rounds: Sequence[Mapping[str, object]]
     ) -> Job | None:  # fmt: skip
         """Request calls of a hook, one for each of `rounds`.
 
         Args:
             hook: name of the hook.
-            then: called after the last round in the plugin's thread, unless a round has failed or timed out.
-            rounds: by round, the arguments of the hook; in a dict, the return value is stored as "result".
+            then: called after the last round in the plugin's thread with the return values, unless a round has failed or
+                timed out.
+            rounds: by round, the arguments of the hook.
 
         Returns:
             The job; None if the plugin does not have the hook, is refused or quarantined, or too many calls wait.
@@ -234,12 +239,9 @@ class Hosted:
             return
         function, names = self.hooks[job.hook]
         try:
-            for arguments in job.rounds:
-                result = function(**{name: arguments[name] for name in names})
-                if isinstance(arguments, dict):
-                    arguments["result"] = result
+            results = [function(**{name: arguments[name] for name in names}) for arguments in job.rounds]
             if job.then is not None and job is not self._late:
-                job.then()
+                job.then(results)
         except BaseException as error:  # noqa: BLE001  no exception of a plugin may stop the daemon
             where, trace = author_line(error, self._plugin), "".join(traceback.format_exception(error))
             self._failed(job.hook, worded(error), where, trace)
@@ -268,7 +270,7 @@ class Hosted:
         """Return the line of the plugin's code that its thread executes."""
         return line_of(self._thread.ident, self._plugin)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> DaemonPluginRow:
         """Return a description of the plugin, as JSON values."""
         source = self.half.source
         return {
