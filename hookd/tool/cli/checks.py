@@ -16,6 +16,8 @@ from hookd.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd.tool.cli.outputs import CheckRow
+
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 CAP_DAC_OVERRIDE, CAP_SYS_PTRACE = 1, 19
 MACHINES = ("x86_64", "aarch64")
@@ -36,6 +38,10 @@ class Check:
     state: str
     found: str
     cure: str = ""
+
+    def as_json(self) -> CheckRow:
+        """Return what `--json` prints."""
+        return {"name": self.name, "state": self.state, "found": self.found, "cure": self.cure}
 
 
 def of_machine(host: str | None) -> Iterator[Check]:

@@ -14,6 +14,7 @@ from hookd.tool.cli import options, output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd.tool.cli.outputs import CheckedConfig
     from hookd.tool.config import ServeConfig
 
 
@@ -44,7 +45,9 @@ def check(*, path: Path, as_json: bool) -> None:
         for text in access.check(found.web_config):
             output.say(f"hookd: warning: {text}")
     if as_json:
-        output.emit({"path": str(path), "settings": {name: _plain(getattr(found, name)) for name in SETTINGS}})
+        settings = {name: _plain(getattr(found, name)) for name in SETTINGS}
+        data: CheckedConfig = {"path": str(path), "settings": settings}
+        output.emit(data)
     else:
         click.echo(f"{path}: fine")
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from hookd.tool.cli import options, output
+
+if TYPE_CHECKING:
+    from hookd.tool.cli.outputs import Checks
 
 MARKS = {"ok": "✓", "note": "·", "bad": "✗"}
 
@@ -24,7 +29,8 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
     found = [*of_machine, *(target_checks.of_target(pid, host) if pid else ())]
     bad = [check for check in found if check.state == "bad"]
     if as_json:
-        output.emit({"ok": not bad, "checks": [check.__dict__ for check in found]})
+        data: Checks = {"ok": not bad, "checks": [check.as_json() for check in found]}
+        output.emit(data)
         return int(bool(bad))
     # With a PID, the passed checks of the machine share one line: all checks have to fit on one screen.
     fine = [check for check in of_machine if check.state == "ok"] if pid else []

@@ -25,6 +25,7 @@ from hookd.tool.reports.wording import moment, repeated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from hookd.tool.cli.outputs import Incidents
     from hookd.wire.incident import IncidentRow
 
 POLL_S = 1.0
@@ -96,7 +97,8 @@ def incidents(
         _say_of_others(stored.rows(client, run=chosen.run), chosen)
     found = stored.rows(client, state_dir, limit=limit, order="id", **vars(chosen))[::-1]
     if as_json and not follow:
-        output.emit({"incidents": found})
+        data: Incidents = {"incidents": found}
+        output.emit(data)
         return
     show(found, as_json=as_json)
     if not found and not follow:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from hookd.errors import HookdError, worded
 from hookd.tool.cli import output
+from hookd.wire.agent import PluginConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from hookd.tool.cli.outputs import LoadedPlugins
     from hookd.wire.report import PluginRow, Report
 
 
@@ -25,14 +27,60 @@ class Installed:
         refused: why ours cannot be carried; None if it can.
     """
 
-    found: Mapping[str, object]
-    shadowed_by: Mapping[str, str] | None = None
+    found: PluginConfig
+    shadowed_by: Shadow | None = None
     refused: str | None = None
 
-    def as_json(self) -> dict[str, object]:
-        """Return the description, with `shadowed_by` and, if there is one, `refused`."""
-        refused = {} if self.refused is None else {"refused": self.refused}
-        return {**self.found, "shadowed_by": self.shadowed_by, **refused}
+    def as_json(self) -> InstalledRow:
+        """Return the row that `--json` prints."""
+        row = cast("InstalledRow", {**self.found, "shadowed_by": self.shadowed_by})
+        if self.refused is not None:
+            row["refused"] = self.refused
+        return row
+
+
+class Shadow(TypedDict):
+    """A plugin that takes precedence over one of the same name."""
+
+    version: str
+    origin: str
+    """Where its source was found."""
+
+
+class InstalledRow(PluginConfig, total=False):
+    """A plugin that is installed in the environment of a target."""
+
+    shadowed_by: Shadow | None
+    """The plugin of ours with the same name; None if there is none."""
+    refused: str
+    """Why that one cannot be sent; absent if it can."""
+
+
+class LoadedPlugin(TypedDict):
+    """A plugin of a target."""
+
+    name: str
+    version: str | None
+    """Of its source, as the next two; None if unknown."""
+    sha256: str | None
+    origin: str | None
+    """Where its source was found."""
+    state: str | None
+    """`active`, `probation`, `quarantined` or `disabled`."""
+    options: dict[str, str]
+    """The options that the user gave."""
+    settings: dict[str, str]
+    """All options, with their effective values."""
+    errors: float
+    """Exceptions that it has raised."""
+    call_seconds: float | None
+    """Mean duration of one call of its hooks, in seconds."""
+    overhead_seconds: float | None
+    """Seconds that its hooks have taken."""
+    series: int
+    """Number of its series."""
+    error: dict[str, str]
+    """Its last error; empty if there was none."""
 
 
 KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overhead_seconds", "series", "error")
@@ -43,8 +91,11 @@ def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int
     found = [one for one in report["plugins"] if one["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))
     if as_json:
-        plugins = [{**_source(one), **_chosen(one)} for one in found]
-        output.emit({"pid": report["pid"], "plugins": plugins, "in_target": [its.as_json() for its in there]})
+        plugins = [cast("LoadedPlugin", {**_source(one), **_chosen(one)}) for one in found]
+        data: LoadedPlugins = {
+            "pid": report["pid"], "plugins": plugins, "in_target": [its.as_json() for its in there],
+        }  # fmt: skip
+        output.emit(data)
         return 0
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
     output.show(output.fill(table, map(_row, found)))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hookd.tool.cli.outputs import PluginList
     from hookd.wire.answer import ChangedTarget
 
 
@@ -44,7 +45,10 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
     available, broken = installed(plugin_dirs), unreadable(plugin_dirs)
     hosted = in_daemon(plugin_dirs, host)
     if as_json:
-        output.emit({"plugins": available, "daemon": hosted, "unreadable": [error.as_json() for error in broken]})
+        data: PluginList = {
+            "plugins": available, "daemon": hosted, "unreadable": [error.as_json() for error in broken],
+        }  # fmt: skip
+        output.emit(data)
     else:
         rows = [(row["name"], row["version"] or "-", _note(row), row["summary"], row["entry"]) for row in available]
         output.show(output.fill(output.table("PLUGIN", "VERSION", "", "DESCRIPTION", "FROM"), rows))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hookd.tool.check.problem import Problem
     from hookd.tool.check.report import Report
     from hookd.tool.check.source import Subject
+    from hookd.tool.cli.outputs import BenchRows, PluginReports
 
 TIMEOUT_S = 300
 PATH = click.argument("path", metavar="PATH")
@@ -91,7 +92,8 @@ def check(
     reports = [*broken, *reports]
     is_good = all(report.is_good for report in reports)
     if as_json:
-        output.emit({"plugins": [report.as_json() for report in reports], "ok": is_good})
+        data: PluginReports = {"plugins": [report.as_json() for report in reports], "ok": is_good}
+        output.emit(data)
     else:
         for report in reports:
             _show(report)
@@ -132,7 +134,8 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
             raise PluginError(measured["refused"], hint=measured["hint"])
         rows.append({"plugin": subject.name, "models": measured["models"]})
     if as_json:
-        output.emit({"plugins": rows})
+        data: BenchRows = {"plugins": rows}
+        output.emit(data)
     else:
         for row in rows:
             _show_bench(row)

@@ -19,6 +19,8 @@ from hookd.tool.cli import options, output
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hookd.tool.cli.outputs import NewPlugin
+
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
@@ -41,7 +43,8 @@ def new(*, name: str, directory: Path, has_daemon: bool, as_json: bool) -> int:
         raise PluginError(f"{home} already exists", reason="exists", hint="Choose another name, or another --dir.")
     written = write(name, home, has_daemon=has_daemon)
     if as_json:
-        output.emit({"plugin": name, "directory": str(home), "files": [str(path) for path in written]})
+        data: NewPlugin = {"plugin": name, "directory": str(home), "files": [str(path) for path in written]}
+        output.emit(data)
     else:
         for path in written:
             click.echo(path)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from hookd.tool.attach.discover import Candidate
+    from hookd.tool.cli.outputs import Processes
 
 COMMAND_WIDTH = 70
 
@@ -54,7 +55,8 @@ def ps(*, everything: bool, user: int | None, as_json: bool) -> None:
     launchers = {process.pid for process in processes if process.why == LAUNCHER}
     rows = [_row(process, launchers) for process in sorted(listed, key=lambda process: (process.state, process.pid))]
     if as_json:
-        output.emit({"processes": rows})
+        data: Processes = {"processes": rows}
+        output.emit(data)
         return
     if not rows:
         for line in _nothing(processes, user):

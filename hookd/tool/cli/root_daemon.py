@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.config import Address, ServeConfig, default_control_path
@@ -19,6 +19,8 @@ from hookd.tool.linux import proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from hookd.tool.cli.outputs import RootDaemonRow
 
 ANSWER_S = 1.0
 """Timeout of a request to its port."""
@@ -38,9 +40,9 @@ class RootDaemon:
     control: str
     url: str | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> RootDaemonRow:
         """Return what `--json` prints."""
-        return asdict(self)
+        return {"pid": self.pid, "control": self.control, "url": self.url}
 
     @property
     def told(self) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, cast, final
+from typing import TYPE_CHECKING, TypedDict, cast, final
 
 import click
 
-from hookd.errors import HookdError
+from hookd.errors import ErrorAnswer, HookdError
 from hookd.tool.cli import options, output, root_daemon, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.reading import is_called_only, paused, state, step_seconds
@@ -15,6 +15,7 @@ from hookd.tool.reports.wording import moment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd.tool.cli.outputs import Status
     from hookd.tool.cli.root_daemon import RootDaemon
     from hookd.wire.incident import Incident
     from hookd.wire.report import Report, Steps
@@ -25,10 +26,7 @@ ASKED = "eval"
 BORN = ("nan", "inf")
 
 
-@final
-class StatusRow(TypedDict):
-    """A target in `hookd status --json`."""
-
+class _Row(TypedDict):
     pid: int
     user: str
     run: str
@@ -64,6 +62,29 @@ class StatusRow(TypedDict):
     """Number of its series that the limits exclude from /metrics."""
 
 
+@final
+class StatusRow(_Row):
+    """A target."""
+
+
+class Served(TypedDict):
+    """Who serves a target."""
+
+    served_by: list[Server]
+    held_by: list[int]
+    """Pids of the daemons that hold its agent."""
+
+
+class ServedStatus(_Row, Served):
+    """A target, and who serves it."""
+
+
+class ServedError(ErrorAnswer, Served):
+    """A target whose page cannot be read."""
+
+    pid: int
+
+
 @click.command()
 @options.user
 @options.host
@@ -77,14 +98,13 @@ def status(*, user: int | None, host: str | None, as_json: bool) -> None:
     rows = [_row(pid, report) for pid, report in targets.reports(client, others) if targets.is_of(pid, report, user)]
     if as_json:
         servers = [*([daemon] if daemon is not None else []), *others]
-        output.emit(
-            {
-                "daemon": _server(daemon) if daemon is not None else None,
-                "root_daemon": of_root.as_json() if of_root is not None else None,
-                "foreground": [_server(server) for server in others],
-                "targets": [{**row, **_served(row["pid"], servers)} for row in rows],
-            }
-        )
+        data: Status = {
+            "daemon": _server(daemon) if daemon is not None else None,
+            "root_daemon": of_root.as_json() if of_root is not None else None,
+            "foreground": [_server(server) for server in others],
+            "targets": [cast("ServedStatus", {**row, **_served(row["pid"], servers)}) for row in rows],
+        }
+        output.emit(data)
         return
     for line in (
         *_who_serves(daemon, others, of_root),
@@ -110,7 +130,7 @@ def _serves(server: ServerStatus, pid: int, *, held: bool = False) -> bool:
     return any(target["pid"] == pid and (target["is_held"] or not held) for target in server["targets"])
 
 
-def _served(pid: int, servers: list[ServerStatus]) -> dict[str, Any]:
+def _served(pid: int, servers: list[ServerStatus]) -> Served:
     """Return who serves a target, and the pids of those that hold its agent."""
     return {
         "served_by": [_server(server) for server in servers if _serves(server, pid)],

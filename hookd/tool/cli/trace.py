@@ -48,7 +48,8 @@ def trace(*, pid: int, steps: int, path: Path | None, timeout_s: float, max_mib:
         else:
             result = take(pid, steps, file, timeout_s=timeout_s, max_bytes=max_mib * MIB)
     if as_json:
-        output.emit({"pid": pid, "path": str(path), **asdict(result), "is_cut": result.steps < steps})
+        data = {"pid": pid, "path": str(path), **asdict(result), "is_cut": result.steps < steps}
+        output.emit(data)
     for line in _messages(result, path, steps):
         output.say(line)
     return 0
