@@ -1,8 +1,8 @@
-"""Make the pages of the documentation that repeat what the code says: commands, metrics, hooks.
+"""Make the pages of the documentation that repeat what the code says: commands, metrics, hooks, JSON.
 
     python docs/generate.py [DIRECTORY]
 
-writes reference/*.md beside this file, or into another directory. It needs torch, for the metrics: each plugin is loaded
+writes reference/* beside this file, or into another directory. It needs torch, for the metrics: each plugin is loaded
 in this process, and what it declares is read there. To be run after a change of a command, a hook or a metric; a test
 compares.
 """
@@ -194,8 +194,11 @@ def main() -> None:
     """Write the files."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "reference"
     directory.mkdir(exist_ok=True)
-    for name, make in PAGES.items():
-        (directory / name).write_text(MADE + make(), "utf-8")
+    import json_reference  # noqa: PLC0415  beside this file, for the script alone
+
+    pages = {name: MADE + make() for name, make in {**PAGES, "json.md": json_reference.page}.items()}
+    for name, text in (pages | {"json.schema.json": json_reference.schema()}).items():
+        (directory / name).write_text(text, "utf-8")
         sys.stderr.write(f"wrote {name}\n")
 
 

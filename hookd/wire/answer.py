@@ -34,7 +34,7 @@ class Attached(PluginRefused):
     user: str
     """The owner of the process."""
     state: str
-    """Of the target; see `hookd targets`."""
+    """Of the target, as in TargetRow."""
     control: str
     """Path of the agent's control socket, as the daemon sees it."""
     plugins: list[str]

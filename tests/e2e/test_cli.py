@@ -17,7 +17,7 @@ import pytest
 
 from hookd.tool.attach.discover import find_page
 from hookd.tool.linux.owner import user_name
-from tests.support import stub
+from tests.support import outputs, stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not insta
 
 
 def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    done = subprocess.run(
         [CONSOLE, *map(str, words)],
         capture_output=True,
         text=True,
@@ -42,6 +42,8 @@ def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[s
         env=tool_environment(**variables),
         check=False,
     )
+    outputs.check(words, done.stdout)
+    return done
 
 
 @contextlib.contextmanager

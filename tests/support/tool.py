@@ -16,7 +16,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from hookd.errors import NoSuchTarget
-from tests.support import outside
+from tests.support import outputs, outside
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 
@@ -35,7 +35,9 @@ def hookd(*arguments: str | Path, status: int = 0, **extra: str | Path) -> str:
     """Run a command to its end, and give its stdout."""
     with Process([*HOOKD, *arguments], env=tool_environment(**extra)) as process:
         assert process.wait() == status, process.describe()
-        return "\n".join(process.out)
+        printed = "\n".join(process.out)
+        outputs.check(arguments, printed)
+        return printed
 
 
 def hookd_json(*arguments: str | Path) -> Any:
