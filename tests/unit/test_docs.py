@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from tests.support.documents import anchors, links, pages
+from hookd.tool.cli import cli
+from tests.support.documents import anchors, generator, links, pages
 from tests.support.environment import REPOSITORY
 from tests.support.reasons import reasons
 
@@ -73,6 +76,18 @@ def test_what_the_code_says_is_written_as_it_says_it(tmp_path):
     assert made == {path.name: path.read_text("utf-8") for path in REFERENCE.iterdir()}, (
         "old: run python docs/generate.py"
     )
+
+
+def test_every_command_that_prints_json_has_a_schema():
+    defined = json.loads((REFERENCE / "json.schema.json").read_text("utf-8"))
+    Draft202012Validator.check_schema(defined)
+    missing = []
+    for words, command in generator().walk(cli, ("hookd",)):
+        if any("--json" in option.opts for option in command.params) and words[1] != "replay":
+            missing += (
+                [words] if not any(f"{one} ".startswith(f"{' '.join(words)} ") for one in defined["$defs"]) else []
+            )
+    assert not missing, "see OUTPUTS in docs/json_reference.py"
 
 
 # ---- troubleshooting
