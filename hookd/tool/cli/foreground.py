@@ -12,6 +12,7 @@ from hookd.tool.cli import attach as words
 if TYPE_CHECKING:
     from hookd.tool.cli.options import Watch
     from hookd.tool.cli.targets import Selection
+    from hookd.wire.target import TargetRow
 
 
 def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
@@ -76,7 +77,7 @@ class Teller:
         self._entries: list[dict[str, Any]] = []
         self._gone: set[int] = set()
 
-    def tell(self, what: str, about: dict[str, Any]) -> None:
+    def tell(self, what: str, about: Any) -> None:
         """Print the message for an event; for the events see `attach_and_serve`."""
         if what == "serving":
             self._url = about["url"]
@@ -109,7 +110,7 @@ class Teller:
             detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)
             output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
 
-    def _ended(self, row: dict[str, Any]) -> str:
+    def _ended(self, row: TargetRow) -> str:
         if row["state"] == "detached":
             return f"process {row['pid']} was detached"
         if row["state"] == "lost":

@@ -189,20 +189,38 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
     """
     if path is None and environ.get("HOOKD_CONFIG"):
         path = Path(environ["HOOKD_CONFIG"])
-    values, problems = _from_file(path) if path is not None else ({}, [])
+    reading = _from_file(path) if path is not None else _Reading()
     for name in SETTINGS:
         variable = "HOOKD_" + name.upper()
         if environ.get(variable):
-            _read(name, environ[variable], variable, values, problems)
+            reading.add(name, environ[variable], variable)
         if flags.get(name) is not None:
-            _read(name, flags[name], "--" + name.replace("_", "-"), values, problems)
+            reading.add(name, flags[name], "--" + name.replace("_", "-"))
     if unknown := set(flags) - set(SETTINGS):
         raise ValueError(f"no such settings: {sorted(unknown)}")
-    config = ServeConfig(**values)
-    problems += _forbidden(config)
+    config = ServeConfig(**reading.values)
+    problems = [*reading.problems, *_forbidden(config)]
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+@dataclass
+class _Reading:
+    """Settings that have been read: their values by name, and a message for each mistake."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, name: str, value: object, source: str) -> None:
+        """Read the value of a setting from a place that messages call `source`."""
+        try:
+            self.values[name] = SETTINGS[name].metadata["read"](value)
+        except ConfigError as exc:
+            self.problems.append(f"{source}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
+        except ValueError as exc:
+            reason = "is not a number" if "convert" in str(exc) else str(exc)
+            self.problems.append(f"{source}: {value!r} {reason}.")
 
 
 def _forbidden(config: ServeConfig) -> list[str]:
@@ -230,11 +248,11 @@ def check(path: Path) -> ServeConfig:
     return load({}, {}, path)
 
 
-def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the file's settings, and a message for each mistake."""
+def _from_file(path: Path) -> _Reading:
+    """Read the file's settings."""
     tables = _toml(path)
-    values: dict[str, Any] = {}
-    problems: list[str] = []
+    reading = _Reading()
+    values, problems = reading.values, reading.problems
     known: dict[str, list[str]] = {"plugins": [], "daemon_plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
         known.setdefault(setting.metadata["table"], []).append(_key(name))
@@ -252,16 +270,16 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         elif table == "plugins":
             rest = dict(content)
             if isinstance(rest.get("allow"), (list, str)):
-                _read("plugins_allow", rest.pop("allow"), f"{path}: [plugins] allow", values, problems)
+                reading.add("plugins_allow", rest.pop("allow"), f"{path}: [plugins] allow")
             values["plugin_options"] = _plugin_options(rest, path, problems)
         else:
             for key, value in content.items():
                 if key in known[table]:
                     name = key if key in SETTINGS else f"{table}_{key}"
-                    _read(name, value, f"{path}: [{table}] {key}", values, problems)
+                    reading.add(name, value, f"{path}: [{table}] {key}")
                 else:
                     problems.append(f"{path}: [{table}] has no key '{key}'{_meant(key, known[table], SETTINGS)}")
-    return values, problems
+    return reading
 
 
 def _key(name: str) -> str:
@@ -269,7 +287,7 @@ def _key(name: str) -> str:
     return name.removeprefix(SETTINGS[name].metadata["table"] + "_")
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path) -> Mapping[str, object]:
     try:
         with ownership.open_checked(path) as file:
             return tomllib.load(file)
@@ -280,7 +298,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _plugin_options(
-    content: Mapping[str, Any], path: Path, problems: list[str], above: str = "plugins"
+    content: Mapping[str, object], path: Path, problems: list[str], above: str = "plugins"
 ) -> dict[str, dict[str, str]]:
     options: dict[str, dict[str, str]] = {}
     for name, table in content.items():
@@ -289,16 +307,6 @@ def _plugin_options(
         else:
             problems.append(f"{path}: [{above}.{name}] is not a table of plain options")
     return options
-
-
-def _read(name: str, value: object, source: str, values: dict[str, Any], problems: list[str]) -> None:
-    try:
-        values[name] = SETTINGS[name].metadata["read"](value)
-    except ConfigError as exc:
-        problems.append(f"{source}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
-    except ValueError as exc:
-        reason = "is not a number" if "convert" in str(exc) else str(exc)
-        problems.append(f"{source}: {value!r} {reason}.")
 
 
 def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Field[Any]]) -> str:

@@ -7,14 +7,14 @@ import itertools
 import json
 import mmap
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from hookd.wire.originals import Lock
 from hookd.wire.page.layout import HEAD_WORDS, LOW32, MAX_RECORD, Region, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _PREFIX = struct.Struct("=II")  # length and crc32 of the payload
 
@@ -27,7 +27,7 @@ def array_of(*items: object) -> bytes:
     return _encode(items).encode()
 
 
-def object_of(fields: dict[str, Any]) -> bytes:
+def object_of(fields: Mapping[str, object]) -> bytes:
     """Encode an object, such as an incident, within MAX_RECORD.
 
     If it is too long, nested values are dropped, and texts are cut until it fits.

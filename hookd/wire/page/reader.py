@@ -51,9 +51,12 @@ from hookd.wire.page.schema import UNTRUSTED, Schema
 from hookd.wire.page.snapshot import Heartbeat, Record, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd.wire.incident import Incident, LogLine
+
+    JsonObject = dict[str, Any]
+    """An object of a log, with whatever another process has put into it."""
 
 T = TypeVar("T")
 
@@ -85,14 +88,14 @@ class PageReader:
         self._fd_lock = threading.Lock()  # a closed descriptor's number is soon another file's
         self._schema: Schema | None = None
         self._last: Snapshot | None = None
-        self._objects_seen: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+        self._objects_seen: dict[str, tuple[int, list[JsonObject]]] = {}
         try:
             self._regions = self._check(any_protocol=any_protocol)
         except PageError:
             self.close()
             raise
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Return the identity of the agent."""
         return self._consistent(self._identity)
 
@@ -243,13 +246,13 @@ class PageReader:
             raise _corrupt(f"its schema is malformed: {exc}") from exc
         return schema
 
-    def _identity(self, words: tuple[int, ...]) -> dict[str, Any]:
+    def _identity(self, words: tuple[int, ...]) -> JsonObject:
         objects = self._objects("identity", words)
         if not objects:
             raise _corrupt("it has no identity")
         return objects[-1]
 
-    def _objects(self, name: str, words: tuple[int, ...]) -> list[dict[str, Any]]:
+    def _objects(self, name: str, words: tuple[int, ...]) -> list[JsonObject]:
         """Return the objects of a log, which is parsed again only if its head has moved."""
         head, objects = self._objects_seen.get(name, (None, []))
         if head == words[HEAD_WORDS[name]]:
@@ -372,8 +375,9 @@ def _state(words: tuple[int, ...]) -> str:
     return STATES[words[STATE_WORD]]
 
 
-def _is_dated(item: dict[str, Any]) -> bool:
-    return type(item.get("seq")) is int and type(item.get("time")) is float and 0 <= item["time"] < END_OF_TIME
+def _is_dated(item: Mapping[str, object]) -> bool:
+    when = item.get("time")
+    return type(item.get("seq")) is int and type(when) is float and 0 <= when < END_OF_TIME
 
 
 def _whole(value: float) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import itertools
 import posix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.wire.originals import clock
 from hookd.wire.page.layout import (
@@ -61,7 +61,7 @@ class PageWriter(SeriesWriter):
         sharers: by family, the objects of `hookd.api.metrics` that have declared it.
     """
 
-    def __init__(self, file: Descriptor, memory: mmap.mmap, identity: dict[str, Any]) -> None:
+    def __init__(self, file: Descriptor, memory: mmap.mmap, identity: Mapping[str, object]) -> None:
         """Write an empty page into zeroed memory, which `create` allocates."""
         self._file = file
         self._memory = memory
@@ -70,13 +70,13 @@ class PageWriter(SeriesWriter):
         regions = divide(len(memory))
         self._logs = {name: Log(memory, words, name, regions[name]) for name in HEAD_WORDS}
         super().__init__(self._view.cast("d"), words, self._logs["schema"], regions["values"])
-        self._identity: dict[str, Any] = {}
+        self._identity: dict[str, object] = {}
         self._told = {"incidents": 0, "logs": 0}
         self._lay_out_threads(regions["heartbeat"], regions["recorder"])
         self._write_header(regions, identity)
 
     @classmethod
-    def create(cls, identity: dict[str, Any], *, size: int = SIZE) -> PageWriter:
+    def create(cls, identity: Mapping[str, object], *, size: int = SIZE) -> PageWriter:
         """Create the page of this process, of `size` bytes, or fewer (down to MIN_SIZE) if its limits require it.
 
         Raises:
@@ -107,7 +107,7 @@ class PageWriter(SeriesWriter):
         self.recorder = self._ring, self._ring_length = recorder.offset // 8, recorder.length // RECORD.size
         self.next_seq = itertools.count(1).__next__
 
-    def _write_header(self, regions: dict[str, Region], identity: dict[str, Any]) -> None:
+    def _write_header(self, regions: dict[str, Region], identity: Mapping[str, object]) -> None:
         words = self._words
         words[PROTOCOL_WORD], words[SIZE_WORD] = PROTOCOL, len(self._memory)
         for number, name in enumerate(REGIONS):
@@ -123,11 +123,11 @@ class PageWriter(SeriesWriter):
         with contextlib.suppress(ValueError):  # closed
             self._words[STATE_WORD] = number
 
-    def update_identity(self, **changes: Any) -> None:
+    def update_identity(self, **changes: object) -> None:
         """Change some keys of the identity, a JSON object."""
         self._exclusive(self._write_identity, changes)
 
-    def _write_identity(self, changes: dict[str, Any]) -> None:
+    def _write_identity(self, changes: Mapping[str, object]) -> None:
         self._identity.update(changes)
         payload = object_of(self._identity)
         if not self._logs["identity"].append(payload):
@@ -186,7 +186,7 @@ class PageWriter(SeriesWriter):
         cells[base + 5] = value
         cells[base] = seq
 
-    def incident(self, incident: Mapping[str, Any]) -> int:
+    def incident(self, incident: Mapping[str, object]) -> int:
         """Store an incident, with `seq` and, unless it has one, `time` added; when the log is full, the oldest are dropped.
 
         Returns:
@@ -198,7 +198,7 @@ class PageWriter(SeriesWriter):
         """Add a line to the agent's log; when it is full, the oldest are dropped."""
         self._exclusive(self._tell, "logs", {"level": level, "message": message})
 
-    def _tell(self, name: str, fields: dict[str, Any]) -> int:
+    def _tell(self, name: str, fields: dict[str, object]) -> int:
         seq = self._told[name] = self._told[name] + 1
         when = plain(fields.pop("time", None))
         if not isinstance(when, (int, float)) or not 0 <= when < END_OF_TIME:
