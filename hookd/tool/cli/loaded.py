@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import HookdError, worded
 from hookd.tool.cli import output
@@ -15,18 +15,26 @@ if TYPE_CHECKING:
     from hookd.wire.report import PluginRow, Report
 
 
+class Shadow(TypedDict):
+    """The source of a plugin that takes precedence over one of the same name; both empty if it cannot be carried."""
+
+    version: str
+    origin: str
+    """Where it was found."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """A plugin of the target's own environment.
 
     Attributes:
         found: the agent's description.
-        shadowed_by: version and origin of ours with the same name, which takes precedence; None if there is none.
+        shadowed_by: ours of the same name; None if there is none.
         refused: why ours cannot be carried; None if it can.
     """
 
     found: Mapping[str, object]
-    shadowed_by: Mapping[str, str] | None = None
+    shadowed_by: Shadow | None = None
     refused: str | None = None
 
     def as_json(self) -> dict[str, object]:
@@ -114,7 +122,7 @@ def _options(one: PluginRow) -> Iterator[str]:
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def trouble(name: str, error: Mapping[str, str]) -> Iterator[str]:
+def trouble(name: str, error: Mapping[str, object]) -> Iterator[str]:
     """Yield the lines about a plugin's last error: the author's line, then the traceback.
 
     The target supplies both.
@@ -124,5 +132,5 @@ def trouble(name: str, error: Mapping[str, str]) -> Iterator[str]:
     yield f"{name}: {error['text']}, in the hook {error.get('hook')}"
     if error.get("where"):
         yield f"  at {error['where']}"
-    for line in error.get("traceback", "").splitlines():
+    for line in str(error.get("traceback", "")).splitlines():
         yield f"    {output.plain(line)}"

@@ -40,7 +40,7 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,21 @@ DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", 
 """The observers that are enabled if no plugin is named."""
 
 
-def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
-    """Declare a setting of `[table]`.
+@dataclass(frozen=True)
+class Setting:
+    """A setting of `[table]`; in the file its name lacks the prefix `table_`.
 
-    In the file its name lacks the prefix `table_`.
+    Attributes:
+        read: returns its value, from TOML, the environment or a flag.
     """
-    return field(default=default, metadata={"table": table, "read": read})
+
+    table: str
+    read: Callable[[object], Any]
+
+
+def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
+    """Declare a setting as a field."""
+    return field(default=default, metadata={"setting": Setting(table, read)})
 
 
 @dataclass(frozen=True)
@@ -173,7 +182,7 @@ class ServeConfig:
         return replace(spec, options={**self.plugin_options.get(spec.name, {}), **spec.options})
 
 
-SETTINGS: Mapping[str, Field[Any]] = {f.name: f for f in fields(ServeConfig) if f.metadata}
+SETTINGS: Mapping[str, Setting] = {f.name: f.metadata["setting"] for f in fields(ServeConfig) if f.metadata}
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | None = None) -> ServeConfig:
@@ -215,7 +224,7 @@ class _Reading:
     def add(self, name: str, value: object, source: str) -> None:
         """Read the value of a setting from a place that messages call `source`."""
         try:
-            self.values[name] = SETTINGS[name].metadata["read"](value)
+            self.values[name] = SETTINGS[name].read(value)
         except ConfigError as exc:
             self.problems.append(f"{source}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
         except ValueError as exc:
@@ -255,7 +264,7 @@ def _from_file(path: Path) -> _Reading:
     values, problems = reading.values, reading.problems
     known: dict[str, list[str]] = {"plugins": [], "daemon_plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
-        known.setdefault(setting.metadata["table"], []).append(_key(name))
+        known.setdefault(setting.table, []).append(_key(name))
     for table, content in tables.items():
         if table not in known:
             problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
@@ -284,7 +293,7 @@ def _from_file(path: Path) -> _Reading:
 
 def _key(name: str) -> str:
     """Return the key of a setting in its table of the file."""
-    return name.removeprefix(SETTINGS[name].metadata["table"] + "_")
+    return name.removeprefix(SETTINGS[name].table + "_")
 
 
 def _toml(path: Path) -> Mapping[str, object]:
@@ -309,13 +318,13 @@ def _plugin_options(
     return options
 
 
-def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Field[Any]]) -> str:
+def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Setting]) -> str:
     """Return a hint for an unknown word.
 
     It names the table that the word belongs to, the closest known word, or all known words.
     """
     if word in everywhere:
-        table = everywhere[word].metadata["table"]
+        table = everywhere[word].table
         return f"; it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
     close = difflib.get_close_matches(word, list(here), 1, 0.6) or difflib.get_close_matches(word, everywhere, 1, 0.6)
     return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(sorted(here))}"
