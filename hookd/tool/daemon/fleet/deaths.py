@@ -208,7 +208,7 @@ class Statistics(TypedDict, total=False):
 
 
 class LastSeen(TypedDict):
-    """What a target did last, as an incident about its end has it."""
+    """The last activity of a target, as an incident about its end has it."""
 
     step: int
     """The step that was not completed."""
