@@ -15,7 +15,7 @@ from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -56,10 +56,10 @@ def peek(holder: object, name: str, default: Any = None) -> Any:
     return _constant(holder, name, default)
 
 
-def attributes_of(holder: object) -> dict[str, Any]:
+def attributes_of(holder: object) -> Mapping[str, Any]:
     """Return the dict in which an object keeps its attributes; never change it."""
     try:
-        own: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+        own: Mapping[str, Any] = object.__getattribute__(holder, "__dict__")
     except AttributeError:  # it has only slots
         return {}
     return own
@@ -142,12 +142,12 @@ def plainly() -> AbstractContextManager[None]:
     return made
 
 
-def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+def groups_of(optimizer: Optimizer) -> list[Mapping[str, Any]]:
     """Return an optimizer's parameter groups as plain dicts; "params" is a plain list. Never change them."""
     return [_plain_group(group) for group in _plain_list(peek(optimizer, "param_groups"))]
 
 
-def _plain_group(group: Any) -> dict[str, Any]:
+def _plain_group(group: Any) -> Mapping[str, Any]:
     if type(group) is dict and type(group.get("params")) is list:
         return group
     plain = entries(group)
@@ -165,7 +165,7 @@ def _present(module: nn.Module, table: str) -> dict[str, Any]:
     return {name: value for name, value in list(rows.items()) if value is not None}
 
 
-def entries(table: Any) -> dict[str, Any]:
+def entries(table: Any) -> Mapping[str, Any]:
     """Return the contents of a dict, bypassing overrides of its class."""
     kind = type(table)  # DeepSpeed's subclass gathers a parameter when it is read
     if kind is dict or kind is OrderedDict:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Caller
     from hookd.tool.daemon.plugins.discovery import Half
-    from hookd.tool.daemon.plugins.rows import PanelRow
+    from hookd.tool.daemon.plugins.rows import PanelRow, PluginTrouble
     from hookd.tool.daemon.plugins.worker import Hosted
     from hookd.wire.incident import IncidentRow
 
@@ -337,6 +337,6 @@ class FakeDaemon:
         return {(plugin.name, hook): count for plugin in self._hosted for hook, count in plugin.errors.items() if count}
 
     @property
-    def troubles(self) -> list[dict[str, str]]:
+    def troubles(self) -> list[PluginTrouble]:
         """The errors: plugin, hook and text, with the plugin's line (`where`) and the traceback."""
         return [{"plugin": plugin.name, **trouble} for plugin in self._hosted for trouble in plugin.troubles]

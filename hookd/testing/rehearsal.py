@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hookd.serving import Told
     from hookd.testing.trials import HostedError, HostedMetric, Refusal, RehearsalAnswer, RehearsalRequest
     from hookd.tool.daemon.plugins.discovery import Half
+    from hookd.tool.daemon.plugins.rows import Trouble
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 _WHERE = re.compile(r"(.+?):(\d+), in ")
@@ -81,7 +82,7 @@ def _declared(plugin: str, family: Told) -> HostedMetric:
     return {"kind": family.kind, "name": name, "help": family.help, "labels": list(family.labels)}
 
 
-def _placed(trouble: Mapping[str, str], directory: str) -> HostedError:
+def _placed(trouble: Trouble, directory: str) -> HostedError:
     places = _FRAME.findall(trouble["traceback"]) or _WHERE.findall(trouble["where"])
     frames = [place for place in places if place[0].startswith(directory)]
     file, line = (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)

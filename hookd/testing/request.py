@@ -6,18 +6,43 @@ import contextlib
 import json
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import ControlError, rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    Ask = Callable[..., dict[str, Any]]
+    Ask = Callable[..., "Answer"]
 
 PATIENCE_S = 60.0
 """Seconds that a change waits for a step of a training in another thread."""
 _POLL_S = 0.005
+
+
+class Change(TypedDict):
+    """A change of a plugin, in the agent's status."""
+
+    state: str
+    """`prepared`, `armed`, `done` or `aborted`."""
+
+
+class Answer(TypedDict, total=False):
+    """An answer of the agent; which keys it has depends on the request."""
+
+    ok: bool
+    """Whether the request succeeded; always present."""
+    kind: str
+    """Class of the error."""
+    error: str
+    reason: str
+    hint: str
+    state: str
+    """`prepared` if the change waits for a step, else `done`."""
+    options: dict[str, str]
+    """Of the plugin."""
+    change: Change | None
+    """The last change."""
 
 
 def configure(
@@ -31,8 +56,7 @@ def configure(
             if step is not None:
                 step()
             _await_done(ask, name, 0.0 if step is not None else patience_s)
-        options_now: dict[str, str] = answer["options"]
-        return options_now
+        return answer["options"]
 
 
 @contextlib.contextmanager
@@ -46,10 +70,10 @@ def _asking(path: str) -> Iterator[Ask]:
         connection.connect(path)
         with connection.makefile("rwb") as lines:
 
-            def ask(op: str, **arguments: object) -> dict[str, Any]:
+            def ask(op: str, **arguments: object) -> Answer:
                 lines.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
                 lines.flush()
-                answer: dict[str, Any] = json.loads(lines.readline())
+                answer: Answer = json.loads(lines.readline())
                 if not answer["ok"]:
                     raise rebuild(answer.get("kind"), answer["error"], answer["reason"], answer["hint"], ControlError)
                 return answer
@@ -64,7 +88,7 @@ def _await_done(ask: Ask, name: str, patience_s: float) -> None:
         AssertionError: it has not within `patience_s`.
     """
     deadline = time.monotonic() + patience_s
-    while (ask("status").get("change") or {}).get("state") != "done":
+    while (change := ask("status").get("change")) is None or change["state"] != "done":
         assert time.monotonic() < deadline, (
             f"{name} changes the training, so its options change when an optimizer step begins, and none has begun: pass "
             "configure() a function that trains a step, or train in another thread"

@@ -9,9 +9,12 @@ import math
 from array import array
 from collections import deque
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookd import Context, PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 INCIDENTS = 8
 """Incidents per kind, for different modules; the gauge has all findings."""
@@ -58,7 +61,7 @@ class Findings:
             self.gauge.labels(module, kind).set(1)
             self._report(kind, module, message, fields)
 
-    def _report(self, kind: str, module: str, message: str, fields: dict[str, Any]) -> None:
+    def _report(self, kind: str, module: str, message: str, fields: Mapping[str, object]) -> None:
         reported = self._reported.setdefault(kind, set())
         if module not in reported:
             reported.add(module)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hookd import Context, Counter
 
 STATM = Path("/proc/self/statm")
@@ -84,7 +86,7 @@ class CUDA:
             if stats and stats["reserved_bytes"]["all"]["peak"]:
                 self._store(at, stats)
 
-    def _store(self, at: int, stats: dict[str, Any]) -> None:
+    def _store(self, at: int, stats: Mapping[str, Any]) -> None:
         device, allocated = f"cuda:{at}", stats["allocated_bytes"]["all"]
         for key, gauge in self._gauges.items():
             gauge.labels(device).set(allocated[key])

@@ -35,6 +35,8 @@ from hookd_optimizer.norms import Norms
 from hookd_optimizer.scale import Scale, scaler_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.optim import Optimizer
 
     from hookd import Gauge
@@ -161,7 +163,7 @@ class Optimizers(Plugin):
         self.watched.clear()
 
 
-def settings(group: dict[str, Any]) -> list[tuple[str, Any]]:
+def settings(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the settings of a parameter group that are numbers, by the names of the metrics."""
     values = [(name, group.get(name)) for name in ("lr", "momentum", "weight_decay")]
     betas: Any = group.get("betas")

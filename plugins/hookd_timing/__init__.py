@@ -75,6 +75,8 @@ from hookd_timing.flops import has_formula
 from hookd_timing.throughput import Throughput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hookd import Counter
 
 
@@ -116,7 +118,7 @@ class Timing(Plugin):
         return {"forward", "forward_pre", "backward"} if has_operations else {"forward", "backward_totals"}
 
     @hookimpl(trylast=True)
-    def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Read the shapes of a sampled step, or begin to time the device."""
         self.device.note_sampled()
         if self.device.is_forward:

@@ -16,6 +16,8 @@ import torch
 from hookd import of_tensor, parameters_in, tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hookd import Context, Counter, Module
 
 is_in_use: Any = torch.cuda.is_initialized
@@ -127,7 +129,7 @@ class Device:
         """Note that the step in progress is sampled."""
         self._sampled_step = self._context.step
 
-    def begin_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin_forward(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Record the beginning of a sampled call, if it is on a device."""
         if module.depth == 0:
             self._calls.spans.clear()  # spans of calls that an exception ended
@@ -224,7 +226,7 @@ def _family(context: Context, direction: str) -> Counter:
     return context.counter(f"{direction}_device_seconds", text, ["module"])
 
 
-def device_of(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def device_of(module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Return the CUDA device of a call's first input, else of the module's first parameter; None if it is not CUDA."""
     tensor = next(iter(tensors((inputs, kwargs))), None)
     if tensor is None:

@@ -28,7 +28,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from hookd import of_tensor, originals_of, peek
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hookd import Module
 
@@ -176,7 +176,7 @@ def has_formula(module: nn.Module | None) -> bool:
     return any(id(kind) in _BY_ID for kind in type(module).__mro__)
 
 
-def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost | None:
+def cost(module: nn.Module | None, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> Cost | None:
     """Count the operations of one call.
 
     None if there is no formula, the inputs are not plain tensors (a packed sequence), or the settings not plain values.
@@ -221,7 +221,7 @@ class Waiting:
         self._waiting: dict[int, deque[tuple[int, Call]]] = {}
         self._before: dict[int, deque[tuple[int, Call]]] = {}  # from the sampled step before
 
-    def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> None:
+    def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object], call: Call) -> None:
         """Count the operations of one call inside of `call`."""
         operations = cost(module.torch(), inputs, kwargs)
         if operations is None and module.depth:

@@ -15,7 +15,7 @@ from hookd_timing.flops import Call, Waiting
 from hookd_timing.peak import peak_flops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hookd import Context, Module
 
@@ -61,7 +61,7 @@ class Throughput:
 
     # -- on a sampled step
 
-    def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Begin a call of a root; the size of a lazy one is unknown before its second call."""
         root = module.torch()
         if root is not None and module.id not in self._roots:
@@ -73,7 +73,7 @@ class Throughput:
         if "batch_dim" in self._context.options and not self._is_odd:
             self._check_dim(module, inputs, kwargs)
 
-    def _check_dim(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_dim(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         first = first_tensor(inputs, kwargs)
         self._is_odd = first is not None and self._batch_dim >= first.dim()
         if first is not None and self._is_odd:
@@ -82,7 +82,7 @@ class Throughput:
                 "option", f"{text}: no samples are counted (the first dimension is 0)", module=module.name
             )
 
-    def see(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Count the operations of a call, and of its backward."""
         step, before = self._context.step, self._counted
         self._end_period(step)
@@ -149,7 +149,7 @@ class Throughput:
                 self._mfu.set(flops * steps_per_s / self._peak_flops)
 
 
-def batch_size(inputs: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int:
+def batch_size(inputs: tuple[Any, ...], kwargs: Mapping[str, object], dim: int) -> int:
     """Return the samples of a call, by its first argument or the first tensor in it; 0 if they cannot be counted."""
     first = first_tensor(inputs, kwargs)
     if first is None:
@@ -160,9 +160,9 @@ def batch_size(inputs: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int
     return int(shape[dim]) if 0 <= dim < len(shape) else 0
 
 
-def first_tensor(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def first_tensor(inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> Tensor | None:
     """Return the first argument, or the first tensor in it if it is a dict; None if that is not a tensor."""
-    first = inputs[0] if inputs else next(iter(kwargs.values()), None)
+    first: Any = inputs[0] if inputs else next(iter(kwargs.values()), None)
     if issubclass(type(first), dict):
         first = next(iter(tensors(first)), None)
     return first if issubclass(type(first), Tensor) else None

@@ -40,7 +40,7 @@ class ReportRow(_Row, total=False):
 
 @dataclass
 class Report:
-    """What is known of a plugin; for the attributes see `ReportRow`, where absent keys are None here."""
+    """The state of a checked plugin; for the attributes see `ReportRow`. Keys that may be absent there may be None here."""
 
     plugin: str
     half: str

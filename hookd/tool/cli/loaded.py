@@ -17,13 +17,21 @@ if TYPE_CHECKING:
     from hookd.wire.report import PluginRow, Report
 
 
+class Shadow(TypedDict):
+    """The source of a plugin that takes precedence over one of the same name; both empty if it cannot be carried."""
+
+    version: str
+    origin: str
+    """Where it was found."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """A plugin of the target's own environment.
 
     Attributes:
         found: the agent's description.
-        shadowed_by: version and origin of ours with the same name, which takes precedence; None if there is none.
+        shadowed_by: ours of the same name; None if there is none.
         refused: why ours cannot be carried; None if it can.
     """
 
@@ -37,14 +45,6 @@ class Installed:
         if self.refused is not None:
             row["refused"] = self.refused
         return row
-
-
-class Shadow(TypedDict):
-    """A plugin that takes precedence over one of the same name."""
-
-    version: str
-    origin: str
-    """Where its source was found."""
 
 
 class InstalledRow(PluginConfig, total=False):
@@ -165,7 +165,7 @@ def _options(one: PluginRow) -> Iterator[str]:
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def trouble(name: str, error: Mapping[str, str]) -> Iterator[str]:
+def trouble(name: str, error: Mapping[str, object]) -> Iterator[str]:
     """Yield the lines about a plugin's last error: the author's line, then the traceback.
 
     The target supplies both.
@@ -175,5 +175,5 @@ def trouble(name: str, error: Mapping[str, str]) -> Iterator[str]:
     yield f"{name}: {error['text']}, in the hook {error.get('hook')}"
     if error.get("where"):
         yield f"  at {error['where']}"
-    for line in error.get("traceback", "").splitlines():
+    for line in str(error.get("traceback", "")).splitlines():
         yield f"    {output.plain(line)}"

@@ -40,7 +40,7 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,21 @@ DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", 
 """The observers that are enabled if no plugin is named."""
 
 
-def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
-    """Declare a setting of `[table]`.
+@dataclass(frozen=True)
+class Setting:
+    """A setting of `[table]`; in the file its name lacks the prefix `table_`.
 
-    In the file its name lacks the prefix `table_`.
+    Attributes:
+        read: returns its value, from TOML, the environment or a flag.
     """
-    return field(default=default, metadata={"table": table, "read": read})
+
+    table: str
+    read: Callable[[object], Any]
+
+
+def _setting(table: str, default: Any, read: Callable[[object], Any]) -> Any:
+    """Declare a setting as a field."""
+    return field(default=default, metadata={"setting": Setting(table, read)})
 
 
 @dataclass(frozen=True)
@@ -173,7 +182,7 @@ class ServeConfig:
         return replace(spec, options={**self.plugin_options.get(spec.name, {}), **spec.options})
 
 
-SETTINGS: Mapping[str, Field[Any]] = {f.name: f for f in fields(ServeConfig) if f.metadata}
+SETTINGS: Mapping[str, Setting] = {f.name: f.metadata["setting"] for f in fields(ServeConfig) if f.metadata}
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | None = None) -> ServeConfig:
@@ -189,20 +198,38 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
     """
     if path is None and environ.get("HOOKD_CONFIG"):
         path = Path(environ["HOOKD_CONFIG"])
-    values, problems = _from_file(path) if path is not None else ({}, [])
+    reading = _from_file(path) if path is not None else _Reading()
     for name in SETTINGS:
         variable = "HOOKD_" + name.upper()
         if environ.get(variable):
-            _read(name, environ[variable], variable, values, problems)
+            reading.add(name, environ[variable], variable)
         if flags.get(name) is not None:
-            _read(name, flags[name], "--" + name.replace("_", "-"), values, problems)
+            reading.add(name, flags[name], "--" + name.replace("_", "-"))
     if unknown := set(flags) - set(SETTINGS):
         raise ValueError(f"no such settings: {sorted(unknown)}")
-    config = ServeConfig(**values)
-    problems += _forbidden(config)
+    config = ServeConfig(**reading.values)
+    problems = [*reading.problems, *_forbidden(config)]
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+@dataclass
+class _Reading:
+    """Settings that have been read: their values by name, and a message for each mistake."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, name: str, value: object, source: str) -> None:
+        """Read the value of a setting from a place that messages call `source`."""
+        try:
+            self.values[name] = SETTINGS[name].read(value)
+        except ConfigError as exc:
+            self.problems.append(f"{source}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
+        except ValueError as exc:
+            reason = "is not a number" if "convert" in str(exc) else str(exc)
+            self.problems.append(f"{source}: {value!r} {reason}.")
 
 
 def _forbidden(config: ServeConfig) -> list[str]:
@@ -230,14 +257,14 @@ def check(path: Path) -> ServeConfig:
     return load({}, {}, path)
 
 
-def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the file's settings, and a message for each mistake."""
+def _from_file(path: Path) -> _Reading:
+    """Read the file's settings."""
     tables = _toml(path)
-    values: dict[str, Any] = {}
-    problems: list[str] = []
+    reading = _Reading()
+    values, problems = reading.values, reading.problems
     known: dict[str, list[str]] = {"plugins": [], "daemon_plugins": [], "rule": [], "webhook": []}
     for name, setting in SETTINGS.items():
-        known.setdefault(setting.metadata["table"], []).append(_key(name))
+        known.setdefault(setting.table, []).append(_key(name))
     for table, content in tables.items():
         if table not in known:
             problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
@@ -252,24 +279,24 @@ def _from_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         elif table == "plugins":
             rest = dict(content)
             if isinstance(rest.get("allow"), (list, str)):
-                _read("plugins_allow", rest.pop("allow"), f"{path}: [plugins] allow", values, problems)
+                reading.add("plugins_allow", rest.pop("allow"), f"{path}: [plugins] allow")
             values["plugin_options"] = _plugin_options(rest, path, problems)
         else:
             for key, value in content.items():
                 if key in known[table]:
                     name = key if key in SETTINGS else f"{table}_{key}"
-                    _read(name, value, f"{path}: [{table}] {key}", values, problems)
+                    reading.add(name, value, f"{path}: [{table}] {key}")
                 else:
                     problems.append(f"{path}: [{table}] has no key '{key}'{_meant(key, known[table], SETTINGS)}")
-    return values, problems
+    return reading
 
 
 def _key(name: str) -> str:
     """Return the key of a setting in its table of the file."""
-    return name.removeprefix(SETTINGS[name].metadata["table"] + "_")
+    return name.removeprefix(SETTINGS[name].table + "_")
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path) -> Mapping[str, object]:
     try:
         with ownership.open_checked(path) as file:
             return tomllib.load(file)
@@ -280,7 +307,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _plugin_options(
-    content: Mapping[str, Any], path: Path, problems: list[str], above: str = "plugins"
+    content: Mapping[str, object], path: Path, problems: list[str], above: str = "plugins"
 ) -> dict[str, dict[str, str]]:
     options: dict[str, dict[str, str]] = {}
     for name, table in content.items():
@@ -291,23 +318,13 @@ def _plugin_options(
     return options
 
 
-def _read(name: str, value: object, source: str, values: dict[str, Any], problems: list[str]) -> None:
-    try:
-        values[name] = SETTINGS[name].metadata["read"](value)
-    except ConfigError as exc:
-        problems.append(f"{source}: {exc.message}. {exc.hint}".rstrip(". ") + ".")
-    except ValueError as exc:
-        reason = "is not a number" if "convert" in str(exc) else str(exc)
-        problems.append(f"{source}: {value!r} {reason}.")
-
-
-def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Field[Any]]) -> str:
+def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Setting]) -> str:
     """Return a hint for an unknown word.
 
     It names the table that the word belongs to, the closest known word, or all known words.
     """
     if word in everywhere:
-        table = everywhere[word].metadata["table"]
+        table = everywhere[word].table
         return f"; it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
     close = difflib.get_close_matches(word, list(here), 1, 0.6) or difflib.get_close_matches(word, everywhere, 1, 0.6)
     return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(sorted(here))}"

@@ -14,7 +14,7 @@ Readers = Mapping[str, Callable[[object], Any]]
 
 def read_tables(
     content: object, name: str, source: str, readers: Readers, problems: list[str]
-) -> list[tuple[str, dict[str, Any]]]:
+) -> list[tuple[str, Mapping[str, Any]]]:
     """Read an array of tables.
 
     Args:
@@ -34,8 +34,8 @@ def read_tables(
     return [(where, _read(table, where, readers, problems)) for where, table in zip(places, content, strict=True)]
 
 
-def _read(table: Mapping[str, Any], where: str, readers: Readers, problems: list[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _read(table: Mapping[str, object], where: str, readers: Readers, problems: list[str]) -> Mapping[str, Any]:
+    values = {}
     for key, value in table.items():
         if key not in readers:
             close = difflib.get_close_matches(key, readers, 1, 0.6)

@@ -67,14 +67,14 @@ def read_webhooks(content: object, source: str, problems: list[str]) -> tuple[We
     return tuple(webhooks)
 
 
-def _webhook(values: dict[str, Any], where: str, problems: list[str]) -> Webhook | None:
+def _webhook(values: Mapping[str, Any], where: str, problems: list[str]) -> Webhook | None:
     if "url" not in values:
         problems.append(f"{where} has no url")
         return None
     if "secret" in values and "secret_file" in values:
         problems.append(f"{where} has both secret and secret_file; give one")
-    secret = values.pop("secret_file", None)
-    return Webhook(**{"secret": secret, **values})
+    rest = {key: value for key, value in values.items() if key != "secret_file"}
+    return Webhook(**{"secret": values.get("secret_file"), **rest})
 
 
 def _read_url(value: object) -> str:

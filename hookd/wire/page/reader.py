@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from hookd.wire.identity import Identity
     from hookd.wire.incident import Incident, LogLine
 
+    JsonObject = dict[str, Any]
+    """An object of a log, with whatever another process has put into it."""
+
 T = TypeVar("T")
 
 READ_ATTEMPTS = 50  # a copy of a small page takes 0.1 ms; under load, five in a row have each hit a compaction
@@ -86,7 +89,7 @@ class PageReader:
         self._fd_lock = threading.Lock()  # a closed descriptor's number is soon another file's
         self._schema: Schema | None = None
         self._last: Snapshot | None = None
-        self._objects_seen: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+        self._objects_seen: dict[str, tuple[int, list[JsonObject]]] = {}
         try:
             self._regions = self._check(any_protocol=any_protocol)
         except PageError:
@@ -250,7 +253,7 @@ class PageReader:
             raise _corrupt("it has no identity")
         return cast("Identity", objects[-1])
 
-    def _objects(self, name: str, words: tuple[int, ...]) -> list[dict[str, Any]]:
+    def _objects(self, name: str, words: tuple[int, ...]) -> list[JsonObject]:
         """Return the objects of a log, which is parsed again only if its head has moved."""
         head, objects = self._objects_seen.get(name, (None, []))
         if head == words[HEAD_WORDS[name]]:

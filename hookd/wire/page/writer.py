@@ -6,7 +6,7 @@ import contextlib
 import errno
 import itertools
 import posix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.wire.originals import clock
 from hookd.wire.page.layout import (
@@ -186,7 +186,7 @@ class PageWriter(SeriesWriter):
         cells[base + 5] = value
         cells[base] = seq
 
-    def incident(self, incident: Mapping[str, Any]) -> int:
+    def incident(self, incident: Mapping[str, object]) -> int:
         """Store an incident, with `seq` and, unless it has one, `time` added; when the log is full, the oldest are dropped.
 
         Returns:

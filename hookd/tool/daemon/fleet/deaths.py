@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import HookdError
 from hookd.tool.daemon.incidents.incident_log import plain as one_line
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.wire.page import Record, Snapshot
+    from hookd.wire.report import ModuleRow, ThreadRow
 
 LATELY_S = 30.0
 """Seconds within which a kill for lack of memory counts as recent.
@@ -178,6 +179,51 @@ class Witness:
         return "kernel log" if victims else "cgroup" if is_counted else ""
 
 
+class _LastEvent(TypedDict):
+    event: str
+    """`step`, `call`, a phase that began, or `kind N`."""
+    time: float
+    """Unix seconds."""
+    step: int
+    """The number of the step in which it occurred."""
+
+
+class LastEvent(_LastEvent, total=False):
+    """An event that a target recorded."""
+
+    seconds: float
+    """Duration of a step."""
+    module: str | None
+    """Of a call; None if it is unknown."""
+    value: float
+    """Of an event of an unknown kind."""
+
+
+class Statistics(TypedDict, total=False):
+    """Statistics of a target, as in its report; what exceeds the limit is absent."""
+
+    metrics: dict[str, dict[str, object]]
+    modules: list[ModuleRow]
+    """Those that its threads were in."""
+
+
+class LastSeen(TypedDict):
+    """The last activity of a target, as an incident about its end has it."""
+
+    step: int
+    """The step that was not completed."""
+    is_step_absolute: bool
+    """Whether `step` counts from the beginning of the training, else from the attach."""
+    module: str | None
+    """The module of the main thread, or else of the first thread that was in one."""
+    phase: str | None
+    """The phase of that thread."""
+    threads: list[ThreadRow]
+    events: list[LastEvent]
+    """The last ones, the newest last."""
+    statistics: Statistics
+
+
 @dataclass(frozen=True)
 class Death:
     """An end in words.
@@ -193,7 +239,7 @@ class Death:
     reason: str
     message: str
     is_incident: bool = True
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Record] = ()) -> Death:
@@ -207,7 +253,11 @@ def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Recor
     exited = snapshot is not None and snapshot.state == "exited"
     exception = _exception(snapshot) if exited and snapshot is not None else None
     reason, message = _verdict(evidence, exited=exited, exception=exception)
-    fields = {"reason": reason, "known_from": evidence.source or ("page" if exited else None), **_status(evidence)}
+    fields: dict[str, object] = {
+        "reason": reason,
+        "known_from": evidence.source or ("page" if exited else None),
+        **_status(evidence),
+    }
     if exception is not None and reason != "exited":
         fields["exception"] = exception
     if snapshot is not None:
@@ -217,7 +267,7 @@ def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Recor
     return Death(reason, one_line(message + place), is_bad, fields)
 
 
-def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, Any] | None) -> tuple[str, str]:
+def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, str] | None) -> tuple[str, str]:
     after = f" after {_exception_text(exception)}" if exception is not None else ""
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
@@ -260,14 +310,18 @@ def _name(number: int) -> str:
         return str(number)
 
 
-def _status(evidence: Evidence) -> dict[str, Any]:
+def _status(evidence: Evidence) -> Mapping[str, object]:
     if evidence.status is None:
         return {}
     number = evidence.status & 0x7F
     if not number:
         return {"exit_code": evidence.status >> 8}
-    found: dict[str, Any] = {"signal": _name(number), "core_dumped": bool(evidence.status & 0x80)}
-    return found | {"oom": evidence.oom or None, "container_ended": evidence.container_ended}
+    return {
+        "signal": _name(number),
+        "core_dumped": bool(evidence.status & 0x80),
+        "oom": evidence.oom or None,
+        "container_ended": evidence.container_ended,
+    }
 
 
 def _exception(snapshot: Snapshot) -> dict[str, str] | None:
@@ -291,7 +345,7 @@ def _exception_text(exception: Mapping[str, str]) -> str:
 # -- what it did last
 
 
-def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
+def _last(snapshot: Snapshot, records: Sequence[Record]) -> LastSeen:
     """Return the last places, events and statistics.
 
     There is a place for each thread. The statistics are those of the plugins.
@@ -312,34 +366,35 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _place(fields: Mapping[str, Any]) -> str:
+def _place(fields: Mapping[str, object]) -> str:
     module, phase = fields.get("module"), fields.get("phase")
     if module:
         return f"; last in {'the root module' if module == ROOT else module} ({phase})"
     return f"; last in phase {phase}" if phase not in (None, "other") else ""
 
 
-def _event(snapshot: Snapshot, record: Record) -> dict[str, Any]:
+def _event(snapshot: Snapshot, record: Record) -> LastEvent:
     """Return a record as JSON.
 
     Its numbers come from the target.
     """
-    event: dict[str, Any] = {"time": record.when, "step": record.step}
+    when, step = record.when, record.step
     if record.kind == STEP_RECORD:
-        return {"event": "step", **event, "seconds": record.value}
+        return {"event": "step", "time": when, "step": step, "seconds": record.value}
     if record.kind == PHASE_RECORD:
         number = int(record.value) if 0 <= record.value < len(PHASES) else 0
-        return {"event": PHASES[number], **event}
+        return {"event": PHASES[number], "time": when, "step": step}
     if record.kind == CALL_RECORD:
         entry = snapshot.modules.get(record.module)
-        return {"event": "call", **event, "module": entry.name if entry is not None else None}
-    return {"event": f"kind {record.kind}", **event, "value": record.value}
+        module = entry.name if entry is not None else None
+        return {"event": "call", "time": when, "step": step, "module": module}
+    return {"event": f"kind {record.kind}", "time": when, "step": step, "value": record.value}
 
 
-def _bounded(metrics: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _bounded(metrics: Mapping[str, object], modules: Sequence[ModuleRow]) -> Statistics:
     """Return the statistics, or as many of them as fit into the limit."""
     for found in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
-        clean: dict[str, Any] = plain(found)
+        clean: Statistics = plain(found)
         if len(json.dumps(clean)) <= MAX_DETAIL:
             return clean
     return {}

@@ -20,7 +20,7 @@ from hookd.tool.reports.report import describe_steps
 from hookd.wire.labels import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from hookd.tool.daemon.fleet.fleet import Fleet
@@ -73,15 +73,16 @@ class Held:
     def of(cls, target: Target, boot: str) -> Held:
         """Return the note of a living target."""
         snapshot = target.last()
-        step = {"current": 0, "is_absolute": False} if snapshot is None else describe_steps(snapshot)
+        step = None if snapshot is None else describe_steps(snapshot)
+        current, is_absolute = (0, False) if step is None else (step["current"], step["is_absolute"])
         claim = target.claim
         return cls(
-            target.pid, target.start_ticks, target.page, claim.run, claim.rank, time.time(), int(step["current"]),
-            step["is_absolute"] is True, boot, claim.uid, claim.wanted, claim.launcher, claim.meeting,
+            target.pid, target.start_ticks, target.page, claim.run, claim.rank, time.time(), current,
+            is_absolute, boot, claim.uid, claim.wanted, claim.launcher, claim.meeting,
         )  # fmt: skip
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Held:
+    def from_json(cls, row: Mapping[str, Any]) -> Held:
         """Read the result of `as_json`.
 
         Raises:
@@ -97,7 +98,7 @@ class Held:
             str(row.get("meeting", "")),
         )  # fmt: skip
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the note as JSON."""
         noted = {key: value for key, value in vars(self).items() if key not in ("told", "herald")}
         return {**noted, "offset": proc.boot_offset_ticks(os.getpid())}

@@ -5,6 +5,25 @@ from __future__ import annotations
 from typing import TypedDict
 
 
+class Trouble(TypedDict, total=False):
+    """The last error of a daemon plugin; empty if there was none."""
+
+    hook: str
+    text: str
+    """Class and message of the exception, or what else went wrong."""
+    where: str
+    """The line of the plugin; empty if it has no part in it."""
+    traceback: str
+    """Empty if there is none."""
+
+
+class PluginTrouble(Trouble):
+    """An error of a daemon plugin."""
+
+    plugin: str
+    """Its name."""
+
+
 class AvailableRow(TypedDict):
     """A daemon plugin."""
 
@@ -18,8 +37,7 @@ class AvailableRow(TypedDict):
     """`MODULE:CLASS`."""
     state: str | None
     """One of `worker.STATES`; None if no daemon runs it."""
-    error: dict[str, str]
-    """Its last error: `hook`, `text`, the author's line (`where`) and `traceback`; empty if there was none."""
+    error: Trouble
 
 
 class DaemonPluginRow(AvailableRow, total=False):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hookd.serving import DaemonPlugin
     from hookd.tool.daemon.plugins.discovery import Half, Hooks
-    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow, Trouble
 
 MAX_ERRORS = 10
 MAX_TROUBLES = 20
@@ -67,7 +67,7 @@ class Hosted:
         errors: number of errors, by hook.
         seconds: time spent in the plugin.
         skipped: number of calls that were not made, because the plugin was quarantined or too many calls waited.
-        troubles: the last errors: hook and text, with the author's line (`where`) and the traceback.
+        troubles: the last errors.
     """
 
     def __init__(self, half: Half, options: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,7 +75,7 @@ class Hosted:
         self.hooks: Hooks = {}
         self.state = "starting"
         self.every_s = 0.0
-        self.troubles: deque[dict[str, str]] = deque(maxlen=MAX_TROUBLES)
+        self.troubles: deque[Trouble] = deque(maxlen=MAX_TROUBLES)
         self.errors: Counter[str] = Counter()
         self.seconds = 0.0
         self.skipped = 0
@@ -102,7 +102,7 @@ class Hosted:
         return self.half.name
 
     @property
-    def trouble(self) -> dict[str, str]:
+    def trouble(self) -> Trouble:
         """The last error, empty if there was none."""
         return self.troubles[-1] if self.troubles else {}
 
