@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from hookd_nan.bundle.replay import result
+from hookd_capture.bundle.replay import result
 
 HUGE = 3e38
 

@@ -1,6 +1,6 @@
 """`hookd replay BUNDLE`: repeat the module call that produced a bad value, in a new process with torch.
 
-This process never imports torch. `hookd_nan.bundle.replay` does, in a process of the chosen interpreter, which gets only
+This process never imports torch. `hookd_capture.bundle.replay` does, in a process of the chosen interpreter, which gets only
 those sources of hookd that an agent has.
 """
 
@@ -33,7 +33,7 @@ import importlib.util
 sys.dont_write_bytecode = True
 if importlib.util.find_spec("torch") is None:
     sys.exit({NO_TORCH})
-from hookd_nan.bundle.replay import main
+from hookd_capture.bundle.replay import main
 main([request, answer])
 """
 """Run with `-c`. The current directory is importable only if an option allows imports."""

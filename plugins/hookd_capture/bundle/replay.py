@@ -1,6 +1,6 @@
 """Repeat the call of a bundle in a new process, for `hookd replay`, and report the result.
 
-    python -m hookd_nan.bundle.replay REQUEST ANSWER
+    python -m hookd_capture.bundle.replay REQUEST ANSWER
 
 Both files are JSON. The request has `bundle`, `allow`, `source` and `device`. The answer is what `result` returns, or an
 object with `error`, `reason`, `hint` and `exit_code`. The call is made twice: once as it was, to compare, and once with
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import HookdError, tensors
-from hookd_nan.bundle.read import BundleError, Classes, Scene, dtype_of, read, same_bits
+from hookd_capture.bundle.read import BundleError, Classes, Scene, dtype_of, read, same_bits
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -143,7 +143,7 @@ class TestWhatIsTold:
 
     def test_a_full_disk_is_told(self, hook, tmp_path, monkeypatch):
         free = lambda _path: SimpleNamespace(free=0)  # noqa: E731
-        monkeypatch.setattr("hookd_nan.bundle.write.shutil.disk_usage", free)
+        monkeypatch.setattr("hookd_capture.bundle.write.shutil.disk_usage", free)
         hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
         CALLS["linear"]()[1]()
         hook.stop()

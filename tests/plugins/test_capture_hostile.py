@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 import pytest
-from hookd_nan.bundle import tensorfile
-from hookd_nan.bundle.replay import main
-from hookd_nan.bundle.tensorfile import FormatError
+from hookd_capture.bundle import tensorfile
+from hookd_capture.bundle.replay import main
+from hookd_capture.bundle.tensorfile import FormatError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
