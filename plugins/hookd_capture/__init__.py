@@ -66,7 +66,9 @@ MOST = 2
 FRAMES = 12
 NAMES = {"nan": "NaN", "inf": "Inf"}
 LATE = "the values were on a device: when hookd had read them, the module's inputs no longer existed"
-OF_LOSS = "the gradient that reached the model was bad: the loss is computed by the training's own functions, not by a module"
+OF_LOSS = (
+    "the gradient that reached the model was bad: the loss is computed by the training's own functions, not by a module"
+)
 NOT_REACHED = "in this step no gradient reached the model's last call, or it was changed in place since then"
 _OURS = (f"{Path(hookd.__file__).parent}/", f"{Path(__file__).parent}/", "<hookd")
 _grad: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses a `grad` that a class of parameters defines

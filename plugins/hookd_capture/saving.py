@@ -64,9 +64,7 @@ class Bundles:
         """Report why there is no bundle."""
         self._context.incident("bundle_failed", f"capture: {what}: no bundle was written: {why}", **fields)
 
-    def _text(
-        self, found: Description, call: Call, module: torch.nn.Module, fields: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _text(self, found: Description, call: Call, module: torch.nn.Module, fields: dict[str, Any]) -> dict[str, Any]:
         inputs = found.value(call.inputs, "inputs")
         kwargs = found.value(call.kwargs, "kwargs")
         output = found.value(call.output, "output")

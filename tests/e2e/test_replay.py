@@ -34,7 +34,7 @@ def bundle_of(directory, options):
     job = Job("faulty.py", f"--fault overflow --when {now} --steps 0 --pause 0.05")
     with training.start(job) as process:
         process.expect(r"^step 3 ")
-        attached = Attachment([process.pid], "-p", f"nan:capture=true,capture_dir={directory},{options}")
+        attached = Attachment([process.pid], "-p", f"capture:directory={directory},{options}")
         with attached, Page.below(process) as page:
             wait_until(lambda: page.values()["hookd_steps"].get((), 0) > 10, what="a look at all modules")
             now.touch()
@@ -83,7 +83,7 @@ def small(tmp_path_factory):
     directory = tmp_path_factory.mktemp("small")
     code = (
         "import torch, hookd\n"
-        f"hookd.start([('nan', {{'capture': 'true', 'every': '1', 'capture_dir': {str(directory)!r}}})])\n"
+        f"hookd.start([('capture', {{'directory': {str(directory)!r}}})])\n"
         "module = torch.nn.Linear(2, 2)\n"
         "module.register_forward_hook(lambda _m, _i, output: output * float('nan'))\n"
         "module(torch.ones(1, 2))\n"
@@ -121,7 +121,7 @@ def test_an_installed_package_is_imported_where_it_is_allowed(tmp_path, monkeypa
     )
     code = (
         "import torch, hookd, mypackage\n"
-        "hookd.start([('nan', {'capture': 'true', 'every': '1', 'capture_dir': 'bundles'})])\n"
+        "hookd.start([('capture', {'directory': 'bundles'})])\n"
         "mypackage.Bad(2, 2)(torch.ones(1, 2))\nhookd.stop()\n"
     )
     monkeypatch.chdir(tmp_path)

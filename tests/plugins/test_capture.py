@@ -1,4 +1,4 @@
-"""With `capture=true` the guilty call is written as a bundle, and made again from it bit for bit."""
+"""hookd_capture writes the guilty call as a bundle, from which it is made again bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hookd_nan.capture import CALM
+from hookd_capture.calls import CALM
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -118,14 +118,16 @@ def test_random_numbers_are_carried_where_the_module_may_draw_some(hook, tmp_pat
 
 
 class TestWhatIsTold:
-    def test_the_incident_has_the_path_and_a_second_one_says_when_it_is_there(self, hook, tmp_path):
+    def test_the_incident_has_the_path(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, CALLS["linear"]()[1])
-        first, second = hook.incidents
-        assert first["bundle"] == second["bundle"] == str(bundle)
-        assert second["kind"] == "bundle"
-        assert "`hookd replay`" in second["message"]
-        assert text_of(bundle)["incident"]["message"] == first["message"]
-        assert text_of(bundle)["incident"]["python_stack"] == first["python_stack"]
+        (incident,) = hook.incidents
+        assert (incident["kind"], incident["bundle"]) == ("bundle", str(bundle))
+        assert (incident["step"], incident["module"], incident["where"], incident["value"]) == (1, "(root)", "output", "inf")
+        assert incident["size_bytes"] > 0
+        assert "`hookd replay`" in incident["message"]
+        assert text_of(bundle)["incident"]["message"] in incident["message"]
+        assert text_of(bundle)["incident"]["python_stack"] == incident["python_stack"]
+        assert any("test_capture.py" in line for line in incident["python_stack"])
 
     def test_it_is_the_owners_alone(self, hook, tmp_path):
         bundle = captured(hook, tmp_path / "new" / "place", CALLS["linear"]()[1])
@@ -134,17 +136,18 @@ class TestWhatIsTold:
         assert {stat.S_IMODE(one.stat().st_mode) for one in bundle.iterdir()} == {0o600}
 
     def test_above_the_limit_nothing_is_written_and_the_incident_says_so(self, hook, tmp_path):
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path), capture_bytes=100)
+        hook.start("capture", directory=str(tmp_path), bytes=100)
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
-        assert "capture_bytes=100" in hook.incident["no_bundle"]
-        assert "nothing was written" in hook.incident["no_bundle"]
+        assert hook.incident["kind"] == "bundle_failed"
+        assert "bytes=100" in hook.incident["message"]
+        assert "no bundle was written" in hook.incident["message"]
 
     def test_a_full_disk_is_told(self, hook, tmp_path, monkeypatch):
         free = lambda _path: SimpleNamespace(free=0)  # noqa: E731
         monkeypatch.setattr("hookd_capture.bundle.write.shutil.disk_usage", free)
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
@@ -153,12 +156,12 @@ class TestWhatIsTold:
     def test_a_directory_that_cannot_be_is_refused_at_once(self, hook, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(PluginError, match="cannot be written to") as refused:
-            hook.start("nan", capture="true", capture_dir=str(tmp_path / "file" / "below"))
-        assert "capture_dir" in refused.value.hint
+            hook.start("capture", directory=str(tmp_path / "file" / "below"))
+        assert "directory=" in refused.value.hint
 
     def test_the_default_place_is_that_for_a_programs_state(self, hook, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        hook.start("nan", every=1, capture="true")
+        hook.start("capture")
         CALLS["linear"]()[1]()
         hook.stop()
         assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / "hookd" / "bundles"
@@ -167,17 +170,17 @@ class TestWhatIsTold:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        hook.start("nan", every=1, capture="true")
+        hook.start("capture")
         CALLS["linear"]()[1]()
         hook.stop()
         assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / f"hookd-{os.getuid()}" / "bundles"
 
-    def test_without_capture_nothing_is_noted_and_nothing_written(self, hook, tmp_path, monkeypatch):
+    def test_without_capture_nothing_is_written(self, hook, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         hook.start("nan", every=1)
         CALLS["linear"]()[1]()
         hook.stop()
-        assert not {"bundle", "no_bundle"} & hook.incident.keys()
+        assert hook.incident["kind"] == "inf"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -202,7 +205,7 @@ class TestWhatIsBad:
     ):
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        hook.start("nan", every=1000, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", every=1000, directory=str(tmp_path))
         for step in range(4):
             if step == 2:
                 model[2][1].weight.data.fill_(HUGE)
@@ -245,7 +248,7 @@ class TestWhatIsBad:
         found = replayed(captured(hook, tmp_path, lambda: model(torch.ones(1, 4))))
         assert (found["is_reproduced"], found["is_bit_equal"]) == (False, False)
         assert "hook of others" in found["notes"][0]
-        assert "test_nan_bundle.py" in found["notes"][0]
+        assert "test_capture.py" in found["notes"][0]
 
     def test_what_is_no_plain_tensor_or_value_is_not_carried(self, hook, tmp_path):
         class Odd(nn.Module):
@@ -321,7 +324,7 @@ def test_the_training_is_bit_for_bit_the_same_with_capture(hook, tmp_path):
         return {name: bits(one) for name, one in model.state_dict().items()}, bits(torch.get_rng_state())
 
     plain = train()
-    hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+    hook.start("capture", directory=str(tmp_path))
     observed = train()
     hook.stop()
     assert observed == plain

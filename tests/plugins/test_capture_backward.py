@@ -29,7 +29,7 @@ class Root(nn.Module):
 class TestBackward:
     def train(self, hook, directory, at=1, **options):
         model, optimizer = halves()
-        hook.start("nan", capture="true", capture_dir=str(directory), **options)
+        hook.start("capture", directory=str(directory), **options)
         for step in range(1, at + 2):
             model[2][0].is_safe = step < at
             optimizer.zero_grad()
@@ -54,7 +54,7 @@ class TestBackward:
 
     def test_of_several_calls_in_a_step_it_is_said_which(self, hook, tmp_path):
         model, optimizer = halves()
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
@@ -65,7 +65,7 @@ class TestBackward:
     def test_what_is_kept_is_let_go_at_the_end_of_the_step(self, hook, tmp_path):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         batch = torch.ones(2, 4)
         model(batch).sum().backward()
         alive = weakref.ref(batch)
@@ -82,7 +82,7 @@ class TestBackward:
 
     def test_a_loss_has_none_and_the_reason_is_told(self, hook, tmp_path):
         model, optimizer = halves()
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         (model(torch.ones(2, 4)).sum() * float("nan")).backward()
         optimizer.step()
         hook.stop()

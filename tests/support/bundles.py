@@ -1,4 +1,4 @@
-"""Bundles of `nan`: calls that are spoiled, captured and made again."""
+"""Bundles of `capture`: calls that are spoiled, captured and made again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def some(*shape, dtype=None):
 
 
 def captured(hook, directory, call, **options):
-    """Make a call under `capture=true`, and give the one bundle that there is then."""
-    hook.start("nan", capture="true", capture_dir=str(directory), **{"every": 1, **options})
+    """Make a call under `capture`, and give the one bundle that there is then."""
+    hook.start("capture", directory=str(directory), **options)
     call()
     hook.stop()
     (bundle,) = directory.iterdir()
