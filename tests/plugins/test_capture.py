@@ -265,6 +265,102 @@ class TestWhatIsBad:
             assert part in notes
 
 
+class Halved(nn.Module):
+    """Divides by zero between two of its modules, and passes on what a third one is given."""
+
+    def __init__(self, *, is_removed=False):
+        super().__init__()
+        self.first, self.second, self.is_removed = nn.Linear(4, 4), nn.Linear(4, 4), is_removed
+
+    def forward(self, x):
+        out = self.second(self.first(x) / 0)
+        return torch.zeros_like(out) if self.is_removed else out
+
+
+class TestWhichCall:
+    """Whose call is saved, where a module was given bad inputs."""
+
+    def test_call_of_the_module_whose_own_code_made_it(self, hook, tmp_path):
+        bundle = captured(hook, tmp_path, lambda: nn.Sequential(nn.Identity(), Halved())(torch.ones(2, 4)))
+        assert (hook.incident["module"], hook.incident["where"]) == ("1", "output")
+        assert replayed(bundle, allow=[__name__])["first"]["module"] == "(itself)"
+
+    def test_call_that_was_given_it_where_the_outer_one_has_removed_it(self, hook, tmp_path):
+        captured(hook, tmp_path, lambda: Halved(is_removed=True)(torch.ones(2, 4)))
+        assert (hook.incident["module"], hook.incident["where"]) == ("second", "input")
+
+    @pytest.mark.parametrize(("neginf", "module"), [("false", "1"), ("true", "0")])
+    def test_minus_infinity_is_a_mask_unless_it_is_asked_for(self, hook, tmp_path, neginf, module):
+        class Masks(nn.Module):
+            def forward(self, x):
+                return x.masked_fill(x > 0, float("-inf"))
+
+        class Undoes(nn.Module):
+            def forward(self, x):
+                return -x
+
+        call = nn.Sequential(Masks(), Undoes())
+        bundle = captured(hook, tmp_path, lambda: call(torch.ones(2, 4)), neginf=neginf)
+        assert hook.incident["module"] == module
+        assert text_of(bundle)["call"]["masks"] is (neginf == "false")
+
+    def test_after_the_whole_model_the_module_is_saved_and_nothing_else(self, hook, tmp_path):
+        model = nn.Sequential(nn.Identity(), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook.start("capture", every=1000, directory=str(tmp_path))
+        for step in range(5):
+            with torch.no_grad():
+                if step == 2:
+                    spoil(model)
+                model(some(2, 4))
+            optimizer.step()
+        hook.stop()
+        assert [one["module"] for one in hook.incidents] == ["(root)", "1"]
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_another_option_does_not_give_another_bundle(self, hook, tmp_path):
+        model, call = CALLS["linear"]()
+        hook.start("capture", directory=str(tmp_path))
+        call()
+        hook.configure("capture", neginf="true")
+        call()
+        assert not hook.listens("capture", "root_forward")
+        hook.stop()
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_beside_nan_each_says_its_own(self, hook, tmp_path):
+        hook.start("capture", "nan", directory=str(tmp_path))
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert sorted((one["kind"], one["plugin"]) for one in hook.incidents) == [("bundle", "capture"), ("inf", "nan")]
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+    def test_nested_tensor_without_one_size_is_saved_without_it(self, hook, tmp_path):
+        class Ragged(nn.Module):
+            def forward(self, x):
+                return torch.nested.nested_tensor([x[0].detach() * float("nan"), x[1, :3].detach()])
+
+        model = nn.Sequential(nn.Identity(), Ragged())
+        bundle = captured(hook, tmp_path, lambda: model(torch.randn(5, 4)))
+        assert (hook.incident["module"], hook.incident["value"]) == ("1", "nan")
+        assert "nested" in " ".join(text_of(bundle)["notes"])
+
+    def test_of_values_on_a_device_the_reason_is_told_later(self, hook, tmp_path, monkeypatch):
+        monkeypatch.setattr("hookd_capture.on_host", lambda _tensor: False)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook.start("capture", directory=str(tmp_path))
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float("inf") if step == 1 else 1.0)).detach()
+            optimizer.step()
+        hook.stop()
+        (incident,) = hook.incidents
+        assert (incident["kind"], incident["step"], incident["where"]) == ("bundle_failed", 2, "output")
+        assert "the values were on a device" in incident["message"]
+        assert list(tmp_path.iterdir()) == []
+
+
 class TestClasses:
     def test_a_users_class_is_imported_only_where_that_is_allowed(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, CALLS["dropout"]()[1])
