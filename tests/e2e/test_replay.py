@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hookd.errors import UsageError
+from hookd.tool.cli.replay import answer
 from tests.support import training
 from tests.support.environment import TARGETS, bare_python, tool_environment
 from tests.support.processes import wait_until
@@ -138,6 +140,13 @@ def test_an_installed_package_is_imported_where_it_is_allowed(tmp_path, monkeypa
 def test_a_time_limit_is_kept(small):
     done = replay(small, "--timeout", "0.01", "--json")
     assert (done.returncode, json.loads(done.stdout)["reason"]) == (1, "timeout")
+
+
+def test_without_the_plugin_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("hookd.tool.attach.sources.GROUP", "hookd.no-plugins")
+    with pytest.raises(UsageError, match="the plugin capture is not installed") as refused:
+        answer({}, sys.executable, 1)
+    assert "pip install" in refused.value.hint
 
 
 def test_what_is_no_bundle_is_said_to_be_none(tmp_path):

@@ -122,7 +122,12 @@ class TestWhatIsTold:
         bundle = captured(hook, tmp_path, CALLS["linear"]()[1])
         (incident,) = hook.incidents
         assert (incident["kind"], incident["bundle"]) == ("bundle", str(bundle))
-        assert (incident["step"], incident["module"], incident["where"], incident["value"]) == (1, "(root)", "output", "inf")
+        assert (incident["step"], incident["module"], incident["where"], incident["value"]) == (
+            1,
+            "(root)",
+            "output",
+            "inf",
+        )
         assert incident["size_bytes"] > 0
         assert "`hookd replay`" in incident["message"]
         assert text_of(bundle)["incident"]["message"] in incident["message"]
@@ -319,7 +324,7 @@ class TestWhichCall:
         assert len(list(tmp_path.iterdir())) == 2
 
     def test_another_option_does_not_give_another_bundle(self, hook, tmp_path):
-        model, call = CALLS["linear"]()
+        _, call = CALLS["linear"]()
         hook.start("capture", directory=str(tmp_path))
         call()
         hook.configure("capture", neginf="true")
