@@ -315,6 +315,7 @@ class Capture(Plugin):
         self.left = max(left, 0)
         if not self.left:
             self._drop()
+            self.states = States()  # calls in progress are entered, but not left
             for hook in ("forward_pre", "forward", "root_forward_pre", "root_forward", "forward_error", "backward_pre",
                          "step_pre", "closure_done", "step_done"):  # fmt: skip
                 self.context.listen(hook, wanted=False)
