@@ -13,6 +13,7 @@ import ast
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,8 +39,11 @@ HERE = Path(__file__).resolve().parent
 PLUGINS = HERE.parent / "plugins"
 WIDTH = 96
 MADE = "<!-- made by docs/generate.py: change the code, and run it -->\n\n"
-EVERYTHING = {"activations": {"parameters": "true", "histogram": "true"}}
-"""Options with which a plugin declares all of its metrics."""
+EVERYTHING = {
+    "activations": {"parameters": "true", "histogram": "true"},
+    "capture": {"directory": tempfile.gettempdir()},
+}
+"""Options with which a plugin declares all of its metrics, and leaves nothing in the user's directories."""
 UNITS = {"seconds": "seconds", "bytes": "bytes", "ratio": "ratio", "steps": "steps", "score": "ratio"}
 """What the last word of a name says of its unit."""
 
@@ -100,6 +104,8 @@ def metrics() -> str:
     own = {row.name.rstrip("*"): row for row in (*tables.pop(""), *_watched(), *scraped)}
     text = _HEAD + _table(own.values())
     for name, found in tables.items():
+        if not found:  # a plugin that has no metrics
+            continue
         text += f"\n## {name}\n\n" + _table(_with_units(name, found))
     return text
 

@@ -25,7 +25,7 @@ PATHS = (
     "hookd/tool/daemon/fleet", "hookd/tool/daemon/incidents", "hookd/tool/daemon/metrics", "hookd/tool/daemon/plugins",
     "hookd/tool/daemon/watch", "hookd/tool/daemon/web", "hookd/tool/inject", "hookd/tool/linux", "hookd/tool/reports",
     "hookd/wire", "plugins", "README.md", "docs/alerts.md", "docs/architecture.md", "docs/attach.md",
-    "docs/contributing.md", "docs/daemon-plugins.md", "docs/dashboards.md", "docs/deaths.md", "docs/glossary.md",
+    "docs/capture.md", "docs/contributing.md", "docs/daemon-plugins.md", "docs/dashboards.md", "docs/deaths.md", "docs/glossary.md",
     "docs/gpu.md", "docs/hangs.md", "docs/incidents.md", "docs/integrations.md", "docs/nan.md", "docs/on-demand.md",
     "docs/operations.md", "docs/overhead.md", "docs/platforms.md", "docs/plugins-shipping.md", "docs/plugins.md",
     "docs/ranks.md", "docs/start.md", "docs/testing.md", "docs/top.md", "docs/torch-tests.md",

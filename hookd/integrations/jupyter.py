@@ -97,7 +97,7 @@ def _live() -> Iterator[None]:
 
 
 def _plugin(word: str) -> tuple[str, dict[str, object]]:
-    """Parse `nan:every=1,capture=true`, as after `hookd attach -p`."""
+    """Parse `nan:every=1,neginf=true`, as after `hookd attach -p`."""
     name, _, rest = word.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",") if rest]
     if bad := next((key for key, equals, _ in pairs if not (key and equals)), None):

@@ -36,8 +36,6 @@ class Incident(_Dated, total=False):
     """Unix seconds of the last occurrence."""
     id: int
     """Its number in the daemon's store."""
-    no_bundle: str
-    """Why the plugin nan has not saved the call; only if it was asked to."""
 
 
 class LogLine(_Dated, total=False):

@@ -8,8 +8,8 @@
 
 How often it checks. Every step has a *gate*: the output of the model, the loss, and the gradients that an optimizer is
 about to use. The plugin checks the gate in every step, with one exception: it checks the gradients less often, at least
-in one step of ten, if the budget allows no more and nothing is suspicious, that is, no GradScaler, closure, bundle or
-policy needs them, and nothing bad is known. A gradient that goes bad unseen is found where the parameters that it made
+in one step of ten, if the budget allows no more and nothing is suspicious, that is, no GradScaler, closure or policy
+needs them, and nothing bad is known. A gradient that goes bad unseen is found where the parameters that it made
 bad are used next, and the incident says so (`gradients: unknown`).
 C code checks the outputs of modules in every step if they are small and in host memory (the hook `suspect`). Larger
 outputs (also in C), outputs on a device, and all outputs where C does not enter the calls are checked as often as the
@@ -60,15 +60,6 @@ counted in `hookd_nan_policy_total{policy}`.
   gradients, as GradScaler does.
 New options (`hookd plugin config`) keep all that is known.
 
-Bundles. With `capture=true` an incident comes with a *repro bundle* (docs/nan.md), and `hookd replay BUNDLE` makes the
-call again in a new process. The bundle contains the module of the origin. If only the gate saw the bad value, or if it
-was found in a backward that was checked, it contains the whole model, and the replay finds the module. The data is
-copied at once and written by a thread of hookd, below `capture_dir` (by default the directory for program state or for
-temporary files), readable only by the owner. The incident has the path as `bundle`, or the reason in `no_bundle`: a
-bundle larger than `capture_bytes` (256 MiB) is not written, and values on a device are gone by then. A second incident
-(`bundle`, `bundle_failed`) has the result. For bundles, a model's arguments are kept until the end of the step, and the
-state of the random number generators is read when a module is entered.
-
 `-inf`. A tensor with `-inf`, and no NaN or `+inf`, in outputs, inputs or parameters is good unless `neginf=true`,
 because attention masks use it. So if a module makes a `-inf` that is not a mask (log of 0), the origin is the first
 module with a NaN or `+inf`, or the loss. The incident then has `neginf_in`: it says that the inputs had a `-inf`, or for
@@ -98,7 +89,7 @@ class NaN(Forward, Backward):
     """Checks every output, gradient and loss, and names the first that is not finite."""
 
     name = "nan"
-    sampled = ("forward_pre", "forward", "forwards", "backward_pre", "backward", "step_pre", "closure_done")
+    sampled = ("forwards", "backward_pre", "backward", "step_pre", "closure_done")
     every = 1
     longest = 10
     rare = ("backward_pre", "backward")
@@ -106,7 +97,7 @@ class NaN(Forward, Backward):
     sampled_last = ("step_pre", "closure_done")
     unless_finite = ("backward_pre", "backward")
     remembers = True
-    fixed_by_every = ("forward_pre", "forward", "forwards")
+    fixed_by_every = ("forwards",)
     mutating = ("step_pre", "closure_done")  # with a policy other than report
 
     @hookimpl
@@ -115,16 +106,8 @@ class NaN(Forward, Backward):
 
         Gradients that leave a container are seen when they leave the first module in it, which costs less.
         """
-        hooks = {"root_forward", "forward_error", "backward_pre", "backward"}
-        if self.captures:
-            self.capture.learn(module)
-            hooks |= {"forward", "forward_pre" if module.depth else "root_forward_pre"}
-        else:
-            self.implied.learn(module)
-            hooks |= {"forwards", "suspect"} if self.masks else {"forwards"}
+        self.implied.learn(module)
+        hooks = {"root_forward", "forward_error", "forwards", "backward_pre", "backward"}
+        if self.masks:
+            hooks.add("suspect")
         return hooks if module.leaf else hooks - {"backward"}
-
-    @hookimpl
-    def unconfigure(self) -> None:
-        """Drop all references to the training's objects."""
-        self.capture.let_go()

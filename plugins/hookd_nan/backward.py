@@ -33,8 +33,6 @@ class Backward(Looking):
         self.reached[module.id] = self.order
         if not module.depth:
             self.backwards.note(self.context.step)
-            if self.captures:
-                self.capture.reached(module, grad_output)
         if not module.leaf and not self.reporter.is_over:
             self._look_at_gradient(module, grad_output, grad_output)
 
@@ -49,10 +47,7 @@ class Backward(Looking):
         if found:
             event = self._event("grad", module.name, self.backwards)
             event.reached = self.reached.get(module.id, 0)
-            reached_found = self.scan(tensors_in(reached))
-            if self.captures and self.queue.is_known(found, reached_found):
-                event.call = self.capture.held()
-            self.queue.submit(self._judge_gradient, event, found, reached_found)
+            self.queue.submit(self._judge_gradient, event, found, self.scan(tensors_in(reached)))
 
     def _judge_gradient(self, event: Event) -> None:
         """Judge a module's gradient.
@@ -204,7 +199,6 @@ class Backward(Looking):
         event.is_certain = self.backwards.latest == event.step
         if found and isinstance(found, str) and not self.reporter.is_over:  # expensive, and reported only once
             self.gradients.blame(event, optimizer)
-            event.call = self.capture.held()
             found = event.kind or found
         if isinstance(found, list) and not self.reporter.is_over:
             judge = partial(self._judge_named, judge, holders=list(grads))
@@ -242,7 +236,6 @@ class Backward(Looking):
         self.scan.is_strict = self.scan.is_strict or self.used.latest != self.context.step
         self._hold_gates(is_over=True)
         self.judge.pending.clear()
-        self.capture.let_go()
         self.reporter.step_done()
         # Once the origin is known, everything after it is bad, and sampled steps are enough.
         self.context.listen("suspect", wanted=not self.reporter.is_over)

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hookd
-from hookd import Module, hookimpl, peek, versions
+from hookd import Call, Module, hookimpl, is_whole, peek, versions
 from hookd import tensors as tensors_in
 from hookd_nan import trace
-from hookd_nan.capture import Call
 from hookd_nan.looking import Looking
 from hookd_nan.scan import INF, Found, is_within, on_host, own_tensors
 
@@ -28,17 +26,7 @@ class Forward(Looking):
     """The hooks for calls of modules."""
 
     @hookimpl
-    def forward_pre(self, module: Module) -> None:
-        """Record the random number state with which a module is entered; selected only for bundles."""
-        self.capture.enter(module)
-
-    @hookimpl
-    def root_forward_pre(self, module: Module) -> None:
-        """Record the same for a model, also in steps in which its modules are not checked."""
-        self.capture.enter(module)
-
-    @hookimpl
-    def forwards(self, calls: Sequence[hookd.Call]) -> None:
+    def forwards(self, calls: Sequence[Call]) -> None:
         """Check the outputs of a portion at once, and one by one only if that finds something bad."""
         if not calls[-1].module.depth:
             self.outputs.note(self.context.step)
@@ -52,20 +40,18 @@ class Forward(Looking):
             if call.is_changed() and not call.was_finite:
                 changed.append(call.module.name)
             else:
-                own = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None)
-                self._look(own, call.stack(), changed, is_good=call.was_finite)
+                self._look(call, changed, is_good=call.was_finite)
 
     @hookimpl
-    def suspect(self, call: hookd.Call) -> None:
+    def suspect(self, call: Call) -> None:
         """Check a call that C found bad when it returned, or a later one, which may have to judge it."""
-        own, stack = Call(call.module, call.inputs, call.kwargs, call.output, call.before, None), call.stack()
-        if not self._is_traced(own, stack):
-            self._look(own, stack, [])
+        if not self._is_traced(call):
+            self._look(call, [])
         if not call.module.depth:
             self.outputs.note(self.context.step)
             self.is_inside = True
 
-    def _is_traced(self, call: Call, stack: tuple[Module, ...]) -> bool:
+    def _is_traced(self, call: Call) -> bool:
         """Trace a bad output back if an earlier call could not be checked.
 
         Returns:
@@ -76,6 +62,7 @@ class Forward(Looking):
         found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._look_at_inputs(call)
         if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
             return False
+        stack = call.stack()
         event = self._event("output", call.module.name, self.outputs, stack)
         event.is_certain = False
         self._trace(event, stack[0], call, found, unknown="")
@@ -84,7 +71,7 @@ class Forward(Looking):
         self.traced.add(get_ident())
         return True
 
-    def _are_finite(self, calls: Sequence[hookd.Call]) -> bool:
+    def _are_finite(self, calls: Sequence[Call]) -> bool:
         """Whether all outputs are known to be finite.
 
         A container mostly returns the same tensor as the last module in it; that tensor is read once.
@@ -102,22 +89,11 @@ class Forward(Looking):
         self.seen.note(calls[-1])
         return True
 
-    @hookimpl
-    def forward(
-        self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
-    ) -> None:
-        """Check one output before its inputs can change; selected only for bundles."""
-        if not module.depth:
-            self.outputs.note(self.context.step)
-            self.is_inside = True
-        self._look(Call(module, inputs, kwargs, output, versions, self.capture.left(module)), self.context.stack(), [])
-
-    def _look(self, call: Call, stack: tuple[Module, ...], changed: list[str], *, is_good: bool = False) -> None:
+    def _look(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
         """Check a single call.
 
         Args:
             call: a call that has returned.
-            stack: the modules that were being called, the outermost first.
             changed: names of modules called earlier whose outputs were changed since; emptied if this output is good.
             is_good: the output is known to have been good; it may have been changed since.
         """
@@ -125,7 +101,7 @@ class Forward(Looking):
         if self.reporter.is_over:
             self._spread(call.module, found)
         elif found or self.judge.pending:
-            self._returned(call, found, stack, changed)
+            self._returned(call, found, changed)
         else:
             changed.clear()  # an earlier bad value would most likely have reached this output
 
@@ -137,9 +113,9 @@ class Forward(Looking):
         elif found:
             self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
 
-    def _returned(self, call: Call, found: Found, stack: tuple[Module, ...], changed: list[str]) -> None:
+    def _returned(self, call: Call, found: Found, changed: list[str]) -> None:
         """Judge a call whose output is or may be bad, or that must judge a call of a module in it."""
-        event = self._event("output", call.module.name, self.outputs, stack)
+        event = self._event("output", call.module.name, self.outputs, call.stack())
         module = call.module.torch()
         own = own_tensors(module)
         event.may_write = peek(module, "training") is True
@@ -157,8 +133,6 @@ class Forward(Looking):
             event.details = {**event.details, "inputs": unknown}
         event.is_certain = not changed
         self._add_unseen(event, changed)
-        if self.captures and self.queue.is_known(found, in_inputs, *in_own):
-            event.call = call
         self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=self.masks)
 
     def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
@@ -171,14 +145,14 @@ class Forward(Looking):
         found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
         if found and call.before and call.before != versions(call.inputs, call.kwargs):
             return "", "unknown"
-        return found, "" if found or hookd.is_whole((call.inputs, call.kwargs)) else "partly"
+        return found, "" if found or is_whole((call.inputs, call.kwargs)) else "partly"
 
-    def _outputs(self, call: Call | hookd.Call) -> list[Tensor]:
+    def _outputs(self, call: Call) -> list[Tensor]:
         """Return the tensors in an output; record the module in `unseen` if its output has parts that cannot be checked."""
         module = call.module
         if module.id not in self.judged_whole and not issubclass(type(call.output), torch.Tensor):
             self.judged_whole.add(module.id)
-            if not hookd.is_whole(call.output):
+            if not is_whole(call.output):
                 self.unseen.append(module.name)
         return tensors_in(call.output)
 
@@ -231,9 +205,6 @@ class Forward(Looking):
         self.policy.act()
         if self.traced:
             self.traced.discard(get_ident())
-        state = self.capture.left(module) if self.captures else None
-        if state is not None and state.grad:
-            self.capture.hold(Call(module, inputs, kwargs, None, versions, state))
         self.gates.note(self.context.step)
         if self.context.has_seen_all():
             self.outputs.note(self.context.step)
@@ -245,7 +216,7 @@ class Forward(Looking):
         if self.reporter.is_over:
             self._spread(module, found)
         elif found:
-            self._gate_hit(Call(module, inputs, kwargs, output, versions, state), found)
+            self._gate_hit(Call(module, inputs, kwargs, output, -1, versions, None), found)
 
     def _gate_hit(self, call: Call, found: Found) -> None:
         """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
@@ -255,8 +226,6 @@ class Forward(Looking):
         if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
             self._trace(event, call.module, call, found, unknown=unknown)
             found = event.kind
-        if self.captures and self.queue.is_known(found, in_inputs):
-            event.call = call
         self.queue.submit(self._judge_gate, event, found, in_inputs, masks=self.masks)
 
     def _trace(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> None:
@@ -280,7 +249,6 @@ class Forward(Looking):
     @hookimpl
     def forward_error(self, module: Module) -> None:
         """Forget the call whose caller was to judge it: that caller will not return."""
-        self.capture.left(module)
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:
             self.is_inside = False

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from hookd_nan.capture import Call
-
 
 @dataclass
 class Event:
@@ -34,7 +32,6 @@ class Event:
         ends: smallest and largest element, if they came from a device.
         at: how many calls had returned before this one; None for all.
         details: more fields of the incident.
-        call: the call, for a bundle; only if bundles are on and all is known at once.
         own_since: as `since`, for the module's own parameters.
         optimizer: number of the optimizer that holds the parameters, 0 for one that has never stepped.
         is_first_step: that optimizer makes its first step now.
@@ -58,7 +55,6 @@ class Event:
     ends: tuple[float, float] | tuple[()] = ()
     at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    call: Call | None = None
     own_since: int = 0
     optimizer: int = 0
     is_first_step: bool = False

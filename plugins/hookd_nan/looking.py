@@ -6,7 +6,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl
-from hookd_nan.capture import Capture
 from hookd_nan.gradients import Gradients
 from hookd_nan.implied import Implied
 from hookd_nan.judge import Event, Judge, Looks
@@ -39,9 +38,7 @@ class Looking(Plugin):
         self.recorder = Recorder(context)
         self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = self.policy.name != "report"
-        self.capture = Capture(context, masks=not self.scan.neginf)
-        self.captures = self.capture.is_on
-        self.reporter = Reporter(context, self.recorder, self.policy, self.capture)
+        self.reporter = Reporter(context, self.recorder, self.policy)
         self.skipped = context.counter("amp_skipped_steps", "Optimizer steps skipped for overflowed gradients.")
         self.skipped.inc(0)  # so that the series is there from the start
         self.judge = Judge(patience)
@@ -115,7 +112,7 @@ class Looking(Plugin):
             is_over: this is the end of a step; only there is checking every step called off.
         """
         self.was_scaled = self.was_scaled or self.scaled
-        needs = self.was_scaled or self.captures or self.has_closure
+        needs = self.was_scaled or self.has_closure
         is_wanted = needs or bool(self.undecided) or not self.judge.is_calm
         if is_wanted or is_over:
             self.context.hold(1 if is_wanted else None, *self.sampled_last)

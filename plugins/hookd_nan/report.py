@@ -12,7 +12,6 @@ from hookd_nan.judge import Event
 
 if TYPE_CHECKING:
     from hookd import Context
-    from hookd_nan.capture import Capture
     from hookd_nan.policy import Policy
     from hookd_nan.recorder import Recorder
 
@@ -51,8 +50,8 @@ class Case:
 class Reporter:
     """Reports the first bad value, and has every module checked until its origin is known."""
 
-    def __init__(self, context: Context, recorder: Recorder, policy: Policy, capture: Capture) -> None:
-        self._context, self._recorder, self._policy, self._capture = context, recorder, policy, capture
+    def __init__(self, context: Context, recorder: Recorder, policy: Policy) -> None:
+        self._context, self._recorder, self._policy = context, recorder, policy
         labels = ["module", "where", "kind"]
         self._origin = context.gauge("origin", "1 for the place where the first NaN or infinity was born.", labels)
         self._first_step = context.gauge("first_step", "Step in which the first NaN or infinity was born.")
@@ -140,10 +139,6 @@ class Reporter:
 
     def _tell(self, case: Case, event: Event, message: str, fields: dict[str, Any]) -> None:
         self._show(case, event)
-        if self._capture.is_on and case.number > 1:
-            fields["no_bundle"] = "a bundle is only made for the first NaN or infinity of a run"
-        elif self._capture.is_on:
-            fields.update(self._capture.take(event, {"message": message, **fields}))
         self._context.incident(event.kind, message, **fields)
 
     def _show(self, case: Case, event: Event) -> None:

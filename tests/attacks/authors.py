@@ -80,7 +80,7 @@ def _write_everything(uid: int, home: Path) -> int:
         "--pause",
         "0.05",
     ]
-    run = ["run", "-p", "nan:capture=true", "--", *training]
+    run = ["run", "-p", "capture", "--", *training]
     with (
         process_of(uid, [*_OPEN_UMASK, CONSOLE, *serve], **options) as daemon,
         process_of(uid, [*_OPEN_UMASK, CONSOLE, *run], **options) as job,

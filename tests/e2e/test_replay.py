@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hookd.errors import UsageError
+from hookd.tool.cli.replay import answer
 from tests.support import training
 from tests.support.environment import TARGETS, bare_python, tool_environment
 from tests.support.processes import wait_until
@@ -34,7 +36,7 @@ def bundle_of(directory, options):
     job = Job("faulty.py", f"--fault overflow --when {now} --steps 0 --pause 0.05")
     with training.start(job) as process:
         process.expect(r"^step 3 ")
-        attached = Attachment([process.pid], "-p", f"nan:capture=true,capture_dir={directory},{options}")
+        attached = Attachment([process.pid], "-p", f"capture:directory={directory},{options}")
         with attached, Page.below(process) as page:
             wait_until(lambda: page.values()["hookd_steps"].get((), 0) > 10, what="a look at all modules")
             now.touch()
@@ -83,7 +85,7 @@ def small(tmp_path_factory):
     directory = tmp_path_factory.mktemp("small")
     code = (
         "import torch, hookd\n"
-        f"hookd.start([('nan', {{'capture': 'true', 'every': '1', 'capture_dir': {str(directory)!r}}})])\n"
+        f"hookd.start([('capture', {{'directory': {str(directory)!r}}})])\n"
         "module = torch.nn.Linear(2, 2)\n"
         "module.register_forward_hook(lambda _m, _i, output: output * float('nan'))\n"
         "module(torch.ones(1, 2))\n"
@@ -121,7 +123,7 @@ def test_an_installed_package_is_imported_where_it_is_allowed(tmp_path, monkeypa
     )
     code = (
         "import torch, hookd, mypackage\n"
-        "hookd.start([('nan', {'capture': 'true', 'every': '1', 'capture_dir': 'bundles'})])\n"
+        "hookd.start([('capture', {'directory': 'bundles'})])\n"
         "mypackage.Bad(2, 2)(torch.ones(1, 2))\nhookd.stop()\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -138,6 +140,13 @@ def test_an_installed_package_is_imported_where_it_is_allowed(tmp_path, monkeypa
 def test_a_time_limit_is_kept(small):
     done = replay(small, "--timeout", "0.01", "--json")
     assert (done.returncode, json.loads(done.stdout)["reason"]) == (1, "timeout")
+
+
+def test_without_the_plugin_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("hookd.tool.attach.sources.GROUP", "hookd.no-plugins")
+    with pytest.raises(UsageError, match="the plugin capture is not installed") as refused:
+        answer({}, sys.executable, 1)
+    assert "pip install" in refused.value.hint
 
 
 def test_what_is_no_bundle_is_said_to_be_none(tmp_path):

@@ -1,11 +1,11 @@
-"""Bundles of `nan`: calls that are spoiled, captured and made again."""
+"""Bundles of `capture`: calls that are spoiled, captured and made again."""
 
 from __future__ import annotations
 
 import json
 
 import torch
-from hookd_nan.bundle.replay import result
+from hookd_capture.bundle.replay import result
 
 HUGE = 3e38
 
@@ -23,8 +23,8 @@ def some(*shape, dtype=None):
 
 
 def captured(hook, directory, call, **options):
-    """Make a call under `capture=true`, and give the one bundle that there is then."""
-    hook.start("nan", capture="true", capture_dir=str(directory), **{"every": 1, **options})
+    """Make a call under `capture`, and give the one bundle that there is then."""
+    hook.start("capture", directory=str(directory), **options)
     call()
     hook.stop()
     (bundle,) = directory.iterdir()

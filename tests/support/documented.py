@@ -215,10 +215,11 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "sqlite3 -readonly /var/lib/hookd/incidents.sqlite \"SELECT * FROM readable WHERE kind = 'nan'\"": Run(
         r"\|llama\|0\|\d+\|nan\|", needs="sqlite3"
     ),
-    # docs/nan.md
-    "hookd attach -p nan:capture=true PID": Run("with nan", given="detached"),
+    # docs/capture.md, docs/nan.md
+    "hookd attach -p nan -p capture PID": Run("with nan", given="detached"),
+    "hookd plugin enable PID capture": Run("capture"),
     "hookd plugin config PID nan policy=report": Run("nan"),
-    "hookd replay /home/me/.local/state/hookd/bundles/hookd-nan-…": By(
+    "hookd replay /home/me/.local/state/hookd/bundles/hookd-capture-…": By(
         _REPLAY + "test_the_failure_of_a_killed_training_is_seen_again_in_a_process_of_its_interpreter"
     ),
     "hookd replay BUNDLE --python ~/envs/train/bin/python": By(
@@ -299,6 +300,7 @@ NO_COMMANDS = {
     ("docs/hangs.md", "hang in process"): "a message",
     ("docs/hangs.md", "hang_over in process"): "a message",
     ("docs/hangs.md", "max(after_s"): "a formula",
+    ("docs/capture.md", "capture: Inf in"): "what an attach prints",
     ("docs/nan.md", "first Inf:"): "what an attach prints",
     ("docs/operations.md", "hookd_steps_total *"): "PromQL",
     ("docs/operations.md", "count by (run) ("): "PromQL",

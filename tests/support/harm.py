@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = 6
 """The first five are observed, and the fourth has a NaN in its input."""
-ALL = ("nan", "timing", "activations", "memory", "optimizer", "coverage", "drift")
+ALL = ("capture", "nan", "timing", "activations", "memory", "optimizer", "coverage", "drift")
 KINDS = ("default", "all")
 
 
@@ -88,7 +88,7 @@ def _plugins(kind: str, directory: str) -> list[Any]:
     if kind == "default":
         return list(hookd.api.inprocess.DEFAULT)
     options: dict[str, dict[str, Any]] = {name: {"every": 1} for name in ALL}
-    options["nan"].update(capture=True, capture_dir=directory)
+    options["capture"].update(directory=directory)
     options["activations"].update(parameters=True, histogram=True)
     options["drift"].update(replicated="all")
     options["gradclip"] = {"dry_run": True}

@@ -22,7 +22,7 @@ FILES = [
 ]  # fmt: skip
 TREES = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in FILES}
 KNOWN_BY_TYPE = {
-    "plugins/hookd_nan/bundle/describe.py": ["module.extra_repr"],  # of torch's own classes alone
+    "plugins/hookd_capture/bundle/describe.py": ["module.extra_repr"],  # of torch's own classes alone
     "hookd/target/entry/patch.py": [
         "module._compiled_call_impl",
         "module._call_impl",

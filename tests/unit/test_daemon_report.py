@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hookd.tool.cli.report import heading, incidents
+from hookd.tool.cli.report import heading
 from hookd.tool.cli.status import _cells, _row
 from hookd.tool.reports.reading import counted
 from hookd.tool.reports.report import build_report
@@ -157,10 +157,3 @@ def test_incidents_and_the_agents_log_are_there(page):
     found = report(page)
     assert found["incidents"][0]["message"] == "first NaN in fc1"
     assert found["logs"][0]["message"] == "plugin x failed"
-
-
-def test_reason_for_a_missing_bundle_stands_below_its_incident(page):
-    page.incident({"kind": "nan", "message": "first NaN: loss", "no_bundle": "the loss has no module"})
-    first, second = list(incidents(report(page)))[1:]
-    assert first.endswith("first NaN: loss")
-    assert second.strip() == "no bundle: the loss has no module"

@@ -1,6 +1,6 @@
 """`hookd replay BUNDLE`: repeat the module call that produced a bad value, in a new process with torch.
 
-This process never imports torch. `hookd_nan.bundle.replay` does, in a process of the chosen interpreter, which gets only
+This process never imports torch. `hookd_capture.bundle.replay` does, in a process of the chosen interpreter, which gets only
 those sources of hookd that an agent has.
 """
 
@@ -12,17 +12,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hookd.errors import HookdError, UsageError
+from hookd.errors import HookdError, PluginError, UsageError
 from hookd.tool.cli import options, output
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.table import Table
 
 NO_TORCH = 77
 BOOT = f"""
@@ -33,11 +28,10 @@ import importlib.util
 sys.dont_write_bytecode = True
 if importlib.util.find_spec("torch") is None:
     sys.exit({NO_TORCH})
-from hookd_nan.bundle.replay import main
+from hookd_capture.bundle.replay import main
 main([request, answer])
 """
 """Run with `-c`. The current directory is importable only if an option allows imports."""
-KINDS = {"nan": "NaN", "inf": "Inf"}
 
 
 @click.command(short_help="Repeat the module call of a bundle, and compare the result.")
@@ -70,7 +64,7 @@ def replay(
 ) -> int:
     """Repeat the module call of a bundle, and find the operation that produced the first bad value.
 
-    BUNDLE is a directory written by `-p nan:capture=true`; the incident names it. Reading it runs no code, and only
+    BUNDLE is a directory written by `-p capture`; the incident names it. Reading it runs no code, and only
     module classes of torch.nn are used unless an option allows others. Exit code 0: the failure was reproduced; 1: it was
     not, or the call could not be made; 2: the bundle is broken, or an option is missing.
     """
@@ -81,10 +75,11 @@ def replay(
         raise kind(result["error"], reason=result["reason"], hint=result["hint"])
     if not result["is_reproduced"]:
         result["reason"] = "raised" if result["raised"] else "not-reproduced"
+    words = result.pop("words")
     if as_json:
         output.emit(result)
     else:
-        show(result)
+        show(words)
     return 0 if result["is_reproduced"] else 1
 
 
@@ -92,13 +87,19 @@ def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, 
     """Run the replay in a new process, and return its result.
 
     Raises:
-        HookdError: the process could not be started, took too long, or failed.
+        HookdError: the plugin `capture` is missing, or the process could not be started, took too long, or failed.
     """
     from hookd.tool.attach import payload
 
     with tempfile.TemporaryDirectory(prefix="hookd-replay-") as name:
         root = Path(name)
-        payload.unpack("nan", root / "lib")
+        try:
+            payload.unpack("capture", root / "lib")
+        except PluginError as error:
+            hint = "It comes with hookd: install hookd again, with `pip install --force-reinstall hookd`."
+            raise UsageError(
+                "the plugin capture is not installed: it replays bundles", reason=error.reason, hint=hint
+            ) from error
         asked, answered = root / "request.json", root / "answer.json"
         asked.write_text(json.dumps(request))
         more = [str(Path.cwd())] if request["allow"] or request["source"] else []
@@ -136,64 +137,16 @@ def _died(done: subprocess.CompletedProcess[str], python: str) -> HookdError:
     return HookdError(f"the process of the replay ended with {how}: {last}", reason="died")
 
 
-def show(result: dict[str, Any]) -> None:
+def show(words: dict[str, Any]) -> None:
     """Print the result for a person."""
-    made = result["made_by"]
-    kind, where = KINDS.get(result["kind"], result["kind"]), result["where"]
-    click.echo(
-        output.wrap(
-            f"{result['module']} ({result['class']}): {kind}, {where}, step {result['step']} of run {made.get('run')}"
-        )
-    )
-    click.echo(
-        output.wrap(
-            f"recorded with torch {made.get('torch')}, called again with torch {result['torch']} on {result['device']}"
-        )
-    )
-    click.echo()
-    output.show(table(result))
-    click.echo()
-    for line in conclusion(result):
+    for line in words["heading"]:
         click.echo(output.wrap(line))
-    if result["first"] is not None:
+    click.echo()
+    output.show(output.fill(output.table("TENSOR", "SHAPE", "TYPE", ">ELEMENTS", ">NAN", ">INF"), words["rows"]))
+    click.echo()
+    for line in words["conclusion"]:
+        click.echo(output.wrap(line))
+    if words["stack"]:
         click.echo("\nstack of that operation, innermost line last:")
-        for line in result["first"]["stack"]:
+        for line in words["stack"]:
             click.echo(f"  {line}")
-
-
-def table(result: dict[str, Any]) -> Table:
-    """Return a table of the inputs, the outputs, and the recorded outputs."""
-    rows = []
-    for title, key in TITLES:
-        for tensor in result[key]:
-            shape = "x".join(map(str, tensor["shape"])) or "scalar"
-            rows.append((f"{title} {tensor['name']}", shape, tensor["dtype"], *(str(tensor[n]) for n in COUNTS)))
-    return output.fill(output.table("TENSOR", "SHAPE", "TYPE", ">ELEMENTS", ">NAN", ">INF"), rows)
-
-
-TITLES = (
-    ("input", "inputs"), ("bad", "parameters"), ("output", "outputs"), ("recorded", "recorded"),
-    ("gradient of", "gradients"),
-)  # fmt: skip
-COUNTS = ("elements", "nan_count", "inf_count")
-
-
-def conclusion(result: dict[str, Any]) -> Iterator[str]:
-    """Yield lines that interpret the result."""
-    for note in result["notes"]:
-        yield f"note: {note}"
-    if result["raised"]:
-        yield f"the call raised {result['raised']}"
-        yield "not reproduced"
-        return
-    first = result["first"]
-    if first is not None:
-        counts = f"{first['nan_count']} NaN and {first['inf_count']} Inf in {first['elements']}"
-        yield f"first bad value: {first['operation']} in {first['module']}, {counts}; its inputs were good"
-    if not result["is_output_known"]:
-        yield "reproduced" if result["is_reproduced"] else "not reproduced"
-        return
-    same = "bit for bit what was recorded" if result["is_bit_equal"] else "not bit for bit what was recorded"
-    if not result["is_bit_equal"] and not result["is_state_known"]:
-        same += " (the state of the random number generators is not known)"
-    yield f"{'reproduced' if result['is_reproduced'] else 'not reproduced'}; the output is {same}"

@@ -256,8 +256,6 @@ def incidents(report: Report) -> Iterator[str]:
     for incident in report["incidents"]:
         when = clock(incident.get("time"))
         yield f"  {when}  {incident.get('message') or incident.get('kind')}{repeated(incident)}"
-        if "no_bundle" in incident:
-            yield f"  {'':8}  no bundle: {incident['no_bundle']}"
     for row in elsewhere:
         more = f" and {row['incidents'] - 1} earlier" if row["incidents"] > 1 else ""
         yield f"  of rank {row['rank']} (process {row['pid']}): {row['message']}{more}"

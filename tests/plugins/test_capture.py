@@ -1,4 +1,4 @@
-"""With `capture=true` the guilty call is written as a bundle, and made again from it bit for bit."""
+"""hookd_capture writes the guilty call as a bundle, from which it is made again bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hookd_nan.capture import CALM
+from hookd_capture.calls import CALM
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -118,14 +118,21 @@ def test_random_numbers_are_carried_where_the_module_may_draw_some(hook, tmp_pat
 
 
 class TestWhatIsTold:
-    def test_the_incident_has_the_path_and_a_second_one_says_when_it_is_there(self, hook, tmp_path):
+    def test_the_incident_has_the_path(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, CALLS["linear"]()[1])
-        first, second = hook.incidents
-        assert first["bundle"] == second["bundle"] == str(bundle)
-        assert second["kind"] == "bundle"
-        assert "`hookd replay`" in second["message"]
-        assert text_of(bundle)["incident"]["message"] == first["message"]
-        assert text_of(bundle)["incident"]["python_stack"] == first["python_stack"]
+        (incident,) = hook.incidents
+        assert (incident["kind"], incident["bundle"]) == ("bundle", str(bundle))
+        assert (incident["step"], incident["module"], incident["where"], incident["value"]) == (
+            1,
+            "(root)",
+            "output",
+            "inf",
+        )
+        assert incident["size_bytes"] > 0
+        assert "`hookd replay`" in incident["message"]
+        assert text_of(bundle)["incident"]["message"] in incident["message"]
+        assert text_of(bundle)["incident"]["python_stack"] == incident["python_stack"]
+        assert any("test_capture.py" in line for line in incident["python_stack"])
 
     def test_it_is_the_owners_alone(self, hook, tmp_path):
         bundle = captured(hook, tmp_path / "new" / "place", CALLS["linear"]()[1])
@@ -134,17 +141,18 @@ class TestWhatIsTold:
         assert {stat.S_IMODE(one.stat().st_mode) for one in bundle.iterdir()} == {0o600}
 
     def test_above_the_limit_nothing_is_written_and_the_incident_says_so(self, hook, tmp_path):
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path), capture_bytes=100)
+        hook.start("capture", directory=str(tmp_path), bytes=100)
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
-        assert "capture_bytes=100" in hook.incident["no_bundle"]
-        assert "nothing was written" in hook.incident["no_bundle"]
+        assert hook.incident["kind"] == "bundle_failed"
+        assert "bytes=100" in hook.incident["message"]
+        assert "no bundle was written" in hook.incident["message"]
 
     def test_a_full_disk_is_told(self, hook, tmp_path, monkeypatch):
         free = lambda _path: SimpleNamespace(free=0)  # noqa: E731
-        monkeypatch.setattr("hookd_nan.bundle.write.shutil.disk_usage", free)
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        monkeypatch.setattr("hookd_capture.bundle.write.shutil.disk_usage", free)
+        hook.start("capture", directory=str(tmp_path))
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
@@ -153,12 +161,12 @@ class TestWhatIsTold:
     def test_a_directory_that_cannot_be_is_refused_at_once(self, hook, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(PluginError, match="cannot be written to") as refused:
-            hook.start("nan", capture="true", capture_dir=str(tmp_path / "file" / "below"))
-        assert "capture_dir" in refused.value.hint
+            hook.start("capture", directory=str(tmp_path / "file" / "below"))
+        assert "directory=" in refused.value.hint
 
     def test_the_default_place_is_that_for_a_programs_state(self, hook, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        hook.start("nan", every=1, capture="true")
+        hook.start("capture")
         CALLS["linear"]()[1]()
         hook.stop()
         assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / "hookd" / "bundles"
@@ -167,17 +175,17 @@ class TestWhatIsTold:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        hook.start("nan", every=1, capture="true")
+        hook.start("capture")
         CALLS["linear"]()[1]()
         hook.stop()
         assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / f"hookd-{os.getuid()}" / "bundles"
 
-    def test_without_capture_nothing_is_noted_and_nothing_written(self, hook, tmp_path, monkeypatch):
+    def test_without_capture_nothing_is_written(self, hook, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         hook.start("nan", every=1)
         CALLS["linear"]()[1]()
         hook.stop()
-        assert not {"bundle", "no_bundle"} & hook.incident.keys()
+        assert hook.incident["kind"] == "inf"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -202,7 +210,7 @@ class TestWhatIsBad:
     ):
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 1)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        hook.start("nan", every=1000, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", every=1000, directory=str(tmp_path))
         for step in range(4):
             if step == 2:
                 model[2][1].weight.data.fill_(HUGE)
@@ -245,7 +253,7 @@ class TestWhatIsBad:
         found = replayed(captured(hook, tmp_path, lambda: model(torch.ones(1, 4))))
         assert (found["is_reproduced"], found["is_bit_equal"]) == (False, False)
         assert "hook of others" in found["notes"][0]
-        assert "test_nan_bundle.py" in found["notes"][0]
+        assert "test_capture.py" in found["notes"][0]
 
     def test_what_is_no_plain_tensor_or_value_is_not_carried(self, hook, tmp_path):
         class Odd(nn.Module):
@@ -260,6 +268,102 @@ class TestWhatIsBad:
         notes = " ".join(text_of(bundle)["notes"])
         for part in ("inputs.1", "sparse", "module.thing", "module.many", "list of 10000 items"):
             assert part in notes
+
+
+class Halved(nn.Module):
+    """Divides by zero between two of its modules, and passes on what a third one is given."""
+
+    def __init__(self, *, is_removed=False):
+        super().__init__()
+        self.first, self.second, self.is_removed = nn.Linear(4, 4), nn.Linear(4, 4), is_removed
+
+    def forward(self, x):
+        out = self.second(self.first(x) / 0)
+        return torch.zeros_like(out) if self.is_removed else out
+
+
+class TestWhichCall:
+    """Whose call is saved, where a module was given bad inputs."""
+
+    def test_call_of_the_module_whose_own_code_made_it(self, hook, tmp_path):
+        bundle = captured(hook, tmp_path, lambda: nn.Sequential(nn.Identity(), Halved())(torch.ones(2, 4)))
+        assert (hook.incident["module"], hook.incident["where"]) == ("1", "output")
+        assert replayed(bundle, allow=[__name__])["first"]["module"] == "(itself)"
+
+    def test_call_that_was_given_it_where_the_outer_one_has_removed_it(self, hook, tmp_path):
+        captured(hook, tmp_path, lambda: Halved(is_removed=True)(torch.ones(2, 4)))
+        assert (hook.incident["module"], hook.incident["where"]) == ("second", "input")
+
+    @pytest.mark.parametrize(("neginf", "module"), [("false", "1"), ("true", "0")])
+    def test_minus_infinity_is_a_mask_unless_it_is_asked_for(self, hook, tmp_path, neginf, module):
+        class Masks(nn.Module):
+            def forward(self, x):
+                return x.masked_fill(x > 0, float("-inf"))
+
+        class Undoes(nn.Module):
+            def forward(self, x):
+                return -x
+
+        call = nn.Sequential(Masks(), Undoes())
+        bundle = captured(hook, tmp_path, lambda: call(torch.ones(2, 4)), neginf=neginf)
+        assert hook.incident["module"] == module
+        assert text_of(bundle)["call"]["masks"] is (neginf == "false")
+
+    def test_after_the_whole_model_the_module_is_saved_and_nothing_else(self, hook, tmp_path):
+        model = nn.Sequential(nn.Identity(), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook.start("capture", every=1000, directory=str(tmp_path))
+        for step in range(5):
+            with torch.no_grad():
+                if step == 2:
+                    spoil(model)
+                model(some(2, 4))
+            optimizer.step()
+        hook.stop()
+        assert [one["module"] for one in hook.incidents] == ["(root)", "1"]
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_another_option_does_not_give_another_bundle(self, hook, tmp_path):
+        _, call = CALLS["linear"]()
+        hook.start("capture", directory=str(tmp_path))
+        call()
+        hook.configure("capture", neginf="true")
+        call()
+        assert not hook.listens("capture", "root_forward")
+        hook.stop()
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_beside_nan_each_says_its_own(self, hook, tmp_path):
+        hook.start("capture", "nan", directory=str(tmp_path))
+        CALLS["linear"]()[1]()
+        hook.stop()
+        assert sorted((one["kind"], one["plugin"]) for one in hook.incidents) == [("bundle", "capture"), ("inf", "nan")]
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+    def test_nested_tensor_without_one_size_is_saved_without_it(self, hook, tmp_path):
+        class Ragged(nn.Module):
+            def forward(self, x):
+                return torch.nested.nested_tensor([x[0].detach() * float("nan"), x[1, :3].detach()])
+
+        model = nn.Sequential(nn.Identity(), Ragged())
+        bundle = captured(hook, tmp_path, lambda: model(torch.randn(5, 4)))
+        assert (hook.incident["module"], hook.incident["value"]) == ("1", "nan")
+        assert "nested" in " ".join(text_of(bundle)["notes"])
+
+    def test_of_values_on_a_device_the_reason_is_told_later(self, hook, tmp_path, monkeypatch):
+        monkeypatch.setattr("hookd_capture.on_host", lambda _tensor: False)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        hook.start("capture", directory=str(tmp_path))
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float("inf") if step == 1 else 1.0)).detach()
+            optimizer.step()
+        hook.stop()
+        (incident,) = hook.incidents
+        assert (incident["kind"], incident["step"], incident["where"]) == ("bundle_failed", 2, "output")
+        assert "the values were on a device" in incident["message"]
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestClasses:
@@ -321,7 +425,7 @@ def test_the_training_is_bit_for_bit_the_same_with_capture(hook, tmp_path):
         return {name: bits(one) for name, one in model.state_dict().items()}, bits(torch.get_rng_state())
 
     plain = train()
-    hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+    hook.start("capture", directory=str(tmp_path))
     observed = train()
     hook.stop()
     assert observed == plain

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import HookdError
-from hookd_nan.bundle import tensorfile
-from hookd_nan.bundle.describe import is_data
-from hookd_nan.bundle.tensorfile import FormatError
-from hookd_nan.bundle.write import TENSORS, TEXT
+from hookd_capture.bundle import tensorfile
+from hookd_capture.bundle.describe import is_data
+from hookd_capture.bundle.tensorfile import FormatError
+from hookd_capture.bundle.write import TENSORS, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,7 +210,7 @@ class Scene:
             raise BundleError(f"bundle.json is invalid: {type(error).__name__}: {error}") from error
 
     def value(self, what: Any, path: str) -> Any:
-        """Create a value from its description (hookd_nan.bundle)."""
+        """Create a value from its description (hookd_capture.bundle)."""
         if isinstance(what, list):
             return [self.value(one, f"{path}.{at}") for at, one in enumerate(what)]
         if not isinstance(what, dict):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookd_nan.bundle import tensorfile
+from hookd_capture.bundle import tensorfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

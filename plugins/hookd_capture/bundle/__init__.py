@@ -1,6 +1,6 @@
 """The repro bundle: a bad module call in a directory, from which `hookd replay` repeats it.
 
-    tensors.safetensors    every tensor, in the safetensors format (hookd_nan.bundle.tensorfile)
+    tensors.safetensors    every tensor, in the safetensors format (hookd_capture.bundle.tensorfile)
     bundle.json            everything else; it refers to a tensor by its key in that file
 
 Reading a bundle runs none of its contents. `bundle.json` has

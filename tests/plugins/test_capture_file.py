@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from hookd_nan.bundle import tensorfile
+from hookd_capture.bundle import tensorfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -70,7 +70,7 @@ class TestTheFile:
 WRITER = """
 import sys, torch
 from pathlib import Path
-from hookd_nan.bundle.write import write
+from hookd_capture.bundle.write import write
 big = {f"t{n}": torch.zeros(8 << 20) for n in range(8)}
 print("ready", flush=True)
 for n in range(1000):

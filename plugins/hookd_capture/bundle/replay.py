@@ -1,8 +1,8 @@
 """Repeat the call of a bundle in a new process, for `hookd replay`, and report the result.
 
-    python -m hookd_nan.bundle.replay REQUEST ANSWER
+    python -m hookd_capture.bundle.replay REQUEST ANSWER
 
-Both files are JSON. The request has `bundle`, `allow`, `source` and `device`. The answer is what `result` returns, or an
+Both files are JSON. The request has `bundle`, `allow`, `source` and `device`. The answer is what `result` returns, with `words`, or an
 object with `error`, `reason`, `hint` and `exit_code`. The call is made twice: once as it was, to compare, and once with
 every operation watched.
 """
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import HookdError, tensors
-from hookd_nan.bundle.read import BundleError, Classes, Scene, dtype_of, read, same_bits
+from hookd_capture.bundle.read import BundleError, Classes, Scene, dtype_of, read, same_bits
+from hookd_capture.bundle.words import words
 
 try:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,14 +36,15 @@ if TYPE_CHECKING:
 FRAMES = 4
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Read the request and write the answer."""
-    request = json.loads(Path(words[0]).read_text())
+    request = json.loads(Path(arguments[0]).read_text())
     try:
-        answer = result(request)
+        found = result(request)
+        answer = {**found, "words": words(found)}
     except HookdError as error:
         answer = {**error.as_json()}
-    Path(words[1]).write_text(json.dumps(answer))
+    Path(arguments[1]).write_text(json.dumps(answer))
 
 
 def result(request: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 import pytest
-from hookd_nan.bundle import tensorfile
-from hookd_nan.bundle.replay import main
-from hookd_nan.bundle.tensorfile import FormatError
+from hookd_capture.bundle import tensorfile
+from hookd_capture.bundle.replay import main
+from hookd_capture.bundle.tensorfile import FormatError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ from tests.support.environment import tool_environment
 MAKE = """
 import sys, torch, hookd
 from torch import nn
-hookd.start([("nan", {"capture": "true", "every": "1000", "capture_dir": sys.argv[1]})])
+hookd.start([("capture", {"every": "1000", "directory": sys.argv[1]})])
 model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, dropout=0.1, activation="gelu"))
 model(torch.ones(2, 3, 8)).sum().backward()
 torch.optim.SGD(model.parameters(), lr=0.1).step()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookd import attributes_of, children_of, peek
-from hookd_nan.bundle.tensorfile import is_known
+from hookd_capture.bundle.tensorfile import is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable

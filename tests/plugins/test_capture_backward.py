@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
@@ -29,7 +30,7 @@ class Root(nn.Module):
 class TestBackward:
     def train(self, hook, directory, at=1, **options):
         model, optimizer = halves()
-        hook.start("nan", capture="true", capture_dir=str(directory), **options)
+        hook.start("capture", directory=str(directory), **options)
         for step in range(1, at + 2):
             model[2][0].is_safe = step < at
             optimizer.zero_grad()
@@ -47,14 +48,61 @@ class TestBackward:
         assert {one["name"] for one in found["gradients"]} == {"0.weight", "0.bias"}
         assert not any(one["is_bad"] for one in found["outputs"])
 
-    def test_where_it_was_not_looked_at_the_reason_is_told(self, hook, tmp_path):
+    def test_it_is_carried_from_a_step_in_which_no_module_is_checked(self, hook, tmp_path):
         self.train(hook, tmp_path, at=2, every=1000)
-        assert hook.incidents[0]["where"] == "grad"
-        assert "was not checked" in hook.incidents[0]["no_bundle"]
+        (incident,) = hook.incidents
+        assert (incident["kind"], incident["where"], incident["step"]) == ("bundle", "grad", 2)
+        assert replayed(incident["bundle"], allow=[__name__])["is_reproduced"]
+
+    def test_after_a_model_the_call_of_a_criterion_is_not_taken_for_it(self, hook, tmp_path):
+        model, optimizer = halves()
+        hook.start("capture", directory=str(tmp_path))
+        nn.MSELoss()(model(torch.ones(2, 4)), torch.ones(2, 1)).backward()
+        optimizer.step()
+        hook.stop()
+        assert (hook.incident["module"], hook.incident["where"]) == ("(root)", "grad")
+
+    def test_gradient_of_a_closure_is_carried(self, hook, tmp_path):
+        model, _ = halves()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def closure():
+            loss = model(torch.ones(2, 4)).sum()
+            loss.backward()
+            return loss
+
+        hook.start("capture", directory=str(tmp_path))
+        optimizer.step(closure)
+        hook.stop()
+        assert (hook.incident["kind"], hook.incident["where"]) == ("bundle", "grad")
+
+    def test_where_no_gradient_reached_the_model_the_reason_is_told(self, hook, tmp_path):
+        model, optimizer = halves()
+        hook.start("capture", directory=str(tmp_path))
+        model(torch.ones(2, 4))
+        model[0].weight.grad = torch.full((4, 4), float("inf"))
+        optimizer.step()
+        hook.stop()
+        assert "no gradient reached the model" in told(hook, "bundle_failed")[0]["message"]
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_step_that_a_grad_scaler_skips_is_no_case(self, hook, tmp_path, fused):
+        model, _ = halves()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu")
+        hook.start("capture", directory=str(tmp_path))
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        hook.stop()
+        assert hook.incidents == []
 
     def test_of_several_calls_in_a_step_it_is_said_which(self, hook, tmp_path):
         model, optimizer = halves()
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         for _ in range(2):
             model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
@@ -65,7 +113,7 @@ class TestBackward:
     def test_what_is_kept_is_let_go_at_the_end_of_the_step(self, hook, tmp_path):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         batch = torch.ones(2, 4)
         model(batch).sum().backward()
         alive = weakref.ref(batch)
@@ -82,9 +130,10 @@ class TestBackward:
 
     def test_a_loss_has_none_and_the_reason_is_told(self, hook, tmp_path):
         model, optimizer = halves()
-        hook.start("nan", every=1, capture="true", capture_dir=str(tmp_path))
+        hook.start("capture", directory=str(tmp_path))
         (model(torch.ones(2, 4)).sum() * float("nan")).backward()
         optimizer.step()
         hook.stop()
-        assert "loss" in hook.incident["no_bundle"]
+        assert hook.incident["kind"] == "bundle_failed"
+        assert "the loss is computed" in hook.incident["message"]
         assert list(tmp_path.iterdir()) == []
