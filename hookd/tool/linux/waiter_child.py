@@ -4,7 +4,7 @@ Objects that a target controls are accessed here and not in hookd: descriptors o
 walked. Even closing such a file may block forever (fs/fuse/file.c, `fuse_flush`). Therefore only objects that the kernel itself
 serves are passed back: files of /proc, memory files, and bytes.
 
-Only the standard library and `untrusted` can be imported here.
+Only the standard library, `untrusted` and `hookd.wire.peer` can be imported here.
 """
 
 from __future__ import annotations
