@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         PlacedRefusal,
         Raised,
         Refusal,
-        Subject,
         Trained,
         TrialRequest,
+        TriedPlugin,
     )
 
     Trial = Callable[[type[Plugin], str, Mapping[str, object]], CheckAnswer | BenchAnswer]
@@ -253,7 +253,7 @@ def main() -> None:
             Path(plugin["out"]).write_text(json.dumps(refusal))
 
 
-def _try_alone(request: TrialRequest, plugin: Subject) -> NoReturn:
+def _try_alone(request: TrialRequest, plugin: TriedPlugin) -> NoReturn:
     """Try a plugin and end this forked process, whatever happens: only the parent may go on after it."""
     status = 1
     try:
@@ -268,7 +268,7 @@ def _try_alone(request: TrialRequest, plugin: Subject) -> NoReturn:
         os._exit(status)
 
 
-def _tried(request: TrialRequest, plugin: Subject) -> CheckAnswer | BenchAnswer | PlacedRefusal:
+def _tried(request: TrialRequest, plugin: TriedPlugin) -> CheckAnswer | BenchAnswer | PlacedRefusal:
     sys.path.insert(0, plugin["directory"])
     module, _, name = plugin["entry"].partition(":")
     trials: dict[str, Trial] = {"check": check, "bench": bench}

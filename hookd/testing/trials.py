@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Subject(TypedDict):
+class TriedPlugin(TypedDict):
     """A plugin to be tried by `hookd.testing.measure`."""
 
     entry: str
@@ -26,10 +26,10 @@ class TrialRequest(TypedDict):
     """`check` or `bench`."""
     options: Mapping[str, object]
     """For the `configure` of each."""
-    plugins: list[Subject]
+    plugins: list[TriedPlugin]
 
 
-class RehearsalRequest(Subject):
+class RehearsalRequest(TriedPlugin):
     """A daemon plugin to be run by `hookd.testing.rehearsal`."""
 
     name: str
@@ -73,9 +73,9 @@ class BenchedHook(HookCost):
     """The cost of a hook, with its memory."""
 
     peak_bytes: float
-    """Median of the most bytes that a call has had allocated."""
+    """Median of the peak memory of a call, in bytes."""
     kept_bytes: float
-    """Median of the bytes that were still allocated after a call."""
+    """Median of the memory that a call has left allocated, in bytes."""
 
 
 class DeclaredMetric(TypedDict):

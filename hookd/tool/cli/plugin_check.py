@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         RehearsalAnswer,
         RehearsalRequest,
         TrialRequest,
+        TriedPlugin,
     )
-    from hookd.testing.trials import Subject as Tried
     from hookd.tool.check.imports import NotPython
     from hookd.tool.check.problem import Problem
     from hookd.tool.check.report import Report
@@ -288,7 +288,7 @@ def _run(subjects: list[Subject], what: str, python: str, chosen: Mapping[str, s
     with tempfile.TemporaryDirectory() as home:
         payload.unpack_testing(Path(home))
         outs = {subject.entry: Path(home, f"answer{at}.json") for at, subject in enumerate(subjects)}
-        plugins: list[Tried] = [
+        plugins: list[TriedPlugin] = [
             {"entry": subject.entry, "directory": str(subject.directory), "out": str(outs[subject.entry])}
             for subject in subjects
         ]
