@@ -106,7 +106,7 @@ def numbers_of_pages(pid: int) -> list[int]:
     try:
         numbers = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  names only, in one call
     except (FileNotFoundError, ProcessLookupError) as exc:
-        raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
+        raise proc.missing(pid, "fd", exc) from exc
     names = bounded.links(account_of(pid), [f"{pid}/fd/{number}" for number in numbers])
     named = (int(number) for number, name in zip(numbers, names, strict=True) if name.startswith(PAGE_LINK))
     return list(itertools.islice(named, _MOST_PAGES))

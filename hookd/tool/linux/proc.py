@@ -82,7 +82,16 @@ def read(pid: int, name: str, limit: int = 1 << 24) -> bytes:
         finally:
             os.close(fd)
     except (FileNotFoundError, ProcessLookupError) as exc:
-        raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
+        raise missing(pid, name, exc) from exc
+
+
+def missing(pid: int, name: str, error: OSError) -> NoSuchTarget:
+    """Return the error for a file or directory in /proc/PID that is not there."""
+    hint = "`hookd ps` lists training processes."
+    if not Path(f"/proc/{pid}").exists():
+        return NoSuchTarget(f"there is no process {pid}", hint=hint)
+    # A zombie lacks some files, a kernel may be built without others.
+    return NoSuchTarget(f"process {pid} has no /proc/{pid}/{name} ({error.strerror})", hint=hint)
 
 
 def size(pid: int) -> bytes:
