@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output, targets
@@ -22,7 +22,7 @@ def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[DaemonPlugi
     client = targets.daemon(host)
     if client is not None:
         try:
-            return cast("list[DaemonPluginRow]", client.plugins())
+            return client.plugins()
         except HookdError:  # a daemon of an older version
             return []
     found, _ = discovery.found(plugin_dirs, lambda _: True)

@@ -22,6 +22,7 @@ from hookd.tool.config import default_control_path, host_path
 from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -149,7 +150,7 @@ class DaemonClient:
         body = {"op": op, "plugin": plugin, "timeout_s": timeout_s, **more}
         return cast("ChangedTarget", self.request("POST", f"/v1/targets/{pid}/plugins", body, timeout_s=timeout_s + 60))
 
-    def plugins(self) -> list[dict[str, Any]]:
+    def plugins(self) -> list[DaemonPluginRow]:
         """Return a row for each daemon plugin."""
         return list(self.request("GET", "/v1/plugins")["plugins"])
 
