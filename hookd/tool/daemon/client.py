@@ -22,10 +22,10 @@ from hookd.tool.config import default_control_path, host_path
 from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
-    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
     from collections.abc import Mapping
     from pathlib import Path
 
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
     from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget, EvaluatedTarget, Version
     from hookd.wire.incident import IncidentRow
     from hookd.wire.report import Report
