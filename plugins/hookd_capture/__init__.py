@@ -29,7 +29,7 @@ loss is computed outside of any module.
 from __future__ import annotations
 
 import math
-import sys
+import traceback
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,7 +151,9 @@ class Capture(Plugin):
     ) -> None:
         """Check a call of a model, and keep it for its backward."""
         call = Call(module, inputs, kwargs, output, versions, self.states.left(module))
-        if call.state is not None and call.state.grad and self.has_parameters.get(module.id):
+        if len(self.context.stack()) > 1:  # the root of another model, or a parametrization that was called by itself once
+            self.last_calls.forget(module)
+        elif call.state is not None and call.state.grad and self.has_parameters.get(module.id):
             self.last_calls.keep(call)
         self._returned(call)
         for tensor in tensors(output):
@@ -335,11 +337,10 @@ def _gradients(optimizer: Optimizer) -> list[Tensor]:
 
 def _training_stack() -> list[str]:
     """Return at most `FRAMES` lines of the training code's own Python stack, the outermost first."""
-    lines: list[str] = []
-    frame = sys._getframe()  # noqa: SLF001
-    while frame is not None and len(lines) < FRAMES:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OURS) and "/torch/" not in name:
-            lines.append(f"{name}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back  # type: ignore[assignment]
-    return lines[::-1]
+    frames = ((frame.f_code, line) for frame, line in traceback.walk_stack(None))
+    lines = [
+        f"{code.co_filename}:{line} {code.co_name}"
+        for code, line in frames
+        if not code.co_filename.startswith(_OURS) and "/torch/" not in code.co_filename
+    ]
+    return lines[:FRAMES][::-1]

@@ -101,6 +101,11 @@ class LastCalls:
         self._calls[call.module.id] = call._replace(output=None, number=number)
         self._reached[call.module.id] = {}
 
+    def forget(self, module: Module) -> None:
+        """Drop the call of a model that was called again, by another one."""
+        self._calls.pop(module.id, None)
+        self._reached.pop(module.id, None)
+
     def reached(self, module: Module, gradients: tuple[Any, ...]) -> None:
         """Record gradients of the outputs of a model's last call; they may come in parts."""
         if module.id in self._calls:

@@ -6,6 +6,7 @@ import contextlib
 import cProfile
 import pstats
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 OBSERVERS = [
     ("nan", {"every": 1}), ("timing", {"every": 1}), ("activations", {"every": 1, "parameters": True}),
-    ("memory", {}), ("optimizer", {}), ("coverage", {}),
+    ("memory", {}), ("optimizer", {}), ("coverage", {}), ("capture", {"directory": tempfile.gettempdir()}),
 ]  # fmt: skip
 CALLS: Counter[str] = Counter()
 

@@ -217,7 +217,6 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     ),
     # docs/capture.md, docs/nan.md
     "hookd attach -p nan -p capture PID": Run("with nan", given="detached"),
-    "hookd plugin enable PID capture": Run("capture"),
     "hookd plugin config PID nan policy=report": Run("nan"),
     "hookd replay /home/me/.local/state/hookd/bundles/hookd-capture-…": By(
         _REPLAY + "test_the_failure_of_a_killed_training_is_seen_again_in_a_process_of_its_interpreter"
