@@ -16,6 +16,8 @@ from itertools import pairwise
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from hookd_capture.bundle import result
+
 import hookd.errors
 from hookd.testing import trials
 from hookd.tool.check import problem
@@ -29,6 +31,7 @@ from hookd.wire import report as reports
 MODULES = (
     agent, answer, identity, incident, model, reports, stack, target, hookd.errors, trials, problem, check_report, loaded,
     outputs, plugin, plugin_check, ps, record, cli_stack, status, targets, rows,
+    result,
 )  # fmt: skip
 """The modules that define what is described here."""
 OUTPUTS: dict[str, Any] = {
@@ -57,6 +60,7 @@ OUTPUTS: dict[str, Any] = {
     "hookd plugin bench": outputs.BenchRows,
     "hookd plugin new": outputs.NewPlugin,
     "hookd config check": outputs.CheckedConfig,
+    "hookd replay": result.Replayed,
     "hookd doctor": outputs.Checks,
     "hookd version": outputs.Versions,
 }

@@ -98,7 +98,7 @@ def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, 
         except PluginError as error:
             hint = "It comes with hookd: install hookd again, with `pip install --force-reinstall hookd`."
             raise UsageError(
-                "the plugin capture is not installed: it replays bundles", reason=error.reason, hint=hint
+                "the plugin capture is not installed: it replays bundles", reason="unknown-plugin", hint=hint
             ) from error
         asked, answered = root / "request.json", root / "answer.json"
         asked.write_text(json.dumps(request))

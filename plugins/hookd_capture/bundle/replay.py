@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from hookd_capture.bundle.result import Count, FirstBad, NamedCount, Outcome, Place, Replayed, Request, Verdict
+
 FRAMES = 4
 
 
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     Path(arguments[1]).write_text(json.dumps(answer))
 
 
-def result(request: dict[str, Any]) -> dict[str, Any]:
+def result(request: Request) -> Replayed:
     """Replay a bundle.
 
     Raises:
@@ -55,7 +57,13 @@ def result(request: dict[str, Any]) -> dict[str, Any]:
     """
     text, stored = read(Path(request["bundle"]))
     replay = Replay(text, stored, Classes(request["allow"], _path(request["source"])), request["device"])
-    return {"bundle": request["bundle"], **replay.result()}
+    return cast("Replayed", {"bundle": request["bundle"], **replay.result()})
+
+
+def _is_reproduced(found: Outcome) -> bool:
+    """Whether the place that the incident names is bad again: an input, a parameter, a gradient or an output."""
+    places = {"input": found["inputs"], "param": found["parameters"], "grad": found["gradients"]}
+    return any(tensor["is_bad"] for tensor in places.get(found["where"], found["outputs"]))
 
 
 def _missing(error: Exception) -> str:
@@ -88,13 +96,13 @@ class Replay:
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise BundleError(f"bundle.json is invalid: {type(error).__name__}: {error}") from error
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Verdict:
         """Make the call, compare its output, and find the first bad value."""
         scene = self._scene()
         before = {"inputs": self._counts((scene.inputs, scene.kwargs)), "parameters": self._bad_of(scene.module)}
         output, raised = self._run(scene)
         outputs, recorded = tensors(output), tensors(scene.output)
-        found = {
+        found = cast("Outcome", {
             **self._reported, "step": self._step, "inputs_changed": self._changed, "torch": str(torch.__version__), "made_by": self._made_by, "device": str(self._device), **before,
             "outputs": self._counts(outputs), "recorded": self._counts(recorded), "raised": raised,
             "gradients": self._bad_of(scene.module, gradients=True),
@@ -102,14 +110,8 @@ class Replay:
             "is_output_known": scene.output is not None,
             "is_state_known": self._state is not None, "first": None if raised else self._first_bad(),
             "notes": self._notes + scene.notes,
-        }  # fmt: skip
-        found["is_reproduced"] = self._is_reproduced(found)
-        return found
-
-    def _is_reproduced(self, found: dict[str, Any]) -> bool:
-        """Whether the place that the incident names is bad again: an input, a parameter, a gradient or an output."""
-        place = {"input": "inputs", "param": "parameters", "grad": "gradients"}.get(found["where"], "outputs")
-        return any(one["is_bad"] for one in found[place])
+        })  # fmt: skip
+        return cast("Verdict", {**found, "is_reproduced": _is_reproduced(found)})
 
     def _scene(self) -> Scene:
         return Scene(self._text, self._stored, self._classes, self._device)
@@ -168,10 +170,10 @@ class Replay:
         bad = values.isnan() | (values == float("inf")) if self._masks else ~values.isfinite()
         return bool(bad.any())
 
-    def _counts(self, value: Any) -> list[dict[str, Any]]:
+    def _counts(self, value: Any) -> list[NamedCount]:
         return [{"name": str(at), **self._count(one)} for at, one in enumerate(tensors(value))]
 
-    def _count(self, tensor: Tensor) -> dict[str, Any]:
+    def _count(self, tensor: Tensor) -> Count:
         values = _real(tensor)
         return {
             "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:], "elements": tensor.numel(),
@@ -179,14 +181,14 @@ class Replay:
             "is_bad": self._is_bad(tensor),
         }  # fmt: skip
 
-    def _bad_of(self, module: torch.nn.Module, *, gradients: bool = False) -> list[dict[str, Any]]:
+    def _bad_of(self, module: torch.nn.Module, *, gradients: bool = False) -> list[NamedCount]:
         """Return the counts of the bad parameters and buffers, or of the bad gradients of parameters."""
         own: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
         if gradients:
             own = [(name, tensor.grad) for name, tensor in own if tensor.grad is not None]
         return [{"name": name, **self._count(tensor)} for name, tensor in own if self._is_bad(tensor)]
 
-    def _first_bad(self) -> dict[str, Any] | None:
+    def _first_bad(self) -> FirstBad | None:
         """Repeat the call with every operation watched; return the first that makes a bad value of good inputs."""
         if TorchDispatchMode is object:
             return None
@@ -194,24 +196,22 @@ class Replay:
         inside: list[str] = []
         for name, module in scene.module.named_modules():
             _follow(module, name or "(itself)", inside)
-        watch = FirstBad(self._is_bad, self._count, inside)
+        watch = Watch(self._is_bad, self._count, inside)
         self._run(scene, watch)
         return watch.found
 
 
-class FirstBad(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Checks every operation until one makes a bad value of good inputs.
 
     Attributes:
         found: operation, module, counts of the bad tensor, and the innermost lines of Python; None until there is one.
     """
 
-    def __init__(
-        self, is_bad: Callable[[Tensor], bool], count: Callable[[Tensor], dict[str, Any]], inside: list[str]
-    ) -> None:
+    def __init__(self, is_bad: Callable[[Tensor], bool], count: Callable[[Tensor], Count], inside: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._is_bad, self._count, self._inside = is_bad, count, inside
-        self.found: dict[str, Any] | None = None
+        self.found: FirstBad | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
         """Run an operation and check its result."""
@@ -225,7 +225,7 @@ class FirstBad(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignor
                 self.found = {"operation": str(func), **self._where(), **self._count(bad)}
         return made
 
-    def _where(self) -> dict[str, Any]:
+    def _where(self) -> Place:
         node = _node()
         if node is not None:
             lines = [f"the backward of an operation in its forward: {node.name()}"]

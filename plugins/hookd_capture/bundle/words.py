@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd_capture.bundle.result import Replayed, Words
+
 _KINDS = {"nan": "NaN", "inf": "Inf"}
-_TITLES = (
-    ("input", "inputs"), ("bad", "parameters"), ("output", "outputs"), ("recorded", "recorded"),
-    ("gradient of", "gradients"),
-)  # fmt: skip
-_COUNTS = ("elements", "nan_count", "inf_count")
 
 
-def words(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what `hookd replay` prints: `heading`, `rows` of a table, `conclusion` and `stack`."""
+def words(result: Replayed) -> Words:
+    """Return what `hookd replay` prints."""
     first = result["first"]
     return {
         "heading": list(_heading(result)),
@@ -26,22 +23,27 @@ def words(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _heading(result: dict[str, Any]) -> Iterator[str]:
+def _heading(result: Replayed) -> Iterator[str]:
     made = result["made_by"]
     kind, where = _KINDS.get(result["kind"], result["kind"]), result["where"]
     yield f"{result['module']} ({result['class']}): {kind}, {where}, step {result['step']} of run {made.get('run')}"
     yield f"recorded with torch {made.get('torch')}, called again with torch {result['torch']} on {result['device']}"
 
 
-def _rows(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _rows(result: Replayed) -> Iterator[tuple[str, ...]]:
     """Yield the inputs, the outputs, and the recorded outputs."""
-    for title, key in _TITLES:
-        for tensor in result[key]:
+    titles = {
+        "input": result["inputs"], "bad": result["parameters"], "output": result["outputs"],
+        "recorded": result["recorded"], "gradient of": result["gradients"],
+    }  # fmt: skip
+    for title, tensors in titles.items():
+        for tensor in tensors:
             shape = "x".join(map(str, tensor["shape"])) or "scalar"
-            yield (f"{title} {tensor['name']}", shape, tensor["dtype"], *(str(tensor[name]) for name in _COUNTS))
+            counts = tensor["elements"], tensor["nan_count"], tensor["inf_count"]
+            yield (f"{title} {tensor['name']}", shape, tensor["dtype"], *map(str, counts))
 
 
-def _conclusion(result: dict[str, Any]) -> Iterator[str]:
+def _conclusion(result: Replayed) -> Iterator[str]:
     """Yield lines that interpret the result."""
     for note in result["notes"]:
         yield f"note: {note}"
