@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.cli import address, output
 from hookd.tool.cli import attach as words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hookd.tool.cli.options import Watch
     from hookd.tool.cli.targets import Selection
-    from hookd.wire.answer import Attached
-    from hookd.wire.target import ErrorRow, TargetRow
+    from hookd.wire.answer import Attached, DetachedTarget
+    from hookd.wire.target import ErrorRow, ServerStatus, TargetRow
 
 
 def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
@@ -50,13 +52,13 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     )
     teller = Teller(chosen, watch, linger_s=config.linger_s, as_json=as_json)
     with address.explaining(config.listen, "attach"):
-        attach_and_serve(config, pids, order, teller.tell)
+        attach_and_serve(config, pids, order, teller)
     teller.tell_kept()
     return teller.status
 
 
 class Teller:
-    """Prints messages about events.
+    """Prints messages about events; the audience of `attach_and_serve`.
 
     Args:
         chosen: the requested processes.
@@ -75,42 +77,44 @@ class Teller:
         self._watch = watch
         self._as_json = as_json
         self._url = ""
-        self._entries: list[Attached | ErrorRow] = []
+        self._outcomes: Sequence[Attached | ErrorRow] = ()
         self._gone: set[int] = set()
 
-    def tell(self, what: str, about: Any) -> None:
-        """Print the message for an event; for the events see `attach_and_serve`."""
-        if what == "serving":
-            self._url = about["url"]
-            self._reminder = words.waiting(self._chosen.pids, self._watch.timeout_s)
-        elif what in ("attached", "failed"):
-            self._reminder.cancel()
-            self._entries.append(about)
-            if len(self._entries) == len(self._chosen.pids):
-                self._tell_attached()
-        elif what == "ended":
-            self._gone.add(about["pid"])
-            output.say(self._ended(about))
-        elif "error" in about:
-            output.complain(HookdError(about["error"], hint=about["hint"]))
+    def serving(self, status: ServerStatus) -> None:
+        """Print what the attach waits for, if it takes long."""
+        self._url = status["url"]
+        self._reminder = words.waiting(self._chosen.pids, self._watch.timeout_s)
+
+    def attached(self, outcomes: Sequence[Attached | ErrorRow]) -> None:
+        """Print the outcomes of the attaches, and where the metrics are."""
+        self._reminder.cancel()
+        self._outcomes = outcomes
+        metrics = f"{self._url}/metrics"
+        self.status = words.finish_attached(outcomes, self._chosen, as_json=self._as_json, metrics=metrics)
+        agents = [outcome["identity"] for outcome in outcomes if "error" not in outcome]
+        if agents:  # agents that belong to their process, or are kept, have no lease
+            detaches = any(agent.get("method") == "attach" and not agent.get("keep") for agent in agents)
+            output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
+
+    def ended(self, target: TargetRow) -> None:
+        """Print how a target has ended."""
+        self._gone.add(target["pid"])
+        output.say(self._ended(target))
+
+    def detached(self, outcome: DetachedTarget | ErrorRow) -> None:
+        """Print the outcome of a detach."""
+        if "error" in outcome:
+            output.complain(HookdError(outcome["error"], hint=outcome["hint"]))
         else:
-            output.say(words.told_detached(about))
+            output.say(words.told_detached(outcome))
 
     def tell_kept(self) -> None:
         """Print at the end which agents stay, because they are to be kept."""
-        for entry in self._entries:
+        for entry in self._outcomes:
             if "error" in entry or entry["pid"] in self._gone:
                 continue
             if self._watch.keep or entry["identity"].get("keep") is True:
                 output.say(f"the agent stays in {entry['pid']}; `hookd detach {entry['pid']}` ends it")
-
-    def _tell_attached(self) -> None:
-        metrics = f"{self._url}/metrics"
-        self.status = words.finish_attached(self._entries, self._chosen, as_json=self._as_json, metrics=metrics)
-        attached = [entry["identity"] for entry in self._entries if "error" not in entry]
-        if attached:  # agents that belong to their process, or are kept, have no lease
-            detaches = any(one.get("method") == "attach" and not one.get("keep") for one in attached)
-            output.say(f"metrics on {metrics}; Ctrl-C {'detaches' if detaches else 'ends this'}")
 
     def _ended(self, row: TargetRow) -> str:
         if row["state"] == "detached":

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hookd.tool.daemon.process import signals
 from hookd.tool.daemon.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.actions import Order
-    from hookd.wire.answer import Attached
-    from hookd.wire.target import ErrorRow
-
-    Tell = Callable[[str, Any], None]
+    from hookd.wire.answer import Attached, DetachedTarget
+    from hookd.wire.target import ErrorRow, ServerStatus, TargetRow
 
 
-def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[Attached | ErrorRow]:
+class Audience(Protocol):
+    """Takes the events of a foreground attach, in the thread of `attach_and_serve`."""
+
+    def serving(self, status: ServerStatus) -> None:
+        """Take the state of the daemon, before a target is touched."""
+
+    def attached(self, outcomes: Sequence[Attached | ErrorRow]) -> None:
+        """Take the outcome of the attach for each pid, in order."""
+
+    def ended(self, target: TargetRow) -> None:
+        """Take a target that has ended."""
+
+    def detached(self, outcome: DetachedTarget | ErrorRow) -> None:
+        """Take the outcome of a detach."""
+
+
+def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, audience: Audience) -> None:
     """Attach to `pids`, serve them until Ctrl-C or SIGTERM or until all have ended, and detach.
 
     Both sockets are bound before a target is touched. Targets that another daemon also holds are not detached; with
@@ -30,31 +44,25 @@ def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, tel
         config: the configuration to serve with.
         pids: pids of the targets.
         order: attach parameters for each of them.
-        tell: called in this thread with each event: ("serving", status), ("attached", result), ("failed", error with
-            its pid), ("ended", row), ("detached", result or error).
-
-    Returns:
-        For each pid, in order, the result of its attach or the error: `{"pid", "error", "reason", "hint", "exit_code"}`.
+        audience: takes the events.
 
     Raises:
         HookdError: a socket could not be bound.
     """
-    return asyncio.run(_run(config, pids, order, tell))
+    asyncio.run(_run(config, pids, order, audience))
 
 
-async def _run(config: ServeConfig, pids: Sequence[int], order: Order, tell: Tell) -> list[Attached | ErrorRow]:
+async def _run(config: ServeConfig, pids: Sequence[int], order: Order, audience: Audience) -> None:
     async with Service(config, only=frozenset(pids)) as service:
         with signals() as stop:
-            tell("serving", service.status())
-            results = await service.attach_all(pids, order)
-            for result in results:
-                tell("failed" if "error" in result else "attached", result)
-            if any("error" not in result for result in results):
-                await _until(stop, asyncio.create_task(_all_ended(service, config.poll_s, tell)))
+            audience.serving(service.status())
+            outcomes = await service.attach_all(pids, order)
+            audience.attached(outcomes)
+            if any("error" not in outcome for outcome in outcomes):
+                await _until(stop, asyncio.create_task(_all_ended(service, config.poll_s, audience)))
             if not order.keep:
-                for outcome in await service.detach_own():
-                    tell("detached", outcome)
-    return results
+                for detached in await service.detach_own():
+                    audience.detached(detached)
 
 
 async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
@@ -64,7 +72,7 @@ async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
         await ended
 
 
-async def _all_ended(service: Service, poll_s: float, tell: Tell) -> None:
+async def _all_ended(service: Service, poll_s: float, audience: Audience) -> None:
     """Return when no target is served any more; ended ones linger first, so that their end can be scraped."""
     reported: set[tuple[int, float]] = set()
     while rows := service.rows():
@@ -72,5 +80,5 @@ async def _all_ended(service: Service, poll_s: float, tell: Tell) -> None:
             key = (row["pid"], row["attached"])
             if row["ended"] is not None and key not in reported:
                 reported.add(key)
-                tell("ended", row)
+                audience.ended(row)
         await asyncio.sleep(poll_s)
