@@ -151,7 +151,9 @@ class Capture(Plugin):
     ) -> None:
         """Check a call of a model, and keep it for its backward."""
         call = Call(module, inputs, kwargs, output, versions, self.states.left(module))
-        if len(self.context.stack()) > 1:  # the root of another model, or a parametrization that was called by itself once
+        if (
+            len(self.context.stack()) > 1
+        ):  # the root of another model, or a parametrization that was called by itself once
             self.last_calls.forget(module)
         elif call.state is not None and call.state.grad and self.has_parameters.get(module.id):
             self.last_calls.keep(call)
