@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (chosen if is_alone is (wanted == "only") else others).append(item)
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what the collection has made from garbage collections: several hundred thousand objects that stay."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
