@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 GROUP = "hookd.plugins"
+_found: tuple[object, list[Any]] = (None, [])
 
 
 def installed() -> list[dict[str, str]]:
@@ -28,7 +29,7 @@ def installed() -> list[dict[str, str]]:
 
     These are the plugins in this process's environment; none is imported.
     """
-    plugins = {plugin.name: plugin for plugin in reversed(list(entry_points(group=GROUP)))}
+    plugins = {plugin.name: plugin for plugin in reversed(_entries())}
     return [_described(plugins[name]) for name in sorted(plugins)]
 
 
@@ -62,10 +63,29 @@ def entry_point(name: str) -> str:
 
 
 def _named(name: str) -> Any:
-    for plugin in entry_points(group=GROUP):
+    for plugin in _entries():
         if plugin.name == name:
             return plugin
     raise PluginError(f"no plugin {name!r} is installed here", reason="no-such-plugin")
+
+
+def _entries() -> list[Any]:
+    """Return the entry points of the installed plugins, read anew after something was installed or removed.
+
+    To read them takes 10 ms, for all distributions of the environment are looked at.
+    """
+    global _found
+    state = [(path, _changed_ns(path)) for path in sys.path]
+    if state != _found[0]:
+        _found = (state, list(entry_points(group=GROUP)))
+    return _found[1]
+
+
+def _changed_ns(path: str) -> int | None:
+    try:
+        return posix.stat(path or ".").st_mtime_ns
+    except OSError:
+        return None
 
 
 def _described(entry: Any) -> dict[str, str]:
