@@ -58,7 +58,7 @@ def skip_package(package: str, rest: Callable[[], None]) -> None:
     Takes 5 ms for the first agent of a process, and calls `rest` after each module.
     """
     for name, module in list(sys.modules.items()):
-        if name.startswith(package + ".") and module is not None and module not in _SKIPPED:
+        if name.startswith(package + ".") and module not in _SKIPPED and module is not None:
             for code in _codes(vars(module), name):
                 skip_frames(code)
             _SKIPPED.add(module)
