@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 pytest_plugins = ["hookd.testing.fixtures"]
 """Named here too: an environment may have been made before there was such an entry point."""
 
+# Several workers share a processor: OpenMP's threads wait for each other by computing, which took 8 times as long. Here, for
+# tests/plugins/conftest.py may load torch before `pytest_configure`.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 E2E = Path(__file__).parent / "e2e"
 MARK = "HOOKDS_TESTS"
 """Without a PID namespace of its own, the environment variable by which a worker's tests know their processes."""
@@ -58,10 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
+def pytest_collection_finish() -> None:
+    """Exempt what the collection has made from garbage collections: several hundred thousand objects that stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach child processes, also below `nohup` and CI runners, which pass SIGINT on as ignored; set the scope."""
-    # Several workers share a processor: OpenMP's threads wait for each other by computing, which took 8 times as long.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)

@@ -14,6 +14,7 @@ that failed twice, are too many, or did not run.
 from __future__ import annotations
 
 import compileall
+import os
 import signal
 import subprocess
 import sys
@@ -109,6 +110,8 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit status.
     """
+    # Without it each worker rewrites the assertions of all tests anew: 8 s for each, before its first test.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for folder in COMPILED:
         compileall.compile_dir(folder, quiet=2)
     watch = Watch()

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("attachable")]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to have two users")
 NOBODY = 65534
-BUSY = "until_told(lambda: sum(range(500)))"
+WORKING = "until_told(lambda: time.sleep(0.001))"
 QUICK = AttachRequest(plugins=(), timeout_s=1.0)
 
 
@@ -68,7 +68,7 @@ def test_zombie():
 
 
 def test_stopped(tmp_path):
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         target.signal(signal.SIGSTOP)
         wait_until(lambda: status(target.pid).state == "T")
         error = assert_fails(target.pid, errors.AttachError, "stopped", 1)
@@ -78,7 +78,7 @@ def test_stopped(tmp_path):
 
 
 def test_traced(tmp_path):
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         tracer = Process([sys.executable, "-c", TRACE, str(target.pid)], env=tool_environment(), stdin=True)
         with tracer:
             tracer.expect("^tracing$")
@@ -129,7 +129,7 @@ def test_a_32_bit_program(tmp_path):
 
 
 def test_python_without_torch(tmp_path):
-    command = [sys.executable, "-c", stub.TRAIN.replace("import torch\n", "") + BUSY]
+    command = [sys.executable, "-c", stub.TRAIN.replace("import torch\n", "") + WORKING]
     with Process(command, env=target_environment(), cwd=tmp_path, stdin=True) as target:
         target.expect("^ready$")
         assert_fails(target.pid, errors.TargetUnsupported, "no-torch", 6)
@@ -139,7 +139,7 @@ def test_python_without_torch(tmp_path):
 def test_a_version_that_is_not_served(tmp_path, monkeypatch):
     """Only the bounds are moved: the version is read from the real process."""
     monkeypatch.setattr("hookd.tool.inject.interpreter.OLDEST_PYTHON", (3, 99))
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         error = assert_fails(target.pid, errors.TargetUnsupported, "python-version", 6)
         assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in error.message
         stub.finish(target)
@@ -149,7 +149,7 @@ def test_a_newer_version_that_is_built_otherwise(tmp_path):
     """The interpreter is ours, and says that it is of a version that there is not: it has no table, or another one's."""
     python = interpreters.at(sys.executable)
     assert python is not None
-    with made_up.start(tmp_path, BUSY, python, resized=8) as target:
+    with made_up.start(tmp_path, WORKING, python, resized=8) as target:
         error = assert_fails(target.pid, errors.TargetUnsupported, "python-version", 6)
         assert "newer than any that hookd was tried on" in error.message
         assert "debug table" in error.message
@@ -158,21 +158,21 @@ def test_a_newer_version_that_is_built_otherwise(tmp_path):
 
 
 def test_disabled(tmp_path):
-    with stub.start(tmp_path, BUSY, HOOKD_DISABLE="1") as target:
+    with stub.start(tmp_path, WORKING, HOOKD_DISABLE="1") as target:
         assert_fails(target.pid, errors.TargetUnsupported, "disabled", 6)
         stub.finish(target)
 
 
 @needs_root
 def test_other_user(tmp_path):
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         assert attach_as(target.pid, f"os.setuid({NOBODY})") == "PermissionDenied other-user 5 True"
         stub.finish(target)
 
 
 @needs_root
 def test_not_dumpable(tmp_path):
-    with stub.start(tmp_path, f"os.setuid({NOBODY})\n{BUSY}") as target:  # which also makes it not dumpable
+    with stub.start(tmp_path, f"os.setuid({NOBODY})\n{WORKING}") as target:  # which also makes it not dumpable
         assert attach_as(target.pid, f"os.setuid({NOBODY})") == "PermissionDenied not-dumpable 5 True"
         stub.finish(target)
 
@@ -180,7 +180,7 @@ def test_not_dumpable(tmp_path):
 @needs_root
 def test_ptrace_refused(tmp_path):
     dumpable = "assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0"
-    with stub.start(tmp_path, f"os.setuid({NOBODY})\n{dumpable}\n{BUSY}") as target:
+    with stub.start(tmp_path, f"os.setuid({NOBODY})\n{dumpable}\n{WORKING}") as target:
         assert attach_as(target.pid, WITHOUT_CAPABILITIES) == "PermissionDenied ptrace-refused 5 True"
         stub.finish(target)
 
@@ -193,7 +193,7 @@ WITHOUT_CAPABILITIES = "assert libc.syscall(126, (ctypes.c_uint32 * 2)(0x2008052
 def test_ptrace_forbidden_by_seccomp(tmp_path, number, name):
     """The filter is inherited by the injector: ptrace fails there with `number`, all else is allowed."""
     wanted = {"EPERM": "PermissionDenied ptrace-refused 5 True", "ENOSYS": "PermissionDenied seccomp 5 True"}[name]
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         assert attach_as(target.pid, SECCOMP.replace("@ERRNO@", str(number))) == wanted
         stub.finish(target)
 
@@ -218,7 +218,7 @@ def test_yama(tmp_path, monkeypatch):
     monkeypatch.setattr("hookd.tool.linux.permission._YAMA", scope)
     monkeypatch.setattr("hookd.tool.linux.permission._has_capability", lambda: False)
     monkeypatch.setattr("hookd.tool.attach.environment.of", _refused)
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         error = assert_fails(target.pid, errors.PermissionDenied, "yama", 5)
         assert "ptrace_scope" in error.hint
         stub.finish(target)
@@ -245,7 +245,7 @@ def test_timeout(tmp_path):
     """The code has run, but the agent cannot start: the import of torch does not end in time."""
     home = stub.torch_directory(tmp_path)
     (home / "torch" / "nn" / "modules" / "module.py").write_text(IMPORTS_SLOWLY)
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         error = assert_fails(target.pid, errors.AttachError, "timeout", 1)
         assert "--timeout" in error.hint
         target.send("go on")
@@ -286,7 +286,7 @@ pause()
 
 
 def test_detach_where_nothing_is_attached(tmp_path):
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         with pytest.raises(NoSuchTarget) as caught:
             detach(target.pid)
         assert (caught.value.reason, caught.value.exit_code) == ("not-attached", 4)
@@ -308,7 +308,7 @@ def test_an_agent_of_another_version_is_there(tmp_path, monkeypatch):
     files = {path.relative_to(REPOSITORY).as_posix(): path.read_bytes() for path in sources}
     pack = stub.payload._pack
     monkeypatch.setattr(stub.payload, "_pack", lambda made: pack({**files, **made}))
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         stub.inject(target.pid, AGENT_OF_ANOTHER_VERSION)
         error = assert_fails(target.pid, errors.AttachError, "agent-version", 1)
         assert "0.0.1" in error.message

@@ -20,6 +20,7 @@ from hookd.tool.linux.owner import user_name
 from tests.support import outputs, stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
+from tests.support.training import paced_example
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,15 +48,15 @@ def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[s
 
 
 @contextlib.contextmanager
-def started() -> Iterator[Process]:
-    with Process([bare_python(), TRAIN], env=target_environment()) as process:
+def started(directory: Path) -> Iterator[Process]:
+    with Process([bare_python(), paced_example(directory)], env=target_environment()) as process:
         process.expect(r"^step 3 ")
         yield process
 
 
 @pytest.fixture(scope="module")
-def shared_training() -> Iterator[Process]:
-    with started() as process:
+def shared_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with started(tmp_path_factory.mktemp("shared")) as process:
         yield process
 
 
@@ -68,9 +69,9 @@ def training(shared_training: Process) -> Iterator[Process]:
 
 
 @pytest.fixture
-def own_training() -> Iterator[Process]:
+def own_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """Return one that the test may end."""
-    with started() as process:
+    with started(tmp_path_factory.mktemp("own")) as process:
         yield process
 
 

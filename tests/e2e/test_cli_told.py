@@ -11,6 +11,7 @@ import pytest
 from tests.support.environment import REPOSITORY, bare_python, target_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, hookd, hookd_json, run
+from tests.support.training import paced_example
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +22,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 
 @pytest.fixture
-def training() -> Iterator[Process]:
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """The example, which puts a NaN into one layer for one step at SIGUSR1."""
-    with Process([bare_python(), TRAIN], env=target_environment()) as process:
+    with Process(
+        [bare_python(), paced_example(tmp_path_factory.mktemp("example"))], env=target_environment()
+    ) as process:
         process.expect(r"^step 3 ")
         yield process
 

@@ -43,7 +43,7 @@ ALIKE = (
 """What is odd about these, others of them have in part: `make long` makes them."""
 PLACES = ("tmp", "var/tmp", "run", "dev/shm", "root", "home/user")
 ROOTS = [path for path in os.environ.get("HOOKD_COMPAT_ROOTS", "").split(os.pathsep) if path]
-BUSY = "until_told(lambda: sum(range(500)))"
+WORKING = "until_told(lambda: time.sleep(0.001))"
 
 
 def files(pid: int) -> set[str]:
@@ -102,7 +102,7 @@ def test_training_in_another_system_is_served(tmp_path, root):
 def test_a_target_that_can_write_nowhere_is_reached_through_memory(tmp_path, root):
     """CPython's own remote debugging wants a file; without one, and on older versions always, it is a stop."""
     box = Box(writable=()) if root is None else Box(writable=(), root=root, python=interpreters.python_of(Path(root)))
-    with box.start_stub(tmp_path, BUSY) as process:
+    with box.start_stub(tmp_path, WORKING) as process:
         assert stub.inject(target_of(process)).method == "ptrace"
         stub.finish(process)
 

@@ -22,7 +22,7 @@ from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-BUSY = "until_told(lambda: sum(range(200)))"
+WORKING = "until_told(lambda: time.sleep(0.001))"
 
 
 def doctor(pid: int, *, status: int) -> dict[str, dict[str, str]]:
@@ -103,7 +103,7 @@ def test_a_process_that_has_no_torch_or_is_no_python():
 
 
 def test_stopped_traced_and_ended(tmp_path):
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         assert doctor(target.pid, status=0)["main thread"]["state"] == "ok"
         target.signal(signal.SIGSTOP)
         wait_until(lambda: target_checks._holds(lambda: state(target.pid) == "T", 0.1), what="it stops")
@@ -144,7 +144,7 @@ sys.stdin.readline()
 
 
 def test_disabled_blocked_and_in_another_namespace(tmp_path):
-    with stub.start(tmp_path, BUSY, HOOKD_DISABLE="1") as target:
+    with stub.start(tmp_path, WORKING, HOOKD_DISABLE="1") as target:
         assert doctor(target.pid, status=1)["HOOKD_DISABLE"]["state"] == "bad"
         stub.finish(target)
     with stub.start(tmp_path, "print('ready', flush=True)\nctypes.CDLL(None).pause()") as target:
@@ -152,7 +152,7 @@ def test_disabled_blocked_and_in_another_namespace(tmp_path):
         assert "has not moved" in found["found"]
         assert f"--force {target.pid}" in found["cure"]
     if os.geteuid() == 0:
-        with stub.start(tmp_path, UNSHARED + BUSY) as target:
+        with stub.start(tmp_path, UNSHARED + WORKING) as target:
             assert "another mount namespace" in doctor(target.pid, status=0)["container"]["found"]
             stub.finish(target)
 
@@ -162,7 +162,7 @@ UNSHARED = "assert ctypes.CDLL(None).unshare(0x00020000) == 0  # CLONE_NEWNS\n"
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_as_another_user_it_names_the_owner_and_what_helps(tmp_path):
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         done = subprocess.run(
             [sys.executable, "-c", AS_NOBODY, str(target.pid)], env=tool_environment(HOME=tmp_path),
             capture_output=True, text=True, timeout=60, check=False,

@@ -27,6 +27,7 @@ from tests.support.documented import COMMANDS, NO_COMMANDS, Run
 from tests.support.documents import pages
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
+from tests.support.training import paced_example
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +101,7 @@ class Setting:
         self.scratch = scratch
         for name in ("deploy", "examples"):
             shutil.copytree(REPOSITORY / name, scratch / name)
-        shutil.copy(scratch / "examples" / "train.py", scratch / "train.py")
+        paced_example(scratch)
         (scratch / "widths.py").write_text(_smallest_plugin())
         (scratch / "hookd.toml").write_text("[eval]\nallow = true\n")
         environment = target_environment(HOOKD_RUN=RUN)

@@ -22,7 +22,7 @@ from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-BUSY = "until_told(lambda: sum(range(200)))"
+WORKING = "until_told(lambda: time.sleep(0.001))"
 
 
 def interrupt(kind: str, pid: int) -> Process:
@@ -37,7 +37,7 @@ def interrupt(kind: str, pid: int) -> Process:
 @pytest.mark.load
 def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothing_is_left(tmp_path, kind, fewest, left):
     """A helper that dies between making the mailbox and queueing the call leaves it: nobody knows its address."""
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         threads = stub.threads(target.pid)
         with interrupt(kind, target.pid) as interrupts:
             stages = int(re.match(r"stages (\d+)", interrupts.finish(300)[-1])[1])
@@ -112,7 +112,7 @@ except HookdError as error:
 def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path):
     """The mailbox has been given back then, and other things of the target may lie in its place."""
     environment = tool_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'plugins'}")
-    with stub.start(tmp_path, BUSY) as target:
+    with stub.start(tmp_path, WORKING) as target:
         threads = stub.threads(target.pid)
         with Process([sys.executable, "-c", AT_LENGTH, str(target.pid)], env=environment, cwd=REPOSITORY) as stopped:
             wait_until(lambda: proc.status(stopped.pid).state == "T", what="the tool stops")

@@ -16,7 +16,6 @@ from hookd_capture.calls import CALM
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
-from torch.testing._internal.common_modules import module_db
 
 from hookd import PluginError
 from tests.support.bundles import HUGE, bits, captured, replayed, some, spoil, text_of, told
@@ -433,6 +432,8 @@ def test_the_training_is_bit_for_bit_the_same_with_capture(hook, tmp_path):
 
 
 def test_what_is_taken_for_calm_draws_no_random_numbers():
+    from torch.testing._internal.common_modules import module_db  # takes seconds, and loads torch's compiler
+
     seen = set()
     for info in module_db:
         if info.module_cls in CALM:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import runpy
-from typing import TYPE_CHECKING
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from tests.support.environment import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.environment import REPOSITORY, once
 
 SCRIPT = REPOSITORY / "hookd" / "native" / "build.py"
 
 
 def build(directory: Path, name: str = "kernel") -> Path:
-    """Compile them and return one; a machine without a compiler skips the test."""
+    """Put one into a directory, compiled once for all tests; a machine without a compiler skips the test."""
     try:
-        made: list[Path] = runpy.run_path(str(SCRIPT))["build"](directory)
+        compiled = Path(_compiled().name)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    return next(path for path in made if path.stem == f"{name}-{os.uname().machine}")
+    return Path(shutil.copy(compiled / f"{name}-{os.uname().machine}.so", directory))
+
+
+@once
+def _compiled() -> tempfile.TemporaryDirectory[str]:
+    directory = tempfile.TemporaryDirectory(prefix="native-")
+    runpy.run_path(str(SCRIPT))["build"](Path(directory.name))
+    return directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ _INNER = {"_TooLateError", "_RestlessError", "BundleError"}
 """Kinds of our errors that a module has for itself."""
 
 
+@functools.cache
 def reasons() -> dict[str, list[str]]:
     """Give each reason with the messages that come with it, as far as they stand beside it; what varies is an `…`."""
     found: dict[str, list[str]] = defaultdict(list)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support import forked
-from tests.support.environment import REPORTS, TARGETS, WORKLOADS, bare_python, once, target_environment
+from tests.support.environment import REPORTS, REPOSITORY, TARGETS, WORKLOADS, bare_python, once, target_environment
 from tests.support.processes import PATIENCE_S, Process
 
 if TYPE_CHECKING:
@@ -54,6 +54,18 @@ def environment(**extra: str | Path) -> dict[str, str]:
 @once
 def _compiled() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="inductor-")
+
+
+STEP = '        print(f"step {step} loss {loss.item():.4f}", flush=True)\n'
+
+
+def paced_example(directory: Path) -> Path:
+    """Write a copy of `examples/train.py` that sleeps in each step, so that it leaves the processor to the tests."""
+    text = (REPOSITORY / "examples" / "train.py").read_text()
+    assert text.count(STEP) == 1
+    path = directory / "train.py"
+    path.write_text(text.replace(STEP, STEP + "        __import__('time').sleep(0.04)\n"))
+    return path
 
 
 def start(job: Job, *more: str, **extra: str | Path) -> Process:

@@ -9,7 +9,8 @@ torch's has an attribute `_torchdynamo_inline` with torch's own function, which 
 from __future__ import annotations
 
 import sys
-from types import CodeType, FunctionType
+import weakref
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CALL_MODULES = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
+_SKIPPED: weakref.WeakSet[ModuleType] = weakref.WeakSet()
+_WITHOUT_CODE = frozenset(
+    {BuiltinFunctionType, ModuleType, type(None), bool, bytes, dict, float, frozenset, int, list, set, str, tuple}
+)
 _FRAMES: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
@@ -50,12 +55,13 @@ def skip_frames(code: CodeType) -> None:
 def skip_package(package: str, rest: Callable[[], None]) -> None:
     """Exclude all functions of a package's loaded modules from compilation.
 
-    Takes 5 ms, and calls `rest` after each module.
+    Takes 5 ms for the first agent of a process, and calls `rest` after each module.
     """
     for name, module in list(sys.modules.items()):
-        if name.startswith(package + ".") and module is not None:
+        if name.startswith(package + ".") and module not in _SKIPPED and module is not None:
             for code in _codes(vars(module), name):
                 skip_frames(code)
+            _SKIPPED.add(module)
             rest()
 
 
@@ -68,6 +74,8 @@ def _codes(namespace: Any, module: str) -> Iterator[CodeType]:
         if isinstance(value, type):
             if value.__module__ == module:
                 yield from _codes(vars(value), module)
+            continue
+        if type(value) in _WITHOUT_CODE:  # most values, for which five failing look-ups are slow
             continue
         for function in (value, *(getattr(value, name, None) for name in ("__func__", "__wrapped__", "fget", "func"))):
             if isinstance(function, FunctionType) and function.__module__ == module:

@@ -179,6 +179,8 @@ class Control:
     def end(self, then: Callable[[], None] | None = None) -> None:
         """End the thread after the current answer, and run `then` in it; wait for it, unless it is the caller."""
         self._then = then or self._then
+        if not self.is_own_thread():
+            self._wake.up()  # before the next line, after which the thread may close the event
         self._is_ending = True
         if not self.is_own_thread():
             server = self._turn.thread
