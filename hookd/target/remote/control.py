@@ -22,7 +22,7 @@ from hookd.target.boot.spawn import Thread
 from hookd.target.plugins.faults import Failure
 from hookd.target.remote.endpoint import open_door, receive
 from hookd.wire.descriptors import Descriptor, moved_up
-from hookd.wire.originals import HAS_LEFT, clock, ready, thread
+from hookd.wire.originals import HAS_LEFT, RLock, clock, ready, thread
 from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class Wake:
 
     def __init__(self) -> None:
         self._event: Descriptor | None = None
+        # Without it, one thread might close the event while another writes to it, and the number belong to a file of the
+        # program by then.
+        self._lock = RLock()
         with contextlib.suppress(
             OSError, AttributeError
         ):  # no descriptors, a seccomp filter, a Python built without it
@@ -80,8 +83,9 @@ class Wake:
 
     def up(self) -> None:
         """Wake up the waiting thread."""
-        for number in self.numbers():
-            posix.eventfd_write(number, 1)
+        with self._lock:
+            for number in self.numbers():
+                posix.eventfd_write(number, 1)
 
     def clear(self) -> None:
         """Reset the event, so that threads wait again."""
@@ -91,6 +95,11 @@ class Wake:
 
     def close(self) -> None:
         """Close the event; may be called twice."""
+        with self._lock:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the event without the lock, which in a forked child may belong to a thread that does not exist there."""
         if self._event is not None:
             self._event.close()
 
@@ -179,10 +188,9 @@ class Control:
     def end(self, then: Callable[[], None] | None = None) -> None:
         """End the thread after the current answer, and run `then` in it; wait for it, unless it is the caller."""
         self._then = then or self._then
-        if not self.is_own_thread():
-            self._wake.up()  # before the next line, after which the thread may close the event
         self._is_ending = True
         if not self.is_own_thread():
+            self._wake.up()
             server = self._turn.thread
             server.join(TICK_S * 5)
             if server.ident is None or server.is_over:  # it never started, or did not restart after a fork
@@ -241,7 +249,7 @@ class Control:
         for connection in self._connections.values():
             connection.socket.close()
         self._door.close()
-        self._wake.close()
+        self._wake.abandon()
 
     def unlink(self) -> None:
         """Remove the socket file; for a process that ends before the thread does."""
