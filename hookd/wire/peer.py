@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Peer(NamedTuple):
-    """Who has connected or, for a socket pair, created it, as seen in this namespace: pid 0 for a process in another one."""
+    """The process that has connected or, for a socket pair, created it; its pid is 0 if it is in another PID namespace."""
 
     pid: int
     uid: int

@@ -1,4 +1,4 @@
-"""The objects that the commands print with `--json`, for those that are no row or report of `hookd.wire` as it is.
+"""The objects that commands print with `--json`, except those that `hookd.wire` or the module of the command defines.
 
 `docs/json_reference.py` describes them, and makes a schema of each.
 """
@@ -94,7 +94,7 @@ class TopRow(TypedDict):
     step_s: float | None
     """Mean duration of a step, in seconds."""
     overhead_ratio: float | None
-    """Share of the time of a step that hookd takes."""
+    """Share of step time that hookd and its plugins took last; null before the first step that was measured."""
     rss_bytes: float | None
     """Resident memory."""
     loss: float | None

@@ -37,7 +37,7 @@ class _Row(TypedDict):
     step_seconds: float | None
     """Mean time of a step."""
     overhead_ratio: float | None
-    """Share of the time of a step that hookd takes."""
+    """Share of step time that hookd and its plugins took last; null before the first step that was measured."""
     modules: dict[str, float]
     """Number of modules by coverage."""
     plugins: dict[str, dict[str, str]]
@@ -68,7 +68,7 @@ class StatusRow(_Row):
 
 
 class Served(TypedDict):
-    """Who serves a target."""
+    """The daemons that serve and hold a target."""
 
     served_by: list[Server]
     held_by: list[int]
@@ -76,7 +76,7 @@ class Served(TypedDict):
 
 
 class ServedStatus(_Row, Served):
-    """A target, and who serves it."""
+    """A target, and the daemons that serve it."""
 
 
 class ServedError(ErrorAnswer, Served):

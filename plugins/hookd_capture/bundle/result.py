@@ -1,4 +1,4 @@
-"""What is asked of a replay, and what it answers; `hookd replay --json` prints `Replayed`."""
+"""The request to a replay and its answer; `hookd replay --json` prints `Replayed`."""
 
 from __future__ import annotations
 
