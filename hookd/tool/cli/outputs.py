@@ -43,13 +43,18 @@ class Failed(TypedDict, total=False):
     """Of the command."""
 
 
-class Attaches(Failed):
+class WithMetrics(Failed, total=False):
+    """Where the metrics are."""
+
+    metrics: str
+    """Their address; absent if no process could be attached to."""
+
+
+class Attaches(WithMetrics):
     """The outcome for each process, and what was skipped."""
 
     targets: Sequence[Attached | ErrorRow]
     skipped: Sequence[Skipped]
-    metrics: str
-    """Address of the metrics; absent if the address could not be bound."""
 
 
 class Detaches(Failed):
