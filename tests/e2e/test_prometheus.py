@@ -82,7 +82,8 @@ def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon,
     joined = f"hookd_steps_total{{{mine}}} * on(run, rank) group_left(pid, script) hookd_target_info"
     ((labels, _),) = prometheus.query(joined)
     assert (labels["pid"], labels["script"].rpartition("/")[2]) == (str(target.pid), "puppet.py")
-    assert prometheus.query(f"histogram_quantile(0.5, rate(hookd_step_seconds_bucket{{{mine}}}[5s])) > 0")
+    median = f"histogram_quantile(0.5, rate(hookd_step_seconds_bucket{{{mine}}}[5s])) > 0"
+    wait_until(lambda: prometheus.query(median), what="the time of a step")
 
     # and promtool has nothing to say about the page
     lint = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hookd.errors import NoSuchTarget
 from hookd.tool.attach import census, discover
 from hookd.tool.attach.census import Census
 from hookd.tool.attach.discover import Candidate
@@ -17,11 +18,14 @@ class Machine:
         self.seen = []
         monkeypatch.setattr(census, "account_of", self.users.get)
         monkeypatch.setattr(census.proc, "size", lambda pid: b"%d" % self.now)
-        monkeypatch.setattr(discover, "inspect", self.inspect)
+        self.errors = {}
+        monkeypatch.setattr(discover, "examine", self.examine)
         self.census = Census(self.users, lambda: self.now)
 
-    def inspect(self, pid):
+    def examine(self, pid):
         self.seen.append(pid)
+        if pid in self.errors:
+            raise self.errors[pid]
         self.now += self.takes_s.get(pid, 0.0)
         return Candidate(pid, pid, (), self.users[pid], "skipped", self.why.get(pid, ""), has_torch=False)
 
@@ -67,3 +71,13 @@ def test_a_process_that_cannot_be_read_is_asked_less_and_less_often(machine):
     machine.why.clear()
     machine.look(60)
     assert 10 in machine.look(), "it answers again"
+
+
+def test_after_an_error_a_process_is_looked_at_again_although_its_size_is_the_same(machine, monkeypatch):
+    monkeypatch.setattr(census.proc, "size", lambda _: b"7")
+    machine.users.update({10: 20002, 50: 20001})
+    machine.errors[10] = NoSuchTarget("there is no process 10")
+    assert machine.look() == [10, 50]
+    machine.errors.clear()
+    assert machine.look() == [10]
+    assert machine.look() == []

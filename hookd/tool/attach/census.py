@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hookd.errors import HookdError
 from hookd.tool.attach import discover
 from hookd.tool.linux import proc
 from hookd.tool.linux.accounts import Budget, account_of
@@ -55,15 +56,20 @@ class _Seen:
 
 
 def inspected(pid: int) -> Candidate | None:
-    """Return the result of `discover.inspect` in bounded time; None if it fails."""
+    """Return the result of `discover.examine` in bounded time; None if it fails."""
+    return _examined(pid)[0]
+
+
+def _examined(pid: int) -> tuple[Candidate | None, bool]:
+    """Inspect a process in bounded time; return the result, and whether it is known: an error is none."""
     try:
         with WAITERS.within(INSPECTION_S):
-            return discover.inspect(pid)
-    except (LookupError, ValueError):  # the process ended during the read
-        return None
+            return discover.examine(pid), True
+    except (HookdError, OSError, LookupError, ValueError):  # the process ended during the read, or is hidden
+        return None, False
     except Exception:  # noqa: BLE001  any error is possible: a target controls the data
         _log.exception("process %d cannot be inspected", pid)
-        return None
+        return None, True
 
 
 class Census:
@@ -125,12 +131,13 @@ class Census:
     def _inspect(self, pid: int, size: bytes, now: float) -> Candidate | None:
         seen = self._seen[pid]
         seen.size, seen.inspected = size, now  # before the inspection, so that a concurrent `recheck` is not lost
-        candidate = inspected(pid)
+        candidate, is_known = _examined(pid)
         seen.has_torch = candidate is not None and candidate.has_torch
         if candidate is not None and candidate.has_page and candidate.state != "attached":
             # The page has no valid header yet: its agent is starting, and the size may not change again.
             seen.size = b""
-        if candidate is not None and candidate.why == discover.SILENT:
+        # An error may be of this moment alone, and the size never change again.
+        if not is_known or (candidate is not None and candidate.why == discover.SILENT):
             seen.size, seen.again = b"", now + min(2.0**seen.silences, LONGEST_SILENCE_S)
             seen.silences += 1
         else:

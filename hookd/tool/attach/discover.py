@@ -229,18 +229,26 @@ def candidates() -> list[Candidate]:
 
 def inspect(pid: int) -> Candidate | None:
     """Inspect one process; None if it does not run Python, is this process, is gone or is hidden."""
-    start = 0
     try:
-        status = proc.status(pid)
+        return examine(pid)
     except (HookdError, OSError):
         return None
+
+
+def examine(pid: int) -> Candidate | None:
+    """Inspect one process; None if it does not run Python, or is this process.
+
+    Raises:
+        HookdError, OSError: it is gone or hidden, or something of it could not be read at the moment.
+    """
+    status, start = proc.status(pid), 0
     try:
         start = proc.start_ticks(pid)
         return None if pid == os.getpid() else _inspected(start, status)
-    except (HookdError, OSError) as exc:
-        if isinstance(exc, HookdError) and exc.reason == "unreadable":
+    except HookdError as exc:
+        if exc.reason == "unreadable":
             return Candidate(pid, start, (), status.uid, "skipped", SILENT, has_torch=False)
-        return None
+        raise
 
 
 def _inspected(start: int, status: proc.Status) -> Candidate | None:

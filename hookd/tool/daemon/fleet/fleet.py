@@ -203,6 +203,8 @@ class Fleet:
             known = self._held.get(pid)
             if fd is None:
                 self._room.forget(pid)
+                if known is None:  # the scan has seen a page there, so it may only be unreadable at this moment
+                    self._census.recheck(pid)
                 if known is not None and known.ended is None:
                     self._end_without_page(known, is_spoilt=known is spoilt)
                 return None
