@@ -6,7 +6,7 @@ import os
 
 from rich.cells import cell_len
 
-from hookd.tool.cli.top.app import App
+from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.node import Node
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc

@@ -1,0 +1,113 @@
+"""The table on the screen: only rows in sight are formatted, and only lines that differ are drawn again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from hookd.tool.cli.top.cells import fit
+from hookd.tool.cli.top.table import GAP, fitting
+
+if TYPE_CHECKING:
+    from textual import events
+
+    from hookd.tool.cli.top.view import View
+
+HEAD, SORTED, CURSOR = "bold", "bold reverse", "reverse"
+WHEEL = 3
+"""Rows by which one notch of the wheel moves."""
+
+
+class TableView(Widget):
+    """A view of a table, below its titles.
+
+    Attributes:
+        view: what is drawn.
+        widths: the columns that are drawn, with their widths.
+    """
+
+    DEFAULT_CSS = "TableView { height: 1fr; }"
+
+    class Changed(Message):
+        """The mouse has moved the cursor or changed the order."""
+
+    class Opened(Message):
+        """A row was clicked twice."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self.view = view
+        self.widths: dict[str, int] = {}
+        self._lines: list[list[Segment]] = []
+
+    def show(self, view: View) -> None:
+        """Draw a view, or the changes in it."""
+        self.view = view
+        width, height = self.size
+        self.widths = fitting(view.table.columns, width)
+        lines = [self._head(), *(self._row(row) for row in view.visible(height - 1))]
+        lines += [[]] * (height - len(lines))
+        before, self._lines = self._lines, lines
+        changed = [at for at, line in enumerate(lines) if at >= len(before) or before[at] != line]
+        if changed:
+            self.refresh(*(Region(0, at, width, 1) for at in changed))
+
+    def _head(self) -> list[Segment]:
+        titles = []
+        for key, width in self.widths.items():
+            column = self.view.table.columns[key]
+            titles += [Segment(" " * GAP)] if titles else []
+            style = Style.parse(SORTED if key == self.view.key else HEAD)
+            titles.append(Segment(fit(column.title, width, is_right=column.is_right), style))
+        return titles
+
+    def _row(self, row: int) -> list[Segment]:
+        columns = self.view.table.columns
+        cells = [
+            fit(self.view.text(row, key), width, is_right=columns[key].is_right) for key, width in self.widths.items()
+        ]
+        style = CURSOR if row == self.view.row else self.view.table.styles.get(row, "")
+        return [Segment((" " * GAP).join(cells), Style.parse(style))]
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the table."""
+        return Strip(self._lines[y] if y < len(self._lines) else [])
+
+    def on_resize(self) -> None:
+        """Draw as many rows and columns as there is room for now."""
+        self.show(self.view)
+
+    def on_click(self, event: events.Click) -> None:
+        """Sort by a title, or move the cursor to a row; open it at the second click."""
+        if event.y == 0:
+            self.view.sort_by(self._column(event.x))
+        elif self.view.top + event.y > len(self.view.order):
+            return
+        else:
+            self.view.move(self.view.top + event.y - 1 - self.view.at)
+        self.post_message(self.Opened() if event.y and event.chain == 2 else self.Changed())
+
+    def _column(self, x: int) -> str:
+        """Return the key of the column at `x`, whose gap belongs to the column on its left."""
+        right = 0
+        for key, width in self.widths.items():
+            right += width + GAP
+            if x < right:
+                return key
+        return key
+
+    def on_mouse_scroll_down(self) -> None:
+        """Move the cursor down."""
+        self.view.move(WHEEL)
+        self.post_message(self.Changed())
+
+    def on_mouse_scroll_up(self) -> None:
+        """Move the cursor up."""
+        self.view.move(-WHEEL)
+        self.post_message(self.Changed())
