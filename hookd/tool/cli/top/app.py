@@ -6,20 +6,19 @@ import asyncio
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
-from textual.screen import ModalScreen
-from textual.widgets import Input, Static
 
+from hookd.tool.cli.top.cells import safe
+from hookd.tool.cli.top.help import Help
 from hookd.tool.cli.top.lines import KeyLine, Line
 from hookd.tool.cli.top.table_view import TableView
 from hookd.tool.cli.top.terminal import Driver
 
 if TYPE_CHECKING:
-    from textual import events
     from textual.app import ComposeResult
     from textual.timer import Timer
 
@@ -30,36 +29,15 @@ FIRST_S = 0.5
 """Time until the second reading, before which there are no rates."""
 HANGUP_S = 1.0
 """Interval at which a closed terminal is noticed that has sent no SIGHUP."""
-FAR = 1 << 30
+MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}
+"""Keys that move the cursor, and by how many rows."""
+ENDING_KEYS = ("ctrl+c", "ctrl+backslash", "ctrl+z")
+TYPING = "_   (Enter keeps it, Esc clears it)"
 KEYS = (
     ("q quit", "app.end(0)"), ("Enter open", "app.open"), ("Esc back", "app.back"), ("/ filter", "app.filter"),
     ("<", "app.sort(-1)"), ("> sort", "app.sort(1)"), ("I invert", "app.view('invert')"), ("t tree", "app.view('turn_tree')"),
     ("h help", "app.help"),
 )  # fmt: skip
-HELP = """\
-Up Down PageUp PageDown Home End   move; so does the mouse wheel
-Enter           open: from all targets to the modules of one; double-click too
-Esc Backspace   go back; a filter is cleared first
-<  >  o  F6     sort by the column to the left, to the right, the next one
-                click on a title: sort by it, click again: invert
-I               invert the order
-/  F4           show only rows with a text: Enter keeps it, Esc clears it
-t  F5           show modules as a tree
-Left Right      tree: hide or show the submodules; Enter and double-click too
-p               pause; press p again to continue
-+  -            longer, shorter interval
-q  F10 Ctrl-C   quit
-
-Targets: STEP/S and A STEP are of the last 5 s; COST is hookd's share of the
-time; INC is the number of incidents.
-Modules: SHARE, FWD, BWD and SELF (without nested modules) are shares of the
-model's time in the last interval. NORM is the norm of the output, GRAD that of
-the gradients, both from the last step that was sampled.
-Columns without room are omitted. The numbers are read from memory that the
-target shares, without a request to it, so watching costs it nothing.
-
-Press any key to go back.
-"""
 
 
 def run(state: State) -> int:
@@ -72,8 +50,9 @@ def run(state: State) -> int:
         os.environ.pop("NO_COLOR", None)  # textual also obeys an empty one
     app = TopApp(state)
     asyncio.run(_run(app))
-    if app._exception is not None:
-        raise app._exception
+    error = app._exception  # noqa: SLF001  textual has no other way to ask for it
+    if error is not None:
+        raise error
     return app.return_code or 0
 
 
@@ -81,27 +60,6 @@ async def _run(app: TopApp) -> None:
     for number in ENDING:
         asyncio.get_running_loop().add_signal_handler(number, app.action_end, 128 + number)
     await app.run_async()
-
-
-class Help(ModalScreen[None]):
-    """The keys and columns, until a key or a click."""
-
-    CSS = "Help { overflow-y: auto; } Help > Static { width: auto; }"
-
-    def compose(self) -> ComposeResult:
-        """Yield the text."""
-        yield Static(HELP, markup=False)
-
-    def on_key(self, event: events.Key) -> None:
-        """Go back, or quit."""
-        if event.key in ("q", "f10"):
-            self.app.exit()
-        else:
-            self.dismiss()
-
-    def on_click(self) -> None:
-        """Go back."""
-        self.dismiss()
 
 
 class TopApp(App[None]):
@@ -113,59 +71,35 @@ class TopApp(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
-    AUTO_FOCUS = None
-    CSS = """
-    Screen { background: ansi_default; color: ansi_default; }
-    #filter { height: 1; display: none; }
-    #filter Static { width: auto; }
-    #filter Input, #filter Input:focus { width: 1fr; height: 1; border: none; padding: 0; background: ansi_default; }
-    """
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+    # With priority, keys act in the order in which they were pressed, also where the focus moves in between.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "end(130)", priority=True),
-        Binding("ctrl+backslash", "end(131)", priority=True),
-        Binding("ctrl+z", "suspend_process", priority=True),
-        Binding("q,f10", "end(0)"),
-        Binding("enter", "open"),
-        Binding("escape,backspace", "back"),
-        Binding("<", "sort(-1)"),
-        Binding(">,o,f6", "sort(1)"),
-        Binding("I", "view('invert')"),
-        Binding("t,f5", "view('turn_tree')"),
-        Binding("left", "view('fold')"),
-        Binding("right", "view('unfold')"),
-        Binding("p", "pause"),
-        Binding("/,f4", "filter"),
-        Binding("h,?,f1", "help"),
-        Binding("+", "interval(1)"),
-        Binding("-", "interval(-1)"),
-        Binding("up", "view('move', -1)"),
-        Binding("down", "view('move', 1)"),
-        Binding("pageup", "page(-1)"),
-        Binding("pagedown", "page(1)"),
-        Binding("home", f"view('move', {-FAR})"),
-        Binding("end", f"view('move', {FAR})"),
-    ]
+        Binding(keys, action, priority=True)
+        for keys, action in (
+            ("q,f10", "end(0)"), ("ctrl+c", "end(130)"), ("ctrl+backslash", "end(131)"), ("ctrl+z", "suspend_process"),
+            ("enter,ctrl+j", "open"), ("escape,backspace,ctrl+h", "back"), ("/,f4", "filter"), ("h,?,f1", "help"),
+            ("<", "sort(-1)"), (">,o,f6", "sort(1)"), ("I", "view('invert')"), ("t,f5", "view('turn_tree')"),
+            ("left", "view('fold')"), ("right", "view('unfold')"), ("p", "pause"), ("+", "interval(1)"),
+            ("-", "interval(-1)"), ("pageup", "page(-1)"), ("pagedown", "page(1)"),
+            *((key, f"view('move', {by})") for key, by in MOVES.items()),
+        )
+    ]  # fmt: skip
 
     def __init__(self, state: State) -> None:
         super().__init__(driver_class=Driver, ansi_color=True)
         self.state = state
+        self._is_typing = False
         self._timer: Timer | None = None
+        self._title, self._progress, self._phases = Line("reverse"), Line(), Line()
+        self._table = TableView(state.view)
+        self._detail, self._filter = Line("dim"), Line()
 
     def compose(self) -> ComposeResult:
         """Yield the lines of the screen, from top to bottom."""
-        yield Line("reverse", id="title")
-        yield Line(id="progress")
-        yield Line(id="phases")
-        yield TableView(self.state.view)
-        yield Line("dim", id="detail")
-        with Horizontal(id="filter"):
-            yield Static("filter: ")
-            yield Input(placeholder="Enter keeps it, Esc clears it", compact=True, select_on_focus=False)
-        yield KeyLine(KEYS)
+        yield from (self._title, self._progress, self._phases, self._table, self._detail, self._filter, KeyLine(KEYS))
 
     def on_mount(self) -> None:
         """Draw the first reading, and take the second one soon."""
-        self.query_one(Input).cursor_blink = False  # each blink would be written to the line
         self.set_interval(HANGUP_S, self._watch_terminal)
         self.show()
         self._read_in(FIRST_S)
@@ -173,16 +107,14 @@ class TopApp(App[None]):
     def show(self) -> None:
         """Draw the state."""
         state = self.state
-        self.query_one("#title", Line).show(state.title(), state.pace())
-        for name, text in (("#progress", state.progress()), ("#phases", state.phases())):
-            line = self.query_one(name, Line)
-            line.display = state.opened is not None
-            line.show(text)
-        self.query_one(TableView).show(state.view)
-        self.query_one("#detail", Line).show(state.detail())
-        typed = self.query_one(Input)
-        typed.value = state.view.pattern
-        self.query_one("#filter").display = typed.has_focus or bool(typed.value)
+        self._title.show(state.title(), state.pace())
+        self._progress.display = self._phases.display = state.opened is not None
+        self._progress.show(state.progress())
+        self._phases.show(state.phases())
+        self._table.show(state.view)
+        self._detail.show(state.detail())
+        self._filter.display = self._is_typing or bool(state.view.pattern)
+        self._filter.show(f"/{safe(state.view.pattern)}" + (TYPING if self._is_typing else ""))
 
     # The clock
 
@@ -214,6 +146,36 @@ class TopApp(App[None]):
         """Quit with an exit code."""
         self.exit(return_code=code)
 
+    async def on_event(self, event: events.Event) -> None:
+        """Take the keys of a filter at once: sent to a widget, they could be overtaken by the next key's action."""
+        if isinstance(event, events.Key) and self._is_typing and event.key not in ENDING_KEYS:
+            self._type(event)
+        else:
+            await super().on_event(event)
+
+    def _type(self, event: events.Key) -> None:
+        view = self.state.view
+        if event.key in ("enter", "ctrl+j", "escape"):
+            self._is_typing = False
+            view.filter("" if event.key == "escape" else view.pattern)
+        elif event.key in ("backspace", "ctrl+h"):
+            view.filter(view.pattern[:-1])
+        elif event.is_printable and event.character:
+            view.filter(view.pattern + event.character)
+        elif event.key in MOVES:
+            view.move(MOVES[event.key])
+        self.show()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """Take a pasted text as a part of the filter."""
+        if self._is_typing:
+            self.state.view.filter(self.state.view.pattern + event.text.partition("\n")[0])
+            self.show()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002  textual's name
+        """Whether a key does this now: in the help any key goes back."""
+        return action in ("end", "suspend_process") or not isinstance(self.screen, Help)
+
     def action_open(self) -> None:
         """Open the row at the cursor."""
         if self.state.open():
@@ -221,18 +183,13 @@ class TopApp(App[None]):
         self.show()
 
     def action_back(self) -> None:
-        """Clear the filter, or go back."""
-        typed = self.query_one(Input)
-        if typed.has_focus:
-            self.set_focus(None)
-            self.state.view.filter("")
-        else:
-            self.state.back()
+        """Clear the filter, else go back."""
+        self.state.back()
         self.show()
 
     def action_sort(self, by: int) -> None:
         """Sort by another column of those that are drawn."""
-        self.state.view.sort_next(by, list(self.query_one(TableView).widths))
+        self.state.view.sort_next(by, list(self._table.widths))
         self.show()
 
     def action_view(self, change: str, *arguments: int) -> None:
@@ -248,8 +205,8 @@ class TopApp(App[None]):
 
     def action_filter(self) -> None:
         """Let the user type a filter."""
-        self.query_one("#filter").display = True
-        self.query_one(Input).focus()
+        self._is_typing = True
+        self.show()
 
     def action_help(self) -> None:
         """Show the help."""
@@ -263,27 +220,4 @@ class TopApp(App[None]):
 
     def action_page(self, by: int) -> None:
         """Move the cursor by the height of the table."""
-        self.action_view("move", by * max(1, self.query_one(TableView).size.height - 3))
-
-    # Messages of the widgets
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while the text is typed."""
-        if event.value != self.state.view.pattern:
-            self.state.view.filter(event.value)
-            self.show()
-
-    def on_input_submitted(self) -> None:
-        """Keep the filter."""
-        self.set_focus(None)
-        self.show()
-
-    def on_table_view_changed(self) -> None:
-        """Draw what the mouse has changed."""
-        self.set_focus(None)
-        self.show()
-
-    def on_table_view_opened(self) -> None:
-        """Open a row that was clicked twice."""
-        self.set_focus(None)
-        self.action_open()
+        self.action_view("move", by * max(1, self._table.size.height - 3))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
-from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -34,12 +33,6 @@ class TableView(Widget):
 
     DEFAULT_CSS = "TableView { height: 1fr; }"
 
-    class Changed(Message):
-        """The mouse has moved the cursor or changed the order."""
-
-    class Opened(Message):
-        """A row was clicked twice."""
-
     def __init__(self, view: View) -> None:
         super().__init__()
         self.view = view
@@ -50,6 +43,8 @@ class TableView(Widget):
         """Draw a view, or the changes in it."""
         self.view = view
         width, height = self.size
+        if not height:
+            return
         self.widths = fitting(view.table.columns, width)
         lines = [self._head(), *(self._row(row) for row in view.visible(height - 1))]
         lines += [[]] * (height - len(lines))
@@ -83,15 +78,14 @@ class TableView(Widget):
         """Draw as many rows and columns as there is room for now."""
         self.show(self.view)
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """Sort by a title, or move the cursor to a row; open it at the second click."""
         if event.y == 0:
-            self.view.sort_by(self._column(event.x))
-        elif self.view.top + event.y > len(self.view.order):
-            return
-        else:
-            self.view.move(self.view.top + event.y - 1 - self.view.at)
-        self.post_message(self.Opened() if event.y and event.chain == 2 else self.Changed())
+            await self.run_action(f"app.view('sort_by', '{self._column(event.x)}')")
+        elif self.view.top + event.y <= len(self.view.order):
+            await self.run_action(f"app.view('move', {self.view.top + event.y - 1 - self.view.at})")
+            if event.chain == 2:
+                await self.run_action("app.open")
 
     def _column(self, x: int) -> str:
         """Return the key of the column at `x`, whose gap belongs to the column on its left."""
@@ -102,12 +96,10 @@ class TableView(Widget):
                 return key
         return key
 
-    def on_mouse_scroll_down(self) -> None:
+    async def on_mouse_scroll_down(self) -> None:
         """Move the cursor down."""
-        self.view.move(WHEEL)
-        self.post_message(self.Changed())
+        await self.run_action(f"app.view('move', {WHEEL})")
 
-    def on_mouse_scroll_up(self) -> None:
+    async def on_mouse_scroll_up(self) -> None:
         """Move the cursor up."""
-        self.view.move(-WHEEL)
-        self.post_message(self.Changed())
+        await self.run_action(f"app.view('move', {-WHEEL})")
