@@ -46,14 +46,19 @@ def run(state: State) -> int:
     Returns:
         The exit status: 0, or 128 plus the number of the signal.
     """
-    if not os.environ.get("NO_COLOR"):
-        os.environ.pop("NO_COLOR", None)  # textual also obeys an empty one
+    obey_no_color()
     app = TopApp(state)
     asyncio.run(_run(app))
     error = app._exception  # noqa: SLF001  textual has no other way to ask for it
     if error is not None:
         raise error
     return app.return_code or 0
+
+
+def obey_no_color() -> None:
+    """Remove an empty NO_COLOR from the environment: it means nothing, but textual obeys it."""
+    if not os.environ.get("NO_COLOR"):
+        os.environ.pop("NO_COLOR", None)
 
 
 async def _run(app: TopApp) -> None:
