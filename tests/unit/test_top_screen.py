@@ -91,7 +91,7 @@ class Watched(Unclocked):
         """Wait for a condition; the tests run one at a time, so nothing else wants the processor."""
 
         async def polled():
-            while not condition():
+            while not condition():  # noqa: ASYNC110  bytes at the other end of a terminal set no event
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(polled(), PATIENCE_S)

@@ -253,7 +253,9 @@ def test_numbers_that_are_none_draw_as_any_other(job, value):
         for second in range(1, 4):
             job.call([value] * 8, [value] * 8, calls=value)
             for thing in ("activations_norm", "activations_zero_ratio", "memory_output_bytes", "nan_nonfinite"):
-                job.add(thing, [value] * 8, "gauge", **({"where": "x", "kind": "y"} if thing == "nan_nonfinite" else {}))
+                job.add(
+                    thing, [value] * 8, "gauge", **({"where": "x", "kind": "y"} if thing == "nan_nonfinite" else {})
+                )
             job.step(value, value)
             state.refresh(float(second))
             await pilot.press("enter", "t", *">" * len(COLUMNS))

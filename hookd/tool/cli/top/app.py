@@ -106,6 +106,7 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Draw the first reading, and take the second one soon."""
         self.set_interval(HANGUP_S, self._watch_terminal)
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh())  # the shell has used the terminal
         self.show()
         self._read_in(FIRST_S)
 
