@@ -200,7 +200,7 @@ def test_there_is_no_colour_where_none_is_wanted(terminal, state, monkeypatch, n
     table.styles.update({1: "bold red", 2: "red"})
 
     async def story(app):
-        await app.until(lambda: "t tree" in terminal.written())
+        await app.until(lambda: " tree" in terminal.written())
 
     lived(state, story)
     seen = terminal.written()

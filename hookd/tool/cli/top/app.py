@@ -27,17 +27,21 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FIRST_S = 0.5
 """Time until the second reading, before which there are no rates."""
+SETTLE_S = 0.05
+"""Time at the start in which nothing is drawn: textual would draw the whole screen twice more."""
 HANGUP_S = 1.0
 """Interval at which a closed terminal is noticed that has sent no SIGHUP."""
 MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}
 """Keys that move the cursor, and by how many rows."""
 ENDING_KEYS = ("ctrl+c", "ctrl+backslash", "ctrl+z")
+"""Keys that do the same while a filter is typed."""
 TYPING = "_   (Enter keeps it, Esc clears it)"
 KEYS = (
-    ("q quit", "app.end(0)"), ("Enter open", "app.open"), ("Esc back", "app.back"), ("/ filter", "app.filter"),
-    ("<", "app.sort(-1)"), ("> sort", "app.sort(1)"), ("I invert", "app.view('invert')"), ("t tree", "app.view('turn_tree')"),
-    ("h help", "app.help"),
+    ("q", " quit  ", "app.end(0)"), ("Enter", " open  ", "app.open"), ("Esc", " back  ", "app.back"),
+    ("/", " filter  ", "app.filter"), ("<", " ", "app.sort(-1)"), (">", " sort  ", "app.sort(1)"),
+    ("I", " invert  ", "app.view('invert')"), ("t", " tree  ", "app.view('turn_tree')"), ("h", " help", "app.help"),
 )  # fmt: skip
+"""The keys of the last line, what they do in words, and what a click on them does."""
 
 
 def run(state: State) -> int:
@@ -105,6 +109,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Draw the first reading, and take the second one soon."""
+        self.delay_update(SETTLE_S)
         self.set_interval(HANGUP_S, self._watch_terminal)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh())  # the shell has used the terminal
         self.show()

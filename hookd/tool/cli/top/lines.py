@@ -50,17 +50,18 @@ class KeyLine(Widget):
     """The most important keys; a click on one does the same.
 
     Args:
-        keys: of each its text and its action.
+        keys: of each the key, what it does in words, and its action.
     """
 
     DEFAULT_CSS = "KeyLine { height: 1; }"
 
-    def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, keys: Sequence[tuple[str, str, str]]) -> None:
         super().__init__()
-        self._segments = []
-        for text, action in keys:
-            self._segments += [Segment("  ")] if self._segments else []
-            self._segments.append(Segment(text, Style(meta={"@click": action})))
+        self._segments = [
+            Segment(text, Style(bold=is_key, meta={"@click": action}))
+            for key, words, action in keys
+            for text, is_key in ((key, True), (words, False))
+        ]
 
     def render_line(self, y: int) -> Strip:  # noqa: ARG002  there is one
         """Return the line."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -38,20 +38,23 @@ class TableView(Widget):
         self.view = view
         self.widths: dict[str, int] = {}
         self._lines: list[list[Segment]] = []
+        self._formatted = Size(0, 0)
 
     def show(self, view: View) -> None:
         """Draw a view, or the changes in it."""
         self.view = view
-        width, height = self.size
-        if not height:
-            return
-        self.widths = fitting(view.table.columns, width)
-        lines = [self._head(), *(self._row(row) for row in view.visible(height - 1))]
-        lines += [[]] * (height - len(lines))
-        before, self._lines = self._lines, lines
-        changed = [at for at, line in enumerate(lines) if at >= len(before) or before[at] != line]
+        before = self._lines
+        self._format()
+        changed = [at for at, line in enumerate(self._lines) if at >= len(before) or before[at] != line]
         if changed:
-            self.refresh(*(Region(0, at, width, 1) for at in changed))
+            self.refresh(*(Region(0, at, self.size.width, 1) for at in changed))
+
+    def _format(self) -> None:
+        width, height = self._formatted = self.size
+        self.widths = fitting(self.view.table.columns, width)
+        rows = self.view.visible(height - 1) if height > 1 else []
+        lines = [self._head(), *map(self._row, rows)]
+        self._lines = lines[:height] + [[]] * (height - len(lines))
 
     def _head(self) -> list[Segment]:
         titles = []
@@ -71,12 +74,10 @@ class TableView(Widget):
         return [Segment((" " * GAP).join(cells), Style.parse(style))]
 
     def render_line(self, y: int) -> Strip:
-        """Return a line of the table."""
-        return Strip(self._lines[y] if y < len(self._lines) else [])
-
-    def on_resize(self) -> None:
-        """Draw as many rows and columns as there is room for now."""
-        self.show(self.view)
+        """Return a line of the table; after a resize, all are made anew before the first one is drawn."""
+        if self._formatted != self.size:
+            self._format()
+        return Strip(self._lines[y])
 
     async def on_click(self, event: events.Click) -> None:
         """Sort by a title, or move the cursor to a row; open it at the second click."""
