@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FIRST_S = 0.5
 """Time until the second reading, before which there are no rates."""
-SETTLE_S = 0.05
-"""Time at the start in which nothing is drawn: textual would draw the whole screen twice more."""
 HANGUP_S = 1.0
 """Interval at which a closed terminal is noticed that has sent no SIGHUP."""
 MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}
@@ -109,7 +107,6 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Draw the first reading, and take the second one soon."""
-        self.delay_update(SETTLE_S)
         self.set_interval(HANGUP_S, self._watch_terminal)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh())  # the shell has used the terminal
         self.show()
