@@ -85,19 +85,16 @@ class View:
         for row in self._sorted(sorted(shown)):
             children.setdefault(parents[row], []).append(row)
         order, left = [], [(row, 0) for row in reversed(children.get(-1, []))]
+        folded = set() if self.pattern else self._folded  # a filter shows what it finds
         while left:
             row, depth = left.pop()
             self.depths[row] = depth
             order.append(row)
-            if self._is_folded(row) and row in children:
+            if folded and row in children and self.table.names[row] in folded:
                 self.hidden[row] = _descendants(row, children)
             else:
                 left.extend((child, depth + 1) for child in reversed(children.get(row, [])))
         return order
-
-    def _is_folded(self, row: int) -> bool:
-        """Whether the submodules of a row are hidden; a filter shows what it finds."""
-        return not self.pattern and self.table.names[row] in self._folded
 
     def _stay(self) -> None:
         """Move the cursor to its row's new line; if the row is gone, the cursor keeps its line."""
