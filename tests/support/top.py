@@ -123,7 +123,7 @@ def opened_state(job):
     job.call([50.0] * len(NAMES), [50.0] * len(NAMES))
     state = State(Still(job), 1.0)
     state.refresh(100.0)
-    state.open()
+    state.enter()
     job.call([1.0, 0, 0.6, 0.5, 0.3, 0.2, 0.0, 0.1], [3.0, 0, 2.4, 2.0, 0.4, 0.3, 0.0, 0.2])
     state.refresh(101.0)
     return state

@@ -277,7 +277,7 @@ def test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second(s
     job.call([1.0] * 10_000, [1.0] * 10_000)
     state = State(Still(job), 1.0)
     state.refresh(1.0)
-    state.open()
+    state.enter()
 
     async def story(pilot):
         for keys in ((), ("t",), ("t", "/", *"part3", "enter")):

@@ -106,7 +106,7 @@ def state(stack):
     job = Job(stack)
     state = State(Still(job), 1.0)
     state.refresh(1.0)
-    state.open()
+    state.enter()
     return state
 
 

@@ -236,7 +236,7 @@ def test_a_page_full_of_hostile_names_draws_as_any_other(stack):
     state = State(Still(job), 1.0)
     state.refresh(1.0)
     text = "\n".join(shown(state))
-    state.open()
+    state.enter()
     state.view.turn_tree()
     state.refresh(2.0)
     for width in (20, 80, 300):

@@ -35,7 +35,7 @@ ENDING_KEYS = ("ctrl+c", "ctrl+backslash", "ctrl+z")
 """Keys that do the same while a filter is typed."""
 TYPING = "_   (Enter keeps it, Esc clears it)"
 KEYS = (
-    ("q", " quit  ", "app.end(0)"), ("Enter", " open  ", "app.open"), ("Esc", " back  ", "app.back"),
+    ("q", " quit  ", "app.end(0)"), ("Enter", " open  ", "app.open"), ("Esc", " back  ", "app.leave"),
     ("/", " filter  ", "app.filter"), ("<", " ", "app.sort(-1)"), (">", " sort  ", "app.sort(1)"),
     ("I", " invert  ", "app.view('invert')"), ("t", " tree  ", "app.view('turn_tree')"), ("h", " help", "app.help"),
 )  # fmt: skip
@@ -84,7 +84,7 @@ class TopApp(App[None]):
         Binding(keys, action, priority=True)
         for keys, action in (
             ("q,f10", "end(0)"), ("ctrl+c", "end(130)"), ("ctrl+backslash", "end(131)"), ("ctrl+z", "suspend_process"),
-            ("enter,ctrl+j", "open"), ("escape,backspace,ctrl+h", "back"), ("/,f4", "filter"), ("h,?,f1", "help"),
+            ("enter,ctrl+j", "open"), ("escape,backspace,ctrl+h", "leave"), ("/,f4", "filter"), ("h,?,f1", "help"),
             ("<", "sort(-1)"), (">,o,f6", "sort(1)"), ("I", "view('invert')"), ("t,f5", "view('turn_tree')"),
             ("left", "view('fold')"), ("right", "view('unfold')"), ("p", "pause"), ("+", "interval(1)"),
             ("-", "interval(-1)"), ("pageup", "page(-1)"), ("pagedown", "page(1)"),
@@ -186,11 +186,11 @@ class TopApp(App[None]):
 
     def action_open(self) -> None:
         """Open the row at the cursor."""
-        if self.state.open():
+        if self.state.enter():
             self._read_in(FIRST_S)
         self.show()
 
-    def action_back(self) -> None:
+    def action_leave(self) -> None:
         """Clear the filter, else go back."""
         self.state.back()
         self.show()
@@ -212,7 +212,7 @@ class TopApp(App[None]):
         self.show()
 
     def action_filter(self) -> None:
-        """Let the user type a filter."""
+        """Start typing a filter."""
         self._is_typing = True
         self.show()
 

@@ -1,4 +1,4 @@
-"""What `hookd top` shows, apart from the terminal: the targets or the modules of one, and the lines about them."""
+"""The state of `hookd top`, without a terminal: the targets or the modules of one, and the lines about them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class State:
             self._modules.take(self.opened.read_at, self.opened.snapshot)
             self._module_view.show(self._modules.build())
 
-    def open(self) -> bool:
+    def enter(self) -> bool:
         """Open the target at the cursor, or fold the module there; return whether a target was opened."""
         if self._module_view is not None:
             self._module_view.turn_fold()

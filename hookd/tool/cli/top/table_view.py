@@ -57,7 +57,7 @@ class TableView(Widget):
         self._lines = lines[:height] + [[]] * (height - len(lines))
 
     def _head(self) -> list[Segment]:
-        titles = []
+        titles: list[Segment] = []
         for key, width in self.widths.items():
             column = self.view.table.columns[key]
             titles += [Segment(" " * GAP)] if titles else []

@@ -48,7 +48,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: writes are not buffered."""
+        """Return at once: writes are not buffered."""
 
 
 class Driver(LinuxDriver):
@@ -67,7 +67,7 @@ class Driver(LinuxDriver):
     @property
     def is_behind(self) -> bool:
         """Whether the line has not yet taken what was written: drawing more would only delay it."""
-        return self._begun > self._file.written
+        return bool(self._begun > self._file.written)
 
     @property
     def is_gone(self) -> bool:
