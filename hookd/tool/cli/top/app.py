@@ -155,8 +155,12 @@ class TopApp(App[None]):
         self.exit(return_code=code)
 
     async def on_event(self, event: events.Event) -> None:
-        """Take the keys of a filter at once: sent to a widget, they could be overtaken by the next key's action."""
-        if isinstance(event, events.Key) and self._is_typing and event.key not in ENDING_KEYS:
+        """Take the keys of the help and of a filter at once: sent to a widget, the next key's action could overtake them."""
+        if not isinstance(event, events.Key) or event.key in ENDING_KEYS:
+            await super().on_event(event)
+        elif isinstance(self.screen, Help) and event.key not in ("q", "f10"):
+            self.pop_screen()
+        elif self._is_typing:
             self._type(event)
         else:
             await super().on_event(event)
@@ -179,10 +183,6 @@ class TopApp(App[None]):
         if self._is_typing:
             self.state.view.filter(self.state.view.pattern + event.text.partition("\n")[0])
             self.show()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002  textual's name
-        """Whether a key does this now: in the help any key goes back."""
-        return action in ("end", "suspend_process") or not isinstance(self.screen, Help)
 
     def action_open(self) -> None:
         """Open the row at the cursor."""

@@ -8,7 +8,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
-    from textual import events
     from textual.app import ComposeResult
 
 HELP = """\
@@ -38,7 +37,7 @@ Press any key to go back.
 
 
 class Help(ModalScreen[None]):
-    """The keys and columns, until a key or a click."""
+    """The keys and columns, until a click, or a key of the app."""
 
     CSS = "Help { overflow-y: auto; } Help > Static { width: auto; }"
 
@@ -46,11 +45,7 @@ class Help(ModalScreen[None]):
         """Yield the text."""
         yield Static(HELP, markup=False)
 
-    def on_key(self, event: events.Key) -> None:
-        """Go back."""
-        event.stop()
-        self.dismiss()
-
     def on_click(self) -> None:
         """Go back."""
-        self.dismiss()
+        if self.is_current:
+            self.dismiss()

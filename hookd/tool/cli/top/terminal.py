@@ -67,7 +67,7 @@ class Driver(LinuxDriver):
     @property
     def is_behind(self) -> bool:
         """Whether the line has not yet taken what was written: drawing more would only delay it."""
-        return bool(self._begun > self._file.written)
+        return bool(0 < self._file.written < self._begun)
 
     @property
     def is_gone(self) -> bool:
