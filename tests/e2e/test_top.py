@@ -96,7 +96,7 @@ def test_targets_then_modules_at_80_columns(training, open_terminal):
     assert lines[4].startswith("(root)")
     assert lines[5].startswith("  ")
     opened.press("Escape")
-    opened.wait(lambda seen: "linear1_" not in seen[-1])
+    opened.wait(lambda seen: "linear1_" not in seen[-2])
     opened.press("h")
     opened.wait("q  F10 Ctrl-C   quit")
     opened.press("x", "Escape")
@@ -171,7 +171,9 @@ def test_a_target_that_stands_still_is_seen_and_is_not_touched(training, open_te
         reader = psutil.Process(top_pid(shell_pid(opened)))
         links = [os.readlink(link) for link in Path(f"/proc/{reader.pid}/fd").iterdir() if link.exists()]
         own = len(reader.children())  # a child of its own reads /proc/PID/maps in its place
-        assert len([link for link in links if link.startswith("socket:")]) == own <= 1
+        assert own <= 1
+        # Beside that one's there is the pair with which asyncio wakes itself.
+        assert len([link for link in links if link.startswith("socket:")]) == own + 2
         assert any("memfd:hookd-page" in link for link in links)
         assert lines[0].startswith("transformer.py rank 0")
         reads = io_of(reader.pid)

@@ -1,13 +1,15 @@
-"""Targets for `hookd top` that are pages of this very process, and an app that is shown and pressed without a terminal."""
+"""Targets for `hookd top` that are pages of this very process, and its screen, without a terminal."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from rich.cells import cell_len
 
-from hookd.tool.cli.top.app import App
+from hookd.tool.cli.top.app import TopApp
 from hookd.tool.cli.top.node import Node
+from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc
 from hookd.wire.page import PageReader, PageWriter
@@ -65,28 +67,63 @@ class Still(Node):
         pass
 
 
-def shown(app, width=80, height=24):
-    lines = app.lines(width, height)
-    assert len(lines) == height
-    assert {cell_len(line.plain) for line in lines} == {width}
-    return [line.plain.rstrip() for line in lines]
+class Unclocked(TopApp):
+    """An app that reads when a test says so."""
+
+    def _read_in(self, seconds):
+        pass
 
 
-def press(app, *keys):
-    for key in keys:
-        app.press(key)
+def on_screen(state, story, width=80, height=24):
+    """Run `story(pilot)` on the screen of a state, and give what it gives; errors of the app are raised."""
+
+    async def run():
+        async with Unclocked(state).run_test(size=(width, height)) as pilot:
+            return await story(pilot)
+
+    return asyncio.run(run())
 
 
-def named(app):
-    return [app.view.table.names[row] for row in app.view.order]
+def text_of(app):
+    """Give the lines of the screen, each of which is as wide as that."""
+    lines = [strip.text for strip in app.screen._compositor.render_strips()]
+    assert len(lines) == app.size.height
+    assert {cell_len(line) for line in lines} == {app.size.width}
+    return [line.rstrip() for line in lines]
 
 
-def opened_app(job):
-    """Give an app that shows the modules of a job after two readings; in between the first block took most of the time."""
+def shown(state, width=80, height=24, keys=()):
+    """Press keys, and give the lines of the screen."""
+
+    async def story(pilot):
+        await pilot.press(*keys)
+        await pilot.pause()
+        return text_of(pilot.app)
+
+    return on_screen(state, story, width, height)
+
+
+def press(state, *keys):
+    """Press keys, and give the exit code, None if that was not the end."""
+
+    async def story(pilot):
+        await pilot.press(*keys)
+        await pilot.pause()
+        return pilot.app.return_code
+
+    return on_screen(state, story)
+
+
+def named(state):
+    return [state.view.table.names[row] for row in state.view.order]
+
+
+def opened_state(job):
+    """Give a state of the modules of a job after two readings; in between the first block took most of the time."""
     job.call([50.0] * len(NAMES), [50.0] * len(NAMES))
-    app = App(Still(job), 1.0)
-    app.refresh(100.0)
-    press(app, "enter")
+    state = State(Still(job), 1.0)
+    state.refresh(100.0)
+    state.enter()
     job.call([1.0, 0, 0.6, 0.5, 0.3, 0.2, 0.0, 0.1], [3.0, 0, 2.4, 2.0, 0.4, 0.3, 0.0, 0.2])
-    app.refresh(101.0)
-    return app
+    state.refresh(101.0)
+    return state

@@ -14,7 +14,7 @@ import hookd
 from hookd.tool.attach import payload
 
 PACKAGE = Path(hookd.__file__).parent
-HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "yaml", "sqlite3")
+HEAVY = ("torch", "aiohttp", "prometheus_client", "psutil", "rich", "textual", "yaml", "sqlite3")
 INJECTED = """api.context api.events api.hookspecs api.metrics api.nested api.plugin errors version wire.descriptors wire.originals
 wire.page""".split()
 REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath queue select selectors shutil signal socket subprocess

@@ -8,14 +8,14 @@ import time
 import pytest
 
 from hookd.tool.cli.top import node_table
-from hookd.tool.cli.top.app import App
 from hookd.tool.cli.top.growth import Growth
 from hookd.tool.cli.top.module_table import ModuleTable
 from hookd.tool.cli.top.node import Node
+from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc
 from hookd.tool.linux.owner import user_name
-from tests.support.top import NAMES, Job, Still, opened_app, press, shown
+from tests.support.top import NAMES, Job, Still, on_screen, opened_state, shown
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def job(stack):
 
 @pytest.fixture
 def opened(job):
-    return opened_app(job)
+    return opened_state(job)
 
 
 def test_the_targets_of_one_user_can_be_asked_for(job):
@@ -73,11 +73,11 @@ def test_a_window_joins_readings():
 
 
 def test_a_target_is_shown_with_its_pace(job):
-    app = App(Still(job), 1.0)
+    state = State(Still(job), 1.0)
     for second in range(3):
         job.step(5, seconds=0.2)
-        app.refresh(100.0 + second)
-    text = shown(app)
+        state.refresh(100.0 + second)
+    text = shown(state)
     assert text[1].split() == [
         "PID", "RUN", "RANK", "USER", "STATE", "STEP", "STEP/S", "A", "STEP", "COST", "RSS", "INC",
     ]  # fmt: skip
@@ -88,18 +88,18 @@ def test_a_target_is_shown_with_its_pace(job):
 
 
 def test_a_target_that_ends_stays_as_it_was_last(job):
-    app = App(Still(job), 1.0)
+    state = State(Still(job), 1.0)
     job.step(7)
-    app.refresh(100.0)
+    state.refresh(100.0)
     job.page.set_state("exited")
-    app.refresh(101.0)
+    state.refresh(101.0)
     job.page.close()
-    app.refresh(102.0)
-    assert "exited" in shown(app)[2]
-    assert " 7 " in shown(app)[2]
-    assert "0 targets, 1 ended" in shown(app)[0]
-    press(app, "enter")
-    assert "blocks.0.attn" in "\n".join(shown(app))
+    state.refresh(102.0)
+    text = shown(state)
+    assert "exited" in text[2]
+    assert " 7 " in text[2]
+    assert "0 targets, 1 ended" in text[0]
+    assert "blocks.0.attn" in "\n".join(shown(state, keys=("enter",)))
 
 
 def test_a_process_that_is_another_one_now_has_ended(job):
@@ -136,12 +136,12 @@ def test_one_that_only_the_daemon_can_read_is_shown_as_that_says():
 def test_a_page_that_is_spoilt_is_told_and_nothing_else_suffers(stack, job):
     other = Job(stack, run="other.py")
     os.pwrite(other.page.fd, b"\xff" * 4096, 0)
-    app = App(Still(job, other), 1.0)
-    app.refresh(1.0)
-    text = "\n".join(shown(app))
+    state = State(Still(job, other), 1.0)
+    state.refresh(1.0)
+    text = "\n".join(shown(state))
     assert "corrupt" in text
     assert "running" in text
-    press(app, "home", "enter", "escape", "down", "enter")  # either of them
+    shown(state, keys=("home", "enter", "escape", "down", "enter"))  # either of them
 
 
 def test_what_the_daemon_says_goes_before_the_page(job):
@@ -155,22 +155,23 @@ def test_what_the_daemon_says_goes_before_the_page(job):
 
 def test_a_run_shows_its_ranks_in_order_and_esc_shows_all(stack):
     jobs = [Job(stack, "a.py", rank) for rank in (10, 2, 0)] + [Job(stack, "b.py")]
-    app = App(Still(*jobs), 1.0, run="a.py")
-    app.refresh(1.0)
-    assert [line.split()[2] for line in shown(app)[2:5]] == ["0", "2", "10"]
-    assert "b.py" not in "\n".join(shown(app))
-    press(app, "escape")
-    assert "b.py" in "\n".join(shown(app))
+    state = State(Still(*jobs), 1.0, run="a.py")
+    state.refresh(1.0)
+    text = shown(state)
+    assert [line.split()[2] for line in text[2:5]] == ["0", "2", "10"]
+    assert "b.py" not in "\n".join(text)
+    assert "b.py" in "\n".join(shown(state, keys=("escape",)))
 
 
 def test_an_incident_is_counted_and_told_below(job):
     job.page.incident({"kind": "eval", "message": "somebody asked", "time": 1.0})
     job.page.incident({"kind": "nan", "message": "first NaN: blocks.0 output", "time": 2.0})
     job.page.incident({"kind": "hang", "message": "it hung", "time": 3.0})
-    app = App(Still(job), 1.0)
-    app.refresh(1.0)
-    assert shown(app)[2].endswith(" 3")
-    assert shown(app)[-2] == "first NaN: blocks.0 output"
+    state = State(Still(job), 1.0)
+    state.refresh(1.0)
+    text = shown(state)
+    assert text[2].endswith(" 3")
+    assert text[-2] == "first NaN: blocks.0 output"
 
 
 # Modules
@@ -190,10 +191,10 @@ def test_calls_a_second_count_from_the_reading_that_was_there_when_it_was_opened
     node = Still(job)
     job.call([1.0] * 8)
     node.read(100.0)
-    app = App(node, 1.0, pid=os.getpid())
+    state = State(node, 1.0, pid=os.getpid())
     job.call([1.0] * 8, calls=10)
-    app.refresh(102.0)
-    assert app.view.table.values["calls_per_s"][0] == 5.0
+    state.refresh(102.0)
+    assert state.view.table.values["calls_per_s"][0] == 5.0
 
 
 def test_a_backward_that_is_sampled_counts_for_as_many_steps_as_the_forward(job):
@@ -228,9 +229,10 @@ def test_a_column_is_there_when_its_plugin_is(opened, job):
     job.add("activations_norm", [12.5] * 8, "gauge")
     job.add("memory_output_bytes", [3 << 20] * 8, "gauge")
     opened.refresh(1.0)
-    assert {"NORM", "MEM"} <= set(shown(opened)[3].split())
-    assert "12.5" in shown(opened)[4]
-    assert "3M" in shown(opened)[4]
+    text = shown(opened)
+    assert {"NORM", "MEM"} <= set(text[3].split())
+    assert "12.5" in text[4]
+    assert "3M" in text[4]
 
 
 def test_findings_are_told_by_module(opened, job):
@@ -253,10 +255,11 @@ def test_the_loss_is_shown_where_the_page_has_it(job):
     job.names = ["0"]
     family = job.page.family("hookd_activations_loss", "gauge", "Help.", ("backward",))
     job.page.cells[job.page.series(family, ("0",))] = 2.34567
-    app = App(Still(job), 1.0)
-    app.refresh(1.0)
-    assert "LOSS" in shown(app)[1]
-    assert "2.35" in shown(app)[2]
+    state = State(Still(job), 1.0)
+    state.refresh(1.0)
+    text = shown(state)
+    assert "LOSS" in text[1]
+    assert "2.35" in text[2]
 
 
 # What it costs
@@ -272,17 +275,22 @@ def test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second(s
     for thing in ("activations_norm", "activations_grad_norm", "memory_output_bytes"):
         job.add(thing, map(float, range(10_000)), "gauge")
     job.call([1.0] * 10_000, [1.0] * 10_000)
-    app = App(Still(job), 1.0)
-    app.refresh(1.0)
-    press(app, "enter")
-    for keys in ((), ("t",), ("t", "/", *"part3", "enter")):
-        press(app, *keys)
-        spent = []
-        for second in range(5):
-            job.call([1.0 + n % 7 for n in range(10_000)], [2.0] * 10_000)
-            began = time.process_time()
-            app.refresh(10.0 + second)
-            app.lines(120, 40)
-            spent.append(time.process_time() - began)
-        print(f"{keys}: {sorted(spent)[2] * 1e3:.1f} ms")
-        assert sorted(spent)[2] < 0.1
+    state = State(Still(job), 1.0)
+    state.refresh(1.0)
+    state.enter()
+
+    async def story(pilot):
+        for keys in ((), ("t",), ("t", "/", *"part3", "enter")):
+            await pilot.press(*keys)
+            spent = []
+            for second in range(5):
+                job.call([1.0 + n % 7 for n in range(10_000)], [2.0] * 10_000)
+                began = time.process_time()
+                state.refresh(10.0 + second)
+                pilot.app.show()
+                await pilot.pause()
+                spent.append(time.process_time() - began)
+            print(f"{keys}: {sorted(spent)[2] * 1e3:.1f} ms")
+            assert sorted(spent)[2] < 0.1
+
+    on_screen(state, story, 120, 40)

@@ -1,58 +1,22 @@
-"""Keys as terminals send them, and what is written to one: a pseudo-terminal is the screen."""
+"""The screen of `hookd top` on a pseudo-terminal: what it reads and writes there, and how it leaves it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pty
+import signal
+import sys
 import termios
 
 import pytest
-from rich.text import Text
 
-from hookd.tool.cli.top.keys import Keys
-from hookd.tool.cli.top.screen import Screen, is_dumb
-
-
-@pytest.mark.parametrize(
-    ("data", "keys"),
-    [
-        (b"qI/", ["q", "I", "/"]),
-        (b"\x1b[A\x1b[B\x1bOA\x1bOB", ["up", "down", "up", "down"]),
-        (
-            b"\x1b[5~\x1b[6~\x1b[H\x1b[F\x1b[1~\x1b[4~\x1bOH",
-            ["pageup", "pagedown", "home", "end", "home", "end", "home"],
-        ),
-        (b"\x1b[17~\x1bOP\x1b[[A\x1b[[E\x1b[21~", ["f6", "f1", "f1", "f5", "f10"]),
-        (b"\r\n\x7f\x08\t", ["enter", "enter", "backspace", "backspace", "tab"]),
-        ("é宽".encode(), ["é", "宽"]),
-        (b"\x1b[1;5A\x1b[200~x\x1b[<0;1;1M", ["x"]),  # Ctrl-Up, a paste, a mouse: unknown, and no letters of theirs
-        (b"\x1bx\x00\x01a", ["a"]),
-        (b"\x1b\x1b[A", ["escape", "up"]),
-        (b"\xff\xfe", ["\ufffd", "\ufffd"]),
-    ],
-)
-def test_keys_are_told_apart(data, keys):
-    assert Keys().feed(data) == keys
-    torn = Keys()
-    assert [key for byte in data for key in torn.feed(bytes([byte]))] == keys
-
-
-def test_an_escape_alone_is_a_key_when_nothing_follows():
-    keys = Keys()
-    assert keys.feed(b"\x1b") == []
-    assert keys.is_waiting
-    assert keys.flush() == ["escape"]
-    assert not keys.is_waiting
-    assert keys.feed(b"\x1b[1;") == []
-    assert keys.flush() == []
-    assert keys.feed(b"a") == ["a"]
-
-
-def test_a_sequence_without_end_is_dropped():
-    keys = Keys()
-    keys.feed(b"\x1b[" + b"0" * 1000)
-    assert len(keys._text) < 64 or keys.feed(b"q")[-1] == "q"
+from hookd.tool.cli.top import app as top
+from hookd.tool.cli.top.state import State
+from hookd.tool.cli.top.terminal import is_dumb
+from tests.support.processes import PATIENCE_S
+from tests.support.top import Job, Still, Unclocked
 
 
 class Terminal:
@@ -61,73 +25,210 @@ class Terminal:
     def __init__(self, stack):
         self.outer, inner = pty.openpty()
         self.file = stack.enter_context(os.fdopen(inner, "r+b", buffering=0))
-        stack.callback(os.close, self.outer)
+        stack.callback(self.hang_up)
         os.set_blocking(self.outer, False)
+        termios.tcsetwinsize(self.outer, (24, 80))
         self.encoding = "utf-8"
+        self._written = b""
 
     def fileno(self):
         return self.file.fileno()
 
+    def isatty(self):
+        return True
+
     def mode(self):
         return termios.tcgetattr(self.file.fileno())
 
+    def type(self, data):
+        os.write(self.outer, data)
+
     def written(self):
-        data = b""
+        """Give all that was written since `forget`."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self.outer, 1 << 16):
-                data += part
-        return data.decode()
+                self._written += part
+        return self._written.decode(errors="replace")
+
+    def forget(self):
+        self.written()
+        self._written = b""
+
+    def hang_up(self):
+        if self.outer >= 0:
+            os.close(self.outer)
+        self.outer = -1
 
 
 @pytest.fixture
 def terminal(stack, monkeypatch):
+    for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):  # textual's handlers stay
+        stack.callback(signal.signal, number, signal.getsignal(number))
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("COLORTERM", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return Terminal(stack)
+    opened = Terminal(stack)
+    monkeypatch.setattr(sys, "__stdin__", opened)
+    monkeypatch.setattr(sys, "__stdout__", opened)
+    return opened
 
 
-def test_the_terminal_is_given_back_as_it_was(terminal):
+class Watched(Unclocked):
+    """An app that gives its screen to a person at the terminal, and ends with that one's story."""
+
+    def __init__(self, state, terminal, story):
+        super().__init__(state)
+        self._terminal, self._story = terminal, story
+
+    def on_ready(self):
+        self.run_worker(self._lived(), exit_on_error=True)
+
+    async def _lived(self):
+        await self._story(self)
+        self.exit()
+
+    async def until(self, condition):
+        """Wait for a condition; the tests run one at a time, so nothing else wants the processor."""
+
+        async def polled():
+            while not condition():  # noqa: ASYNC110  bytes at the other end of a terminal set no event
+                self._terminal.written()  # a line that takes nothing keeps the app from ending
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(polled(), PATIENCE_S)
+
+    @property
+    def is_quiet(self):
+        return not self._driver.is_behind
+
+
+@pytest.fixture
+def state(stack):
+    job = Job(stack)
+    state = State(Still(job), 1.0)
+    state.refresh(1.0)
+    state.enter()
+    return state
+
+
+def lived(state, terminal, story):
+    app = Watched(state, terminal, story)
+    asyncio.run(app.run_async())
+    if app._exception is not None:
+        raise app._exception
+    return app
+
+
+def test_the_terminal_is_given_back_as_it_was(terminal, state):
     before = terminal.mode()
-    with contextlib.suppress(ZeroDivisionError), Screen(terminal, terminal) as screen:
+
+    async def story(app):
         assert not terminal.mode()[3] & (termios.ECHO | termios.ICANON)
-        assert terminal.mode()[3] & termios.ISIG
-        screen.draw([Text("x" * 80)] * 24)
+        assert "\x1b[?1049h" in terminal.written()
         raise ZeroDivisionError
+
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        lived(state, terminal, story)
     assert terminal.mode() == before
-    assert terminal.written().endswith("\x1b[?7h\x1b[?25h\x1b[?1049l")
-    screen.leave()
-    assert terminal.written() == ""
+    ending = terminal.written().rpartition("\x1b[?1049h")[2]
+    for leave in ("\x1b[?7h", "\x1b[?25h", "\x1b[?1049l", "\x1b[?1000l", "\x1b[?1003l", "\x1b[?2004l", "\x1b[?1004l"):
+        assert leave in ending
+    assert "ZeroDivisionError" not in ending  # whoever has called `run` says so
 
 
-def test_only_the_lines_that_changed_are_written(terminal):
-    with Screen(terminal, terminal) as screen:
-        lines = [Text(f"line {number}".ljust(80)) for number in range(24)]
-        assert screen.draw(lines) > 24 * 80
-        terminal.written()
-        assert screen.draw([line.copy() for line in lines]) == 0
-        lines[7] = Text("other".ljust(80), style="red")
-        assert 80 < screen.draw(lines) < 110
-        assert terminal.written().startswith("\x1b[8;1H\x1b[31mother")
-        screen.forget()
-        assert screen.draw(lines) > 24 * 80
-        assert screen.draw(lines[:10]) > 800
+def test_bytes_that_are_no_keys_do_no_harm(terminal, state):
+    async def story(app):
+        # Not UTF-8; Ctrl-Up, a sequence of nobody's, Alt-x, NUL, Ctrl-A; an arrow in two parts; a key.
+        terminal.type(b"\xff\xfe\xc3")
+        await app.until(lambda: app.is_quiet)
+        terminal.type(b"\x1b[1;5A\x1b[99;99~\x1bx\x00\x01\x1b[")
+        terminal.type(b"Bt")
+        await app.until(lambda: state.view.is_tree)
+        assert state.view.at == 1
+
+    lived(state, terminal, story)
 
 
-def test_there_is_no_colour_where_none_is_wanted(terminal, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    with Screen(terminal, terminal) as screen:
-        terminal.written()
-        screen.draw([Text("hangs", style="bold red"), Text("chosen", style="reverse")])
-        text = terminal.written()
-    assert "\x1b[1mhangs" in text
-    assert "\x1b[7mchosen" in text
+def test_a_paste_and_keys_in_one_piece_are_taken_in_their_order(terminal, state):
+    async def story(app):
+        terminal.type(b"hxh\x1b[Bhhhh")  # the help, and a key that leaves it, four times
+        terminal.type("/é宽\x7f\x7fattn\rt\x1b[B\x1b[B".encode())
+        await app.until(lambda: state.view.at == 2)
+        assert (state.view.pattern, state.view.is_tree) == ("attn", True)
+        terminal.type(b"/\x1b[200~.0\nt\x1b[201~")
+        await app.until(lambda: state.view.pattern == "attn.0")
+
+    lived(state, terminal, story)
 
 
-def test_what_the_terminal_cannot_write_becomes_a_question_mark(terminal):
+def test_only_the_lines_that_changed_are_written(terminal, state):
+    async def story(app):
+        terminal.type(b"\x1b[B")
+        await app.until(lambda: "blocks: Linear" in terminal.written() and app.is_quiet)
+        terminal.forget()
+        terminal.type(b"\x1b[B")
+        await app.until(lambda: "blocks.0: Linear" in terminal.written() and app.is_quiet)
+        assert 160 < len(terminal.written()) < 600  # two rows and the details
+        terminal.forget()
+        app.show()
+        state.pace = lambda: "another pace"
+        app.show()
+        await app.until(lambda: "another pace" in terminal.written() and app.is_quiet)
+        assert 80 < len(terminal.written()) < 200
+
+    lived(state, terminal, story)
+
+
+def test_a_line_that_takes_nothing_is_not_drawn_for(terminal, state):
+    async def story(app):
+        while app.is_quiet:
+            app.refresh()
+            await asyncio.sleep(0)
+        seen = state.opened.read_at
+        app.read()
+        assert state.opened.read_at == seen
+        await app.until(lambda: terminal.written() and app.is_quiet)
+        app.read()
+        assert state.opened.read_at > seen
+
+    lived(state, terminal, story)
+
+
+@pytest.mark.parametrize("no_color", ["1", ""])
+def test_there_is_no_colour_where_none_is_wanted(terminal, state, monkeypatch, no_color):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    top.obey_no_color()
+    table = state.view.table
+    table.styles.update({1: "bold red", 2: "red"})
+
+    async def story(app):
+        await app.until(lambda: " tree" in terminal.written())
+
+    lived(state, terminal, story)
+    seen = terminal.written()
+    assert "\x1b[7" in seen
+    assert ("\x1b[31" in seen or ";31" in seen) == (no_color == "")
+
+
+def test_what_the_terminal_cannot_write_becomes_a_question_mark(terminal, state):
     terminal.encoding = "ascii"
-    with Screen(terminal, terminal) as screen:
-        screen.draw([Text("3 µs…")])
-    assert "3 ?s?" in terminal.written()
+
+    async def story(app):
+        state.detail = lambda: "3 µs…"
+        app.show()
+        await app.until(lambda: "3 ?s?" in terminal.written())
+
+    lived(state, terminal, story)
+
+
+def test_a_terminal_that_is_gone_ends_it(terminal, state, monkeypatch):
+    monkeypatch.setattr(top, "HANGUP_S", 0.01)
+
+    async def story(app):
+        terminal.hang_up()
+        await asyncio.Event().wait()
+
+    lived(state, terminal, story)
 
 
 @pytest.mark.parametrize(("term", "dumb"), [("dumb", True), ("", True), ("linux", False), ("screen", False)])

@@ -1,4 +1,4 @@
-"""What `hookd top` does at a key, in how much room, and with hostile text: without a terminal."""
+"""What `hookd top` does at a key or a click, in how much room, and with hostile text: without a terminal."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 
 import pytest
 from rich.cells import cell_len
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from hookd.tool.cli.top import cells, node_table
-from hookd.tool.cli.top.app import App
 from hookd.tool.cli.top.module_table import COLUMNS
 from hookd.tool.cli.top.plain import lines as plain_lines
+from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.table import fitting
-from tests.support.top import NAMES, Job, Still, named, opened_app, press, shown
+from tests.support.top import NAMES, Job, Still, named, on_screen, opened_state, press, shown, text_of
 
 HOSTILE = [
     "\x1b]0;owned\x07\x1b[2J", "line\nbreak\ttab\r", "é" + "\u0301" * 500, "\u202egnp.exe", "\u05d0\u05d1\u05d2",
@@ -27,7 +28,7 @@ def job(stack):
 
 @pytest.fixture
 def opened(job):
-    return opened_app(job)
+    return opened_state(job)
 
 
 # Keys
@@ -52,7 +53,6 @@ def test_the_window_follows_the_cursor(opened):
 
 
 def test_columns_are_sorted_by_in_turn(opened):
-    shown(opened)
     press(opened, "<", "<")
     assert opened.view.key == "module"
     assert named(opened)[:3] == ["(root)", "blocks", "blocks.0"]
@@ -64,36 +64,54 @@ def test_columns_are_sorted_by_in_turn(opened):
 
 
 def test_a_filter_shows_what_contains_it_and_esc_clears_it(opened):
-    press(opened, "/", *"ATTN")
+    text = shown(opened, keys=("/", *"ATTN"))
     assert named(opened) == ["blocks.0.attn", "blocks.1.attn"]
-    assert shown(opened)[-1].startswith("/ATTN_")
-    press(opened, "backspace", "enter", "q")
-    assert opened.is_done
-    opened.is_done = False
-    assert "[/ATT]" in shown(opened)[-1]
+    assert text[-2].startswith("/ATTN_")
+    opened.view.filter("")
+    assert press(opened, "/", *"ATTN", "backspace", "enter", "q") == 0
+    assert shown(opened)[-2] == "/ATT"
     press(opened, "escape")
     assert len(named(opened)) == len(NAMES)
-    press(opened, "/", *"nowhere")
-    assert "no row contains this text" in shown(opened)[-2]
-    press(opened, "escape", "escape")
-    assert "RUN" in shown(opened)[1]
+    assert "no row contains this text" in shown(opened, keys=("/", *"nowhere"))[-3]
+    assert "RUN" in shown(opened, keys=("escape", "escape"))[1]
+
+
+def test_letters_are_the_filters_while_it_is_typed(opened):
+    assert press(opened, "/", *"qth?<", "space", "enter") is None
+    assert opened.view.pattern == "qth?< "
+    assert (opened.view.is_tree, opened.view.key) == (False, "share")
 
 
 def test_the_tree_keeps_what_a_filters_rows_are_in(opened):
-    press(opened, "t", "/", *"attn", "enter")
+    lines = shown(opened, keys=("t", "/", *"attn", "enter"))
     assert named(opened) == ["(root)", "blocks", "blocks.0", "blocks.0.attn", "blocks.1", "blocks.1.attn"]
-    lines = shown(opened)
-    assert lines[4:8][1].startswith("  blocks")
-    assert lines[4:8][3].startswith("      attn")
+    assert lines[5].startswith("  blocks")
+    assert lines[7].startswith("      attn")
 
 
-def test_a_pause_reads_nothing_and_moves_on(opened):
-    press(opened, "p", "down")
+def test_a_module_of_the_tree_hides_its_submodules_and_shows_them_again(opened):
+    text = shown(opened, keys=("t", "down", "left"))
+    assert named(opened) == ["(root)", "blocks", "head"]
+    assert text[5].startswith("  blocks +5 ")
+    press(opened, "/", *"attn", "enter")
+    assert "blocks.0.attn" in named(opened)  # a filter shows what it finds
+    press(opened, "escape", "left")
+    assert opened.view.at == 0  # nothing left to hide: its parent
+    press(opened, "down", "right", "down", "enter")
+    assert "blocks.0" in named(opened)
+    assert "blocks.0.attn" not in named(opened)
+    press(opened, "enter")
+    assert set(named(opened)) == set(NAMES)
+
+
+def test_a_pause_reads_nothing_and_moves_on(opened, job):
+    text = shown(opened, keys=("p", "down"))
     assert opened.is_paused
-    assert "paused" in shown(opened)[0]
+    assert "paused" in text[0]
+    before = job.target.read_at
     press(opened, "p")
     assert not opened.is_paused
-    assert opened.due == 0.0
+    assert job.target.read_at != before
 
 
 def test_the_interval_grows_and_shrinks(opened):
@@ -104,27 +122,87 @@ def test_the_interval_grows_and_shrinks(opened):
 
 
 def test_help_covers_the_table_until_a_key(opened):
-    press(opened, "h")
-    assert "q  F10 Ctrl-C   quit" in "\n".join(shown(opened))
-    assert all("…" not in line for line in shown(opened)[3:])
-    press(opened, "x")
-    assert "(root)" in "\n".join(shown(opened))
-    press(opened, "?", "q")
-    assert opened.is_done
+    text = shown(opened, keys=("h",))
+    assert "q  F10 Ctrl-C   quit" in "\n".join(text)
+    assert all("…" not in line for line in text)
+    assert "(root)" in "\n".join(shown(opened, keys=("h", "t")))
+    assert not opened.view.is_tree  # the key went to the help
+    assert press(opened, "?", "q") == 0
+    assert press(opened, "?", "ctrl+c") == 130
+
+
+def test_a_refresh_behind_the_help_does_no_harm(opened):
+    async def story(pilot):
+        await pilot.press("h")
+        pilot.app.read()
+        await pilot.pause()
+        assert "quit" in "\n".join(text_of(pilot.app))
+
+    on_screen(opened, story)
+
+
+# Mouse
+
+
+def test_a_click_moves_the_cursor_and_the_second_one_opens(job):
+    state = State(Still(job, job), 1.0)
+    state.refresh(1.0)
+
+    async def story(pilot):
+        await pilot.click("TableView", offset=(20, 2))
+        assert state.view.at == 1
+        await pilot.click("TableView", offset=(20, 9))  # below the last row
+        assert state.view.at == 1
+        await pilot.click("TableView", offset=(20, 1), times=2)
+        assert state.opened is not None
+
+    on_screen(state, story)
+
+
+def test_a_click_on_a_title_sorts_by_it_and_the_next_one_inverts(opened):
+    async def story(pilot):
+        at = text_of(pilot.app)[3].index("FWD")
+        await pilot.click("TableView", offset=(at, 0))
+        assert (opened.view.key, opened.view.is_inverted) == ("forward_share", False)
+        await pilot.click("TableView", offset=(at, 0))
+        assert (opened.view.key, opened.view.is_inverted) == ("forward_share", True)
+
+    on_screen(opened, story)
+
+
+def test_the_wheel_moves_the_cursor(opened):
+    async def story(pilot):
+        await pilot._post_mouse_events([MouseScrollDown], "TableView", offset=(5, 5))
+        assert opened.view.at == 3
+        await pilot._post_mouse_events([MouseScrollUp], "TableView", offset=(5, 5))
+        assert opened.view.at == 0
+
+    on_screen(opened, story)
+
+
+def test_a_click_on_a_key_below_does_as_the_key(opened):
+    async def story(pilot):
+        at = text_of(pilot.app)[-1].index("t tree")
+        await pilot.click("KeyLine", offset=(at, 0))
+        assert opened.view.is_tree
+
+    on_screen(opened, story)
 
 
 # Room
 
 
-@pytest.mark.parametrize("width", [20, 21, 40, 63, 79, 80, 81, 120, 200, 500])
-@pytest.mark.parametrize("height", [6, 7, 10, 24, 60])
-def test_every_line_is_as_wide_as_the_terminal(opened, width, height):
-    shown(opened, width, height)
-    press(opened, "h")
-    shown(opened, width, height)
-    press(opened, "h", "escape")
-    shown(opened, width, height)
-    shown(opened, 5, 2)
+def test_every_line_is_as_wide_as_the_terminal(opened):
+    async def story(pilot):
+        sizes = [(width, 24) for width in (5, 20, 21, 40, 63, 79, 80, 81, 120, 200, 500)]
+        for width, height in sizes + [(80, height) for height in (2, 6, 7, 10, 60)]:
+            await pilot.resize_terminal(width, height)
+            text_of(pilot.app)
+            await pilot.press("h")
+            text_of(pilot.app)
+            await pilot.press("h")
+
+    on_screen(opened, story)
 
 
 def test_columns_go_by_rank_and_never_wrap(job):
@@ -155,33 +233,39 @@ def test_a_page_full_of_hostile_names_draws_as_any_other(stack):
     names = [f"{text[:900]}{number}" for number, text in enumerate(HOSTILE)]
     job = Job(stack, run="\x1b[31mevil\u202e", rank="\x1b[0m", names=names)
     job.add("nan_nonfinite", [1.0] * len(names), where="\x1b[2J", kind="\x07")
-    app = App(Still(job), 1.0)
-    app.refresh(1.0)
-    text = "\n".join(shown(app))
-    press(app, "enter", "t")
-    app.refresh(2.0)
+    state = State(Still(job), 1.0)
+    state.refresh(1.0)
+    text = "\n".join(shown(state))
+    state.enter()
+    state.view.turn_tree()
+    state.refresh(2.0)
     for width in (20, 80, 300):
-        text += "\n".join(shown(app, width))
+        text += "\n".join(shown(state, width))
     assert all(one.isprintable() or one == "\n" for one in text)
     assert "\\u05d0" in text
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e308, 5e-324])
 def test_numbers_that_are_none_draw_as_any_other(job, value):
-    app = App(Still(job), 1.0)
-    for second in range(1, 4):
-        job.call([value] * 8, [value] * 8, calls=value)
-        for thing in ("activations_norm", "activations_zero_ratio", "memory_output_bytes", "nan_nonfinite"):
-            job.add(thing, [value] * 8, "gauge", **({"where": "x", "kind": "y"} if thing == "nan_nonfinite" else {}))
-        job.step(value, value)
-        app.refresh(float(second))
-        shown(app, 300)
-        press(app, "enter", "t")
-        assert len(shown(app, 300)) == 24
-        for _ in COLUMNS:
-            press(app, ">")
-        press(app, "escape")
-    assert list(plain_lines(app.view, None))
+    state = State(Still(job), 1.0)
+
+    async def story(pilot):
+        for second in range(1, 4):
+            job.call([value] * 8, [value] * 8, calls=value)
+            for thing in ("activations_norm", "activations_zero_ratio", "memory_output_bytes", "nan_nonfinite"):
+                job.add(
+                    thing, [value] * 8, "gauge", **({"where": "x", "kind": "y"} if thing == "nan_nonfinite" else {})
+                )
+            job.step(value, value)
+            state.refresh(float(second))
+            await pilot.press("enter", "t")
+            for _ in COLUMNS:
+                pilot.app.action_sort(1)
+                text_of(pilot.app)
+            await pilot.press("escape")
+
+    on_screen(state, story, 300)
+    assert list(plain_lines(state.view, None))
 
 
 # Without a screen

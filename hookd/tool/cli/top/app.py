@@ -1,262 +1,231 @@
-"""The screen of `hookd top`, and the actions of its keys.
-
-It depends neither on a terminal nor on signals, so a test can press keys.
-"""
+"""The screen of `hookd top`: its keys, its mouse and its clock."""
 
 from __future__ import annotations
 
-import math
+import asyncio
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.text import Text
+from textual import events
+from textual.app import App
+from textual.binding import Binding, BindingType
 
-from hookd.tool.cli import output
-from hookd.tool.cli.top import draw, node_table
-from hookd.tool.cli.top.cells import cut, safe
-from hookd.tool.cli.top.module_table import ModuleTable
-from hookd.tool.cli.top.table import fitting
-from hookd.tool.cli.top.view import View
-from hookd.tool.reports.reading import is_called_only
+from hookd.tool.cli.top.cells import safe
+from hookd.tool.cli.top.help import Help
+from hookd.tool.cli.top.lines import KeyLine, Line
+from hookd.tool.cli.top.table_view import TableView
+from hookd.tool.cli.top.terminal import Driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from textual.app import ComposeResult
+    from textual.timer import Timer
 
-    from hookd.tool.cli.top.node import Node
-    from hookd.tool.cli.top.target import Target
+    from hookd.tool.cli.top.state import State
 
-INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FIRST_S = 0.5
 """Time until the second reading, before which there are no rates."""
-FAR = 1 << 30
-SMALLEST = (20, 6)
-"""Columns and lines of the smallest usable terminal."""
-NAME = 24
-"""Columns of a run's name in the title."""
-FOOTER = "q quit  Enter open  Esc back  / filter  < > sort  I invert  t tree  h help"
+HANGUP_S = 1.0
+"""Interval at which a closed terminal is noticed that has sent no SIGHUP."""
+MOVES = {"up": -1, "down": 1, "home": -(1 << 30), "end": 1 << 30}
+"""Keys that move the cursor, and by how many rows."""
+ENDING_KEYS = ("ctrl+c", "ctrl+backslash", "ctrl+z")
+"""Keys that do the same while a filter is typed."""
+TYPING = "_   (Enter keeps it, Esc clears it)"
+KEYS = (
+    ("q", " quit  ", "app.end(0)"), ("Enter", " open  ", "app.open"), ("Esc", " back  ", "app.leave"),
+    ("/", " filter  ", "app.filter"), ("<", " ", "app.sort(-1)"), (">", " sort  ", "app.sort(1)"),
+    ("I", " invert  ", "app.view('invert')"), ("t", " tree  ", "app.view('turn_tree')"), ("h", " help", "app.help"),
+)  # fmt: skip
+"""The keys of the last line, what they do in words, and what a click on them does."""
 
 
-class App:
-    """The state of the screen.
+def run(state: State) -> int:
+    """Show the state until the user quits or a signal ends it.
+
+    Returns:
+        The exit status: 0, or 128 plus the number of the signal.
+    """
+    obey_no_color()
+    app = TopApp(state)
+    asyncio.run(_run(app))
+    error = app._exception  # noqa: SLF001  textual has no other way to ask for it
+    if error is not None:
+        raise error
+    return app.return_code or 0
+
+
+def obey_no_color() -> None:
+    """Remove an empty NO_COLOR from the environment: it means nothing, but textual obeys it."""
+    if not os.environ.get("NO_COLOR"):
+        os.environ.pop("NO_COLOR", None)
+
+
+async def _run(app: TopApp) -> None:
+    for number in ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, app.action_end, 128 + number)
+    await app.run_async()
+
+
+class TopApp(App[None]):
+    """Shows a state, and refreshes it.
 
     Args:
-        node: the targets, read at least once.
-        interval_s: seconds between refreshes.
-        pid: of the target whose modules are shown first.
-        run: label of the run to which the list is restricted.
-
-    Attributes:
-        is_done: whether the user has quit.
-        is_paused: whether reading is paused.
-        due: time of the next reading, in monotonic seconds.
+        state: what is shown.
     """
 
-    def __init__(self, node: Node, interval_s: float, *, pid: int | None = None, run: str | None = None) -> None:
-        self.interval_s = interval_s
-        self.is_done = self.is_paused = False
-        self.due = time.monotonic() + min(FIRST_S, interval_s)
-        self._node, self._run = node, run
-        self._is_typing = self._is_help = False
-        self._opened: Target | None = None
-        self._modules = ModuleTable()
-        self._targets = View(node_table.build(self._listed()), "run")
-        self._module_view: View | None = None
-        self._page = 10
-        self._drawn: list[str] = []
-        if pid is not None:
-            self._open(next(target for target in node.targets if target.pid == pid))
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+    # With priority, keys act in the order in which they were pressed, also where the focus moves in between.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(keys, action, priority=True)
+        for keys, action in (
+            ("q,f10", "end(0)"), ("ctrl+c", "end(130)"), ("ctrl+backslash", "end(131)"), ("ctrl+z", "suspend_process"),
+            ("enter,ctrl+j", "open"), ("escape,backspace,ctrl+h", "leave"), ("/,f4", "filter"), ("h,?,f1", "help"),
+            ("<", "sort(-1)"), (">,o,f6", "sort(1)"), ("I", "view('invert')"), ("t,f5", "view('turn_tree')"),
+            ("left", "view('fold')"), ("right", "view('unfold')"), ("p", "pause"), ("+", "interval(1)"),
+            ("-", "interval(-1)"), ("pageup", "page(-1)"), ("pagedown", "page(1)"),
+            *((key, f"view('move', {by})") for key, by in MOVES.items()),
+        )
+    ]  # fmt: skip
 
-    def _listed(self) -> list[Target]:
-        return node_table.listed(self._node.targets, self._run)
+    def __init__(self, state: State) -> None:
+        super().__init__(driver_class=Driver, ansi_color=True)
+        self.state = state
+        self._is_typing = False
+        self._timer: Timer | None = None
+        self._title, self._progress, self._phases = Line("reverse"), Line(), Line()
+        self._table = TableView(state.view)
+        self._detail, self._filter = Line("dim"), Line()
 
-    @property
-    def view(self) -> View:
-        """The view that is shown."""
-        return self._module_view or self._targets
+    def compose(self) -> ComposeResult:
+        """Yield the lines of the screen, from top to bottom."""
+        yield from (self._title, self._progress, self._phases, self._table, self._detail, self._filter, KeyLine(KEYS))
 
-    def refresh(self, now: float) -> None:
-        """Read all targets again; `now` is in monotonic seconds."""
-        self._node.read(now)
-        self._targets.show(node_table.build(self._listed()))
-        self._show_modules()
-        self.due = time.monotonic() + self.interval_s
+    def on_mount(self) -> None:
+        """Draw the first reading, and take the second one soon."""
+        self.set_interval(HANGUP_S, self._watch_terminal)
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh())  # the shell has used the terminal
+        self.show()
+        self._read_in(FIRST_S)
 
-    def _show_modules(self) -> None:
-        if self._opened is None or self._opened.snapshot is None:
+    def show(self) -> None:
+        """Draw the state."""
+        state = self.state
+        self._title.show(state.title(), state.pace())
+        self._progress.display = self._phases.display = state.opened is not None
+        self._progress.show(state.progress())
+        self._phases.show(state.phases())
+        self._table.show(state.view)
+        self._detail.show(state.detail())
+        self._filter.display = self._is_typing or bool(state.view.pattern)
+        self._filter.show(f"/{safe(state.view.pattern)}" + (TYPING if self._is_typing else ""))
+
+    # The clock
+
+    def _read_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_timer(min(seconds, self.state.interval_s), self.read)
+
+    def read(self) -> None:
+        """Read the targets and draw them, unless that is paused or the line has not taken the last drawing."""
+        if self.state.is_paused:
             return
-        self._modules.take(self._opened.read_at, self._opened.snapshot)
-        table = self._modules.build()
-        if self._module_view is not None:
-            self._module_view.show(table)
+        if not (isinstance(self._driver, Driver) and self._driver.is_behind):
+            self.state.refresh(time.monotonic())
+            self.show()
+        self._read_in(self.state.interval_s)
 
-    def _open(self, target: Target) -> None:
-        self._opened, self._modules = target, ModuleTable()
-        if target.snapshot is None:
-            self._opened = None
-            return
-        self._modules.take(target.read_at, target.snapshot)
-        self._module_view = View(self._modules.build(), "share")
-        self.due = min(self.due, time.monotonic() + FIRST_S)
+    def _watch_terminal(self) -> None:
+        if isinstance(self._driver, Driver) and self._driver.is_gone:
+            self.exit()
+
+    def _fatal_error(self) -> None:
+        """End. `run` raises the error when the terminal is restored; textual would print all variables."""
+        self._close_messages_no_wait()
 
     # Keys
 
-    def press(self, key: str) -> None:
-        """Run the action of a key."""
-        if self._is_typing:
-            self._type(key)
-        elif self._is_help:
-            self._is_help = False
-            self.is_done = key in ("q", "f10")
-        elif key in _MOVES:
-            self.view.move(_MOVES[key] * (self._page if key.startswith("page") else 1))
-        elif key in self._DO:
-            self._DO[key](self)
+    def action_end(self, code: int) -> None:
+        """Quit with an exit code."""
+        self.exit(return_code=code)
 
-    def _type(self, key: str) -> None:
-        pattern = self.view.pattern
-        if key == "escape":
-            pattern, self._is_typing = "", False
-        elif key == "enter":
+    async def on_event(self, event: events.Event) -> None:
+        """Take the keys of the help and of a filter at once: sent to a widget, the next key's action could overtake them."""
+        if not isinstance(event, events.Key) or event.key in ENDING_KEYS:
+            await super().on_event(event)
+        elif isinstance(self.screen, Help) and event.key not in ("q", "f10"):
+            self.pop_screen()
+        elif self._is_typing:
+            self._type(event)
+        else:
+            await super().on_event(event)
+
+    def _type(self, event: events.Key) -> None:
+        view = self.state.view
+        if event.key in ("enter", "ctrl+j", "escape"):
             self._is_typing = False
-        elif key == "backspace":
-            pattern = pattern[:-1]
-        elif len(key) == 1:
-            pattern += key
-        elif key in _MOVES:
-            self.view.move(_MOVES[key])
-        if pattern != self.view.pattern:
-            self.view.pattern = pattern
-            self.view.show(self.view.table)
+            view.filter("" if event.key == "escape" else view.pattern)
+        elif event.key in ("backspace", "ctrl+h"):
+            view.filter(view.pattern[:-1])
+        elif event.is_printable and event.character:
+            view.filter(view.pattern + event.character)
+        elif event.key in MOVES:
+            view.move(MOVES[event.key])
+        self.show()
 
-    def _quit(self) -> None:
-        self.is_done = True
-
-    def _enter(self) -> None:
-        row = self._targets.row
-        if self._module_view is None and row is not None:
-            name = self._targets.table.names[row]
-            self._open(next(target for target in self._node.targets if (target.pid, target.start) == name))
-
-    def _back(self) -> None:
-        view = self.view
-        if view.pattern:
-            view.pattern = ""
-            view.show(view.table)
-        elif self._module_view is not None:
-            self._module_view = self._opened = None
-        elif self._run is not None:
-            self._run = None
-            self._targets.show(node_table.build(self._listed()))
-
-    def _sort(self, by: int) -> None:
-        self.view.sort_next(by, self._drawn or list(self.view.table.columns))
-
-    def _invert(self) -> None:
-        self.view.is_inverted = not self.view.is_inverted
-        self.view.show(self.view.table)
-
-    def _turn_tree(self) -> None:
-        self.view.is_tree = not self.view.is_tree
-        self.view.show(self.view.table)
-
-    def _pause(self) -> None:
-        self.is_paused = not self.is_paused
-        self.due = 0.0
-
-    def _filter(self) -> None:
-        self._is_typing = True
-
-    def _help(self) -> None:
-        self._is_help = True
-
-    def _slower(self) -> None:
-        self.interval_s = next((longer for longer in INTERVALS_S if longer > self.interval_s), self.interval_s)
-
-    def _faster(self) -> None:
-        self.interval_s = next(
-            (shorter for shorter in reversed(INTERVALS_S) if shorter < self.interval_s), self.interval_s
-        )
-        self.due = min(self.due, time.monotonic() + self.interval_s)
-
-    def _sort_right(self) -> None:
-        self._sort(1)
-
-    def _sort_left(self) -> None:
-        self._sort(-1)
-
-    _DO: ClassVar[dict[str, Callable[[App], None]]] = {
-        "q": _quit, "f10": _quit, "enter": _enter, "escape": _back, "backspace": _back, "<": _sort_left,
-        ">": _sort_right, "o": _sort_right, "f6": _sort_right, "I": _invert, "t": _turn_tree, "f5": _turn_tree,
-        "p": _pause, "/": _filter, "f4": _filter, "h": _help, "?": _help, "f1": _help, "+": _slower, "-": _faster,
-    }  # fmt: skip
-
-    # Lines
-
-    def lines(self, width: int, height: int) -> list[Text]:
-        """Return the screen: `height` lines of `width` columns each."""
-        if width < SMALLEST[0] or height < SMALLEST[1]:
-            return [draw.note("too small", width)] + [Text(" " * width)] * (height - 1)
-        above = [draw.title(self._title(), self._pace(), width)]
-        if self._opened is not None:
-            above += [draw.note(_progress(self._opened), width), draw.note(self._phases(), width)]
-        body = height - len(above) - 2
-        self._page = body - 2
-        self._drawn = list(fitting(self.view.table.columns, width))
-        middle = draw.help_page(width, body) if self._is_help else list(draw.table(self.view, width, body))
-        return [*above, *middle, draw.note(self._detail(), width, draw.QUIET), draw.note(self._footer(), width)]
-
-    def _title(self) -> str:
-        if self._opened is not None:
-            target = self._opened
-            name = f"{cut(safe(target.run), NAME)} rank {cut(safe(target.rank), NAME)}"
-            return f"{name}, process {target.pid} of {safe(target.user)}: {safe(target.state)}"
-        listed = self._listed()
-        ended = sum(1 for target in listed if target.ended)
-        of_run = f" of {safe(self._run)}" if self._run is not None else ""
-        count = f"{len(listed) - ended} target{'s' * (len(listed) - ended != 1)}{of_run}"
-        count += f", {ended} ended" if ended else ""
-        return f"hookd top: {count}, {self._node.daemon}"
-
-    def _pace(self) -> str:
-        by = self.view.table.columns[self.view.key].title + (" inverted" if self.view.is_inverted else "")
-        return f"by {by}, " + ("paused" if self.is_paused else f"every {self.interval_s:g} s")
-
-    def _phases(self) -> str:
-        shares = self._opened.phases() if self._opened is not None else []
-        return "a step: " + ", ".join(f"{safe(name)} {share * 100:.0f} %" for name, share in shares) if shares else ""
-
-    def _detail(self) -> str:
-        row = self.view.row
-        if row is not None:
-            return self.view.table.detail(row)
-        if self.view.pattern:
-            return "no row contains this text"
-        return (
-            "no module has been called yet"
-            if self._opened
-            else "no process is attached; `hookd ps` lists those that can be"
-        )
-
-    def _footer(self) -> str:
+    def on_paste(self, event: events.Paste) -> None:
+        """Take a pasted text as a part of the filter."""
         if self._is_typing:
-            return f"/{safe(self.view.pattern)}_   (Enter keeps it, Esc clears it)"
-        if self._is_help:
-            return "press any key to go back"
-        kept = f"[/{safe(self.view.pattern)}]  " if self.view.pattern else ""
-        return kept + FOOTER
+            self.state.view.filter(self.state.view.pattern + event.text.partition("\n")[0])
+            self.show()
 
+    def action_open(self) -> None:
+        """Open the row at the cursor."""
+        if self.state.enter():
+            self._read_in(FIRST_S)
+        self.show()
 
-def _progress(target: Target) -> str:
-    """Describe the progress of a target in one line."""
-    step = target.step
-    star = "" if step["is_absolute"] else " since the attach"
-    cost = target.value("hookd_overhead_ratio")
-    words = [f"{step['calls']} calls, no step{star}" if is_called_only(step) else f"step {step['current']}{star}"]
-    words += [f"{target.steps_per_s:.3g} steps/s"] if target.steps_per_s >= 0 else []
-    words += [f"{output.seconds(target.step_s)} a step"] if target.step_s > 0 else []
-    words += [f"cost {output.percent(cost)}"] if cost >= 0 else []
-    words += [f"loss {output.number(target.loss)}"] if not math.isnan(target.loss) else []
-    return ", ".join(words)
+    def action_leave(self) -> None:
+        """Clear the filter, else go back."""
+        self.state.back()
+        self.show()
 
+    def action_sort(self, by: int) -> None:
+        """Sort by another column of those that are drawn."""
+        self.state.view.sort_next(by, list(self._table.widths))
+        self.show()
 
-_MOVES = {"up": -1, "down": 1, "pageup": -1, "pagedown": 1, "home": -FAR, "end": FAR}
+    def action_view(self, change: str, *arguments: int) -> None:
+        """Call a method of the view that is shown."""
+        getattr(self.state.view, change)(*arguments)
+        self.show()
+
+    def action_pause(self) -> None:
+        """Stop reading, or read again, at once."""
+        self.state.is_paused = not self.state.is_paused
+        self.read()
+        self.show()
+
+    def action_filter(self) -> None:
+        """Start typing a filter."""
+        self._is_typing = True
+        self.show()
+
+    def action_help(self) -> None:
+        """Show the help."""
+        self.push_screen(Help())
+
+    def action_interval(self, by: int) -> None:
+        """Take a longer or a shorter interval."""
+        self.state.change_interval(by)
+        self._read_in(self.state.interval_s)
+        self.show()
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor by the height of the table."""
+        self.action_view("move", by * max(1, self._table.size.height - 3))

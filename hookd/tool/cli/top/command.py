@@ -46,14 +46,14 @@ def top(*, word: str | None, interval_s: float, once: bool, user: int | None, ho
 
 
 def _live(node: Node, pid: int | None, run: str | None, interval_s: float) -> int:
-    from hookd.tool.cli.top import live, plain, screen
-    from hookd.tool.cli.top.app import App
+    from hookd.tool.cli.top import app, plain, terminal
+    from hookd.tool.cli.top.state import State
 
-    if screen.is_dumb():
+    if terminal.is_dumb():
         output.say(
             "this terminal (TERM) cannot move its cursor: a table is printed at each interval; press Ctrl-C to quit"
         )
         while True:
             plain.show(node, pid, run, interval_s, as_json=False)
             click.echo()
-    return live.run(App(node, interval_s, pid=pid, run=run))
+    return app.run(State(node, interval_s, pid=pid, run=run))

@@ -22,6 +22,7 @@ class View:
     Attributes:
         order: the rows, in the order in which they are drawn.
         depths: depth of the rows in the tree, by row.
+        hidden: number of rows that a folded row hides, by row.
         pattern: the filter; empty for none.
     """
 
@@ -33,7 +34,9 @@ class View:
         self.pattern = ""
         self.order: list[int] = []
         self.depths: dict[int, int] = {}
+        self.hidden: dict[int, int] = {}
         self.top = 0
+        self._folded: set[Hashable] = set()
         self._at = 0
         self._name: Hashable = None
         self.show(table)
@@ -43,7 +46,7 @@ class View:
         self.table = table
         if self.key not in table.columns:
             self.key = next(iter(table.columns))
-        self.depths = {}
+        self.depths, self.hidden = {}, {}
         rows = self._matching()
         self.order = self._as_tree(rows) if self.is_tree and table.parents else self._sorted(rows)
         self._stay()
@@ -82,11 +85,15 @@ class View:
         for row in self._sorted(sorted(shown)):
             children.setdefault(parents[row], []).append(row)
         order, left = [], [(row, 0) for row in reversed(children.get(-1, []))]
+        folded = set() if self.pattern else self._folded  # a filter shows what it finds
         while left:
             row, depth = left.pop()
             self.depths[row] = depth
             order.append(row)
-            left.extend((child, depth + 1) for child in reversed(children.get(row, [])))
+            if folded and row in children and self.table.names[row] in folded:
+                self.hidden[row] = _descendants(row, children)
+            else:
+                left.extend((child, depth + 1) for child in reversed(children.get(row, [])))
         return order
 
     def _stay(self) -> None:
@@ -120,13 +127,76 @@ class View:
     def sort_next(self, by: int, among: Sequence[str]) -> None:
         """Sort by the column `by` places to the right of the current one in `among`, the columns that are drawn."""
         at = among.index(self.key) if self.key in among else 0
-        self.key = among[(at + by) % len(among)]
-        self.is_inverted = False
+        self.key, self.is_inverted = among[(at + by) % len(among)], False
         self.show(self.table)
 
-    def name_of(self, row: int) -> str:
-        """Return the indentation of a row's name in the tree."""
-        return " " * (INDENT * self.depths.get(row, 0))
+    def sort_by(self, key: str) -> None:
+        """Sort by a column, or invert the order if it is sorted by that one."""
+        self.is_inverted = key == self.key and not self.is_inverted
+        self.key = key
+        self.show(self.table)
+
+    def invert(self) -> None:
+        """Invert the order."""
+        self.is_inverted = not self.is_inverted
+        self.show(self.table)
+
+    def turn_tree(self) -> None:
+        """Switch between the tree and the list."""
+        self.is_tree = not self.is_tree
+        self.show(self.table)
+
+    def filter(self, pattern: str) -> None:
+        """Show only rows that contain a text, in any case; all if it is empty."""
+        self.pattern = pattern
+        self.show(self.table)
+
+    def fold(self) -> None:
+        """Hide what is below the row at the cursor; if there is nothing to hide, move to its parent."""
+        row = self.row
+        if row is None or not self.depths:
+            return
+        if self._has_children(row) and not self.pattern:
+            self._folded.add(self.table.names[row])
+        elif self.table.parents[row] >= 0:
+            self.move(self.order.index(self.table.parents[row]) - self._at)
+        self.show(self.table)
+
+    def unfold(self) -> None:
+        """Show what is below the row at the cursor."""
+        if self.row is not None:
+            self._folded.discard(self.table.names[self.row])
+            self.show(self.table)
+
+    def turn_fold(self) -> None:
+        """Show what is below the row at the cursor if it is hidden, else hide it."""
+        if self.row in self.hidden:
+            self.unfold()
+        elif self.row is not None and self._has_children(self.row):
+            self.fold()
+
+    def _has_children(self, row: int) -> bool:
+        """Whether rows below a row of the tree are shown: the first one then follows it."""
+        at = self.order.index(row) + 1
+        return bool(self.depths) and at < len(self.order) and self.table.parents[self.order[at]] == row
+
+    def text(self, row: int, key: str) -> str:
+        """Return the text of a cell. In the tree the first column has only the last part of a name, indented."""
+        text = self.table.cell(row, key)
+        if not self.depths or key != next(iter(self.table.columns)):
+            return text
+        depth = self.depths.get(row, 0)
+        hidden = f" +{self.hidden[row]}" if row in self.hidden else ""
+        return " " * (INDENT * depth) + (text.rpartition(".")[2] if depth else text) + hidden
+
+
+def _descendants(row: int, children: dict[int, list[int]]) -> int:
+    count, left = 0, [row]
+    while left:
+        below = children.get(left.pop(), [])
+        count += len(below)
+        left += below
+    return count
 
 
 def _natural(value: Any) -> tuple[Any, ...]:

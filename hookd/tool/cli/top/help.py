@@ -1,0 +1,51 @@
+"""The help of `hookd top`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+HELP = """\
+Up Down PageUp PageDown Home End   move; so does the mouse wheel
+Enter           open: from all targets to the modules of one; double-click too
+Esc Backspace   go back; a filter is cleared first
+<  >  o  F6     sort by the column to the left, to the right, the next one
+                click on a title: sort by it, click again: invert
+I               invert the order
+/  F4           show only rows with a text: Enter keeps it, Esc clears it
+t  F5           show modules as a tree
+Left Right      tree: hide or show the submodules; Enter and double-click too
+p               pause; press p again to continue
++  -            longer, shorter interval
+q  F10 Ctrl-C   quit
+
+Targets: STEP/S and A STEP are of the last 5 s; COST is hookd's share of the
+time; INC is the number of incidents.
+Modules: SHARE, FWD, BWD and SELF (without nested modules) are shares of the
+model's time in the last interval. NORM is the norm of the output, GRAD that of
+the gradients, both from the last step that was sampled.
+Columns without room are omitted. The numbers are read from memory that the
+target shares, without a request to it, so watching costs it nothing.
+
+Press any key to go back.
+"""
+
+
+class Help(ModalScreen[None]):
+    """The keys and columns, until a click, or a key of the app."""
+
+    CSS = "Help { overflow-y: auto; } Help > Static { width: auto; }"
+
+    def compose(self) -> ComposeResult:
+        """Yield the text."""
+        yield Static(HELP, markup=False)
+
+    def on_click(self) -> None:
+        """Go back."""
+        if self.is_current:
+            self.dismiss()

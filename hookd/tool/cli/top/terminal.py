@@ -1,0 +1,102 @@
+"""The terminal of `hookd top`: textual's driver, made to survive a slow line, a lost one, and bytes that are not text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from typing import TYPE_CHECKING, Any
+
+from textual.drivers.linux_driver import LinuxDriver
+
+if TYPE_CHECKING:
+    from textual.app import App
+
+NARROW, LOW = 80, 24
+"""Size that is assumed if the terminal does not report one."""
+
+
+def is_dumb() -> bool:
+    """Whether the terminal cannot move its cursor."""
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
+
+
+class Output:
+    """The file to which textual's thread writes. A terminal that is gone takes everything.
+
+    Attributes:
+        written: number of writes that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.written = 0
+        self._fd = sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
+        self._encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+
+    def fileno(self) -> int:
+        """Return the descriptor of the terminal."""
+        return self._fd
+
+    def write(self, text: str) -> int:
+        """Write text, with `?` for characters that the terminal's encoding does not have."""
+        left = memoryview(text.encode(self._encoding, "replace"))
+        with contextlib.suppress(OSError):
+            while left:
+                left = left[os.write(self._fd, left) :]
+        self.written += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """Return at once: writes are not buffered."""
+
+
+class Driver(LinuxDriver):
+    """Textual's driver for terminals, on stdout instead of stderr."""
+
+    def __init__(self, app: App[Any], **settings: Any) -> None:
+        super().__init__(app, **settings)
+        self._file: Any = Output()
+        self._begun = 0
+
+    def write(self, data: str) -> None:
+        """Queue text for the writing thread."""
+        self._begun += 1
+        super().write(data)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the line has not yet taken what was written: drawing more would only delay it."""
+        return bool(0 < self._file.written < self._begun)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the terminal was closed. It then reads as empty for ever."""
+        poll = select.poll()
+        poll.register(self.fileno, 0)
+        return any(event & (select.POLLHUP | select.POLLNVAL | select.POLLERR) for _, event in poll.poll(0))
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """Return columns and lines from the terminal, not from COLUMNS and LINES, which do not follow a resize."""
+        with contextlib.suppress(OSError):
+            columns, lines = os.get_terminal_size(self._file.fileno())
+            if columns and lines:
+                return columns, lines
+        return NARROW, LOW
+
+    def _run_input_thread(self) -> None:
+        """Decode keys until the end. Textual's decoder is strict, so it begins anew after bytes that are not UTF-8."""
+        while not self.exit_event.is_set():
+            try:
+                self.run_input_thread()
+            except UnicodeDecodeError:
+                continue
+            except OSError:  # EIO: the terminal is gone, which the app notices by itself
+                return
+
+    def _sigcont_application(self, *signal: Any) -> None:
+        """Take the terminal again. After a SIGSTOP from outside, which nothing announces, give it back first."""
+        if self._writer_thread is not None and self._writer_thread.is_alive():
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        super()._sigcont_application(*signal)
