@@ -136,6 +136,37 @@ def test_the_terminal_is_given_back_as_it_was(terminal, state):
     assert "ZeroDivisionError" not in ending  # whoever has called `run` says so
 
 
+def test_nothing_is_asked_whose_answer_the_shell_would_get_and_the_mouse_tells_of_clicks_only(terminal, state):
+    async def story(app):
+        await app.until(lambda: " tree" in terminal.written())
+        terminal.type(b"\x1b[<0;3;7M\x1b[<0;3;7m")  # a click, without a move before it
+        await app.until(lambda: state.view.at == 2)
+
+    lived(state, terminal, story)
+    seen = terminal.written()
+    for refused in ("$p", "\x1b[>", "\x1b]", "\x1b[c", "\x1b[6n", "\x1b[?1003h", "\x1b[?1004h", "\x1b[?1016h"):
+        assert refused not in seen
+
+
+def test_a_sigcont_while_it_ends_does_not_take_the_terminal_again(terminal, state, monkeypatch):
+    """The kernel sends one with the SIGHUP of a terminal that is closed."""
+    before = terminal.mode()
+
+    async def story(app):
+        await app.until(lambda: " tree" in terminal.written())
+        close = app._driver.close
+
+        def continued():
+            os.kill(os.getpid(), signal.SIGCONT)
+            close()
+
+        monkeypatch.setattr(app._driver, "close", continued)
+
+    lived(state, terminal, story)
+    assert terminal.mode() == before
+    assert "\x1b[?1049h" not in terminal.written().partition("\x1b[?1049l")[2]
+
+
 def test_bytes_that_are_no_keys_do_no_harm(terminal, state):
     async def story(app):
         # Not UTF-8; Ctrl-Up, a sequence of nobody's, Alt-x, NUL, Ctrl-A; an arrow in two parts; a key.

@@ -78,7 +78,7 @@ class TopApp(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
-    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+    CSS = "Screen { background: ansi_default; color: ansi_default; overflow: hidden; }"
     # With priority, keys act in the order in which they were pressed, also where the focus moves in between.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(keys, action, priority=True)
@@ -97,7 +97,8 @@ class TopApp(App[None]):
         self.state = state
         self._is_typing = False
         self._timer: Timer | None = None
-        self._title, self._progress, self._phases = Line("reverse"), Line(), Line()
+        self._title = Line("reverse", keeps_end=True)  # the end says the state
+        self._progress, self._phases = Line(), Line()
         self._table = TableView(state.view)
         self._detail, self._filter = Line("dim"), Line()
 
@@ -159,7 +160,8 @@ class TopApp(App[None]):
         if not isinstance(event, events.Key) or event.key in ENDING_KEYS:
             await super().on_event(event)
         elif isinstance(self.screen, Help) and event.key not in ("q", "f10"):
-            self.pop_screen()
+            if not self.screen.scroll_by_key(event.key):
+                self.pop_screen()
         elif self._is_typing:
             self._type(event)
         else:

@@ -35,15 +35,28 @@ target shares, without a request to it, so watching costs it nothing.
 Press any key to go back.
 """
 
+SCROLLING = {
+    "up": "scroll_up", "down": "scroll_down", "pageup": "scroll_page_up", "pagedown": "scroll_page_down",
+    "home": "scroll_home", "end": "scroll_end",
+}  # fmt: skip
+"""Keys that scroll a help that does not fit, and textual's methods for it."""
+
 
 class Help(ModalScreen[None]):
     """The keys and columns, until a click, or a key of the app."""
 
-    CSS = "Help { overflow-y: auto; } Help > Static { width: auto; }"
+    CSS = "Help { overflow: hidden auto; } Help > Static { width: 100%; }"
 
     def compose(self) -> ComposeResult:
         """Yield the text."""
         yield Static(HELP, markup=False)
+
+    def scroll_by_key(self, key: str) -> bool:
+        """Scroll if a key does that and the screen is too small for the help; return whether it was so."""
+        if not self.max_scroll_y or key not in SCROLLING:
+            return False
+        getattr(self, SCROLLING[key])(animate=False)
+        return True
 
     def on_click(self) -> None:
         """Go back."""

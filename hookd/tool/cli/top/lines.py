@@ -21,14 +21,16 @@ class Line(Widget):
 
     Args:
         style: of the whole line, in rich's words.
+        keeps_end: whether it is shortened in its middle instead.
         id: of the widget.
     """
 
     DEFAULT_CSS = "Line { height: 1; }"
 
-    def __init__(self, style: str = "", *, id: str | None = None) -> None:  # noqa: A002  textual's name
+    def __init__(self, style: str = "", *, keeps_end: bool = False, id: str | None = None) -> None:  # noqa: A002  textual's name
         super().__init__(id=id)
         self._style = Style.parse(style)
+        self._keeps_end = keeps_end
         self._left = self._right = ""
 
     def show(self, left: str, right: str = "") -> None:
@@ -42,7 +44,9 @@ class Line(Widget):
         width = self.size.width
         right = f" {self._right}" if self._right and len(self._right) <= width // 3 else ""
         room = width - len(right)
-        left = self._left if len(self._left) <= room else set_cell_size(self._left, max(0, room - 1)) + "…"
+        left = self._left
+        if len(left) > room and not self._keeps_end:
+            left = set_cell_size(left, max(0, room - 1)) + "…"
         return Strip([Segment(fit(left, room) + right, self._style)])
 
 

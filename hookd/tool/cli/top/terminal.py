@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -11,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 from textual.drivers.linux_driver import LinuxDriver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from textual.app import App
 
 NARROW, LOW = 80, 24
 """Size that is assumed if the terminal does not report one."""
+REFUSED = (
+    "\x1b[?2026$p", "\x1b[?2048$p",  # questions: an answer that comes after the end would be typed into the shell
+    "\x1b[?1003h", "\x1b[?1015h",  # each move of the mouse: bytes on a slow line, and 1 ms of a processor each
+    "\x1b[>25u",  # keys as escape codes: after a SIGKILL a shell could not read so much as `reset`
+    "\x1b[?1004h",  # whether the window has the focus: not used
+)  # fmt: skip
+"""What textual writes to a terminal at the start and top does without."""
+POINTER = "\x1b]22;"
+"""Begins a change of the mouse pointer's shape, which textual does not take back at the end."""
 
 
 def is_dumb() -> bool:
@@ -58,9 +70,22 @@ class Driver(LinuxDriver):
         super().__init__(app, **settings)
         self._file: Any = Output()
         self._begun = 0
+        self._is_stopped = True
+
+    def start_application_mode(self) -> None:
+        """Take the terminal. In the background that fails, and the writing thread is not started."""
+        super().start_application_mode()
+        self._is_stopped = self._writer_thread is None or not self._writer_thread.is_alive()
+
+    def stop_application_mode(self) -> None:
+        """Give the terminal back."""
+        self._is_stopped = True
+        super().stop_application_mode()
 
     def write(self, data: str) -> None:
-        """Queue text for the writing thread."""
+        """Queue text for the writing thread, unless it is something that top does without."""
+        if data in REFUSED or data.startswith(POINTER):
+            return
         self._begun += 1
         super().write(data)
 
@@ -94,9 +119,29 @@ class Driver(LinuxDriver):
             except OSError:  # EIO: the terminal is gone, which the app notices by itself
                 return
 
-    def _sigcont_application(self, *signal: Any) -> None:
+    # A signal may interrupt the thread where it holds a lock of the queue or waits for the writing thread. Both are taken
+    # to stop and to start, so that is left to the loop, which after a Ctrl-Z goes on when the process does.
+
+    def _sigtstp_application(self, *_: Any) -> None:
+        """Give the terminal back soon, and stop."""
+        self._soon(self._suspend)
+
+    def _sigcont_application(self, *_: Any) -> None:
+        """Take the terminal again soon."""
+        self._soon(self._resume)
+
+    def _soon(self, act: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            asyncio.get_running_loop().call_soon_threadsafe(act)
+
+    def _suspend(self) -> None:
+        if not self._is_stopped:
+            super()._sigtstp_application()
+
+    def _resume(self) -> None:
         """Take the terminal again. After a SIGSTOP from outside, which nothing announces, give it back first."""
-        if self._writer_thread is not None and self._writer_thread.is_alive():
+        if not self._is_stopped:
             self.suspend_application_mode()
             self._must_signal_resume = True
-        super()._sigcont_application(*signal)
+        if self._must_signal_resume:  # else the app is ending: the kernel sends SIGCONT with SIGHUP
+            super()._sigcont_application()
