@@ -131,6 +131,19 @@ def test_help_covers_the_table_until_a_key(opened):
     assert press(opened, "?", "ctrl+c") == 130
 
 
+def test_a_help_that_does_not_fit_is_scrolled_and_left_by_another_key(opened):
+    def seen(*keys):
+        return "\n".join(shown(opened, 40, 10, ("h", *keys)))
+
+    assert seen().startswith("Up Down PageUp")
+    assert "double-click" in seen()  # the end of a line that is longer than the screen is wide
+    assert seen("down").startswith("move;")
+    assert "Press any key to go back." in seen("end")
+    assert seen("end", "home", "pagedown", "up", "pageup").startswith("Up Down PageUp")
+    assert "(root)" in seen("down", "x")
+    assert opened.view.at == 0
+
+
 def test_a_refresh_behind_the_help_does_no_harm(opened):
     async def story(pilot):
         await pilot.press("h")
@@ -211,6 +224,16 @@ def test_columns_go_by_rank_and_never_wrap(job):
     assert list(fitting(columns, 30)) == ["pid", "run", "rank"]
     assert list(fitting(columns, 12)) == ["run"]
     assert sum(fitting(columns, 60).values()) + len(fitting(columns, 60)) - 1 == 60
+
+
+def test_a_narrow_title_keeps_the_state(opened):
+    assert shown(opened, 40, 10)[0].endswith(": running")
+
+
+def test_the_signal_that_ended_a_target_is_not_cut(job):
+    table = node_table.build([job.target])
+    table.values["state"][0] = "signal SIGSEGV"
+    assert cells.fit(table.cell(0, "state"), table.columns["state"].width) == "SIGSEGV "
 
 
 # Hostile text

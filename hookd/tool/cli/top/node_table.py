@@ -28,12 +28,17 @@ def size(value: float) -> str:
     raise AssertionError
 
 
+def _state(state: str) -> str:
+    """Format a state for a narrow column: SIGKILL, not `signal SIGKILL`."""
+    return safe(state.removeprefix("signal "))
+
+
 COLUMNS = {
     "pid": Column("PID", 7, 1, is_falling=False),
     "run": Column("RUN", 10, 0, safe, is_right=False, is_falling=False),
     "rank": Column("RANK", 4, 2, lambda rank: safe(str(rank)), is_falling=False),
     "user": Column("USER", 6, 6, safe, is_right=False, is_falling=False),
-    "state": Column("STATE", 8, 3, safe, is_right=False, is_falling=False),
+    "state": Column("STATE", 8, 3, _state, is_right=False, is_falling=False),
     "step": Column("STEP", 8, 4),
     "steps_per_s": Column("STEP/S", 6, 5, _rate),
     "step_s": Column("A STEP", 7, 6, output.seconds),
