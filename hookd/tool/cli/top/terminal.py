@@ -74,11 +74,11 @@ class Driver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         """Take the terminal. In the background that fails, and the writing thread is not started."""
-        super().start_application_mode()
+        super().start_application_mode()  # type: ignore[no-untyped-call]
         self._is_stopped = self._writer_thread is None or not self._writer_thread.is_alive()
 
     def stop_application_mode(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._is_stopped = True
         super().stop_application_mode()
 
@@ -123,7 +123,7 @@ class Driver(LinuxDriver):
     # to stop and to start, so that is left to the loop, which after a Ctrl-Z goes on when the process does.
 
     def _sigtstp_application(self, *_: Any) -> None:
-        """Give the terminal back soon, and stop."""
+        """Restore the terminal soon, and stop."""
         self._soon(self._suspend)
 
     def _sigcont_application(self, *_: Any) -> None:
