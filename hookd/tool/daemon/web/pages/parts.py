@@ -56,33 +56,33 @@ def tiles(pairs: Iterable[tuple[str, object]]) -> str:
 # ---- incidents
 
 
-def incidents(told: Sequence[Incident]) -> Iterator[str]:
+def incidents(rows: Sequence[Incident]) -> Iterator[str]:
     """Yield a card for each incident, with all recorded details."""
-    if not told:
+    if not rows:
         yield '<p class="good">None.</p>'
-    for n, one in enumerate(told):
-        yield incident(one, is_first=n < OPEN)
+    for n, row in enumerate(rows):
+        yield incident(row, is_first=n < OPEN)
 
 
-def incident(one: Incident, *, is_first: bool) -> str:
+def incident(row: Incident, *, is_first: bool) -> str:
     """Return the card of one incident, from a target's page or from `detail` in the store."""
-    number = f"#{one['id']} " if one.get("id") is not None else ""
-    when = moment(one["time"]) if isinstance(one.get("time"), (int, float)) else ""
-    where = ", ".join(f"{name} {one[name]}" for name in ("module", "step") if one.get(name) not in (None, ""))
-    details = "".join(_details(one))
+    number = f"#{row['id']} " if row.get("id") is not None else ""
+    when = moment(row["time"]) if isinstance(row.get("time"), (int, float)) else ""
+    where = ", ".join(f"{name} {row[name]}" for name in ("module", "step") if row.get(name) not in (None, ""))
+    details = "".join(_details(row))
     return (
-        f'<div class="card{" first" if one.get("kind") in BORN else ""}"><p><span class="kind">{text(one.get("kind"))}</span>'
+        f'<div class="card{" first" if row.get("kind") in BORN else ""}"><p><span class="kind">{text(row.get("kind"))}</span>'
         f'<span class="soft">{text(number)}{when}{" · " if where else ""}{text(where)}</span></p>'
-        f"<p>{text(one.get('message') or one.get('kind'))}{text(wording.repeated(one))}</p>"
+        f"<p>{text(row.get('message') or row.get('kind'))}{text(wording.repeated(row))}</p>"
         + (f"<details{' open' if is_first else ''}><summary>details</summary>{details}</details>" if details else "")
         + "</div>"
     )
 
 
-def _details(one: Incident) -> Iterator[str]:
+def _details(row: Incident) -> Iterator[str]:
     """Show short values as facts, lists of like objects as tables, everything else as JSON."""
-    rest = {key: value for key, value in one.items() if key not in (*SHOWN, "id") and value not in (None, [], {})}
-    brief = {key: told for key, value in rest.items() if (told := short(value))}
+    rest = {key: value for key, value in row.items() if key not in (*SHOWN, "id") and value not in (None, [], {})}
+    brief = {key: shown for key, value in rest.items() if (shown := short(value))}
     yield facts((_words(key), value) for key, value in brief.items())
     for key, value in rest.items():
         if key in brief:
@@ -116,13 +116,13 @@ def _words(name: str) -> str:
 def marks(report: Report) -> list[plots.Mark]:
     """Return the marks of incidents on the curve, whose steps are counted from the attach."""
     offset = report["step"]["offset"] or 0
-    found = []
-    for one in report["incidents"]:
-        step = one.get("step")
+    drawn = []
+    for row in report["incidents"]:
+        step = row.get("step")
         if isinstance(step, int):
-            counted = step - (offset if one.get("is_step_absolute", report["step"]["is_absolute"]) else 0)
-            found.append(plots.Mark(counted, f"{one.get('kind')}: {one.get('message')}"))
-    return found
+            counted = step - (offset if row.get("is_step_absolute", report["step"]["is_absolute"]) else 0)
+            drawn.append(plots.Mark(counted, f"{row.get('kind')}: {row.get('message')}"))
+    return drawn
 
 
 # ---- a target's numbers
@@ -133,24 +133,24 @@ def curve(report: Report) -> Iterator[str]:
     points = report.get("curve") or []
     yield plots.step_times([plots.Curve("median", 0, points)], marks(report))
     beyond, longest = plots.cut_off(points)
-    told = ["the line shows the median of the steps per point, a bar above it the longest of them"]
+    notes = ["the line shows the median of the steps per point, a bar above it the longest of them"]
     if beyond:
-        told.append(f"at {beyond} points the longest is cut off, {wording.seconds(longest)} at most")
+        notes.append(f"at {beyond} points the longest is cut off, {wording.seconds(longest)} at most")
     if points:
         last, offset = points[-1], report["step"]["offset"]
-        told.append("steps are counted from the attach" + (f", at step {offset} of the run" if offset else ""))
-        told.append(f"the last one ended at {moment(last['time'])}")
-        yield f'<p class="soft">{text("; ".join(told))}.</p>'
+        notes.append("steps are counted from the attach" + (f", at step {offset} of the run" if offset else ""))
+        notes.append(f"the last one ended at {moment(last['time'])}")
+        yield f'<p class="soft">{text("; ".join(notes))}.</p>'
 
 
 def phase_shares(report: Report, step_s: float | None) -> Iterator[str]:
     """Yield a bar of the phases of a step, and its legend."""
-    found = sorted(phases(report), key=lambda one: PHASES.index(one[0]) if one[0] in PHASES else len(PHASES))
-    if not found:
+    shares = sorted(phases(report), key=lambda share: PHASES.index(share[0]) if share[0] in PHASES else len(PHASES))
+    if not shares:
         yield '<p class="soft">The plugin timing is not loaded, or has not sampled a step yet.</p>'
         return
     parts = [
-        (name, share, COLOURS if name == "other" else n % COLOURS) for n, (name, share) in enumerate(found) if share
+        (name, share, COLOURS if name == "other" else n % COLOURS) for n, (name, share) in enumerate(shares) if share
     ]
     yield plots.shares(parts)
     legend = (
@@ -181,7 +181,7 @@ def _module(row: ModuleRow, whole: float) -> list[str]:
     timing, seen = row["metrics"].get("timing", {}), row["metrics"].get("activations", {})
     calls, back = timing.get("forward_calls") or 0, timing.get("backward_calls") or 0
     share = module_seconds(row) / whole if whole and calls else None
-    found = finding(row)
+    trouble = finding(row)
     return [
         text(row["name"] or "(loss)"),
         text(row["type"]),
@@ -192,7 +192,7 @@ def _module(row: ModuleRow, whole: float) -> list[str]:
         plots.bar(share) if share is not None else "",
         *(wording.number(seen.get(name)) for name in ("mean", "std", "min", "max")),
         wording.percent(seen.get("zero_ratio")),
-        f'<span class="bad">{text(found)}</span>' if found else "",
+        f'<span class="bad">{text(trouble)}</span>' if trouble else "",
     ]
 
 
@@ -200,14 +200,14 @@ def plugins(report: Report) -> str:
     """Return a table of the plugins: sampling, cost and settings."""
     rows = [
         [
-            text(one["name"]),
-            text(one["state"] or "-"),
-            text(looks_at(one)),
-            f"{one['errors'] or 0:.0f}",
-            wording.seconds(one["overhead_seconds"]),
-            text(", ".join(f"{key}={value}" for key, value in (one.get("settings") or one["options"]).items())),
+            text(plugin["name"]),
+            text(plugin["state"] or "-"),
+            text(looks_at(plugin)),
+            f"{plugin['errors'] or 0:.0f}",
+            wording.seconds(plugin["overhead_seconds"]),
+            text(", ".join(f"{key}={value}" for key, value in (plugin.get("settings") or plugin["options"]).items())),
         ]
-        for one in report["plugins"]
+        for plugin in report["plugins"]
     ]
     return table((":plugin", "state", "looks at", ">errors", ">time spent", "settings"), rows)
 
@@ -215,8 +215,14 @@ def plugins(report: Report) -> str:
 def threads(report: Report) -> str:
     """Return a table of the threads' positions, now or at the end."""
     rows = [
-        [text(one["name"]), text(one["tid"]), text(one["phase"]), text(one["module"] or "-"), text(one["step"])]
-        for one in report["threads"]
+        [
+            text(thread["name"]),
+            text(thread["tid"]),
+            text(thread["phase"]),
+            text(thread["module"] or "-"),
+            text(thread["step"]),
+        ]
+        for thread in report["threads"]
     ]
     return table(("thread", ">id", "phase", ":module", ">step"), rows)
 
@@ -224,7 +230,7 @@ def threads(report: Report) -> str:
 def logs(report: Report) -> str:
     """Return the last lines of the agent's log."""
     lines = [
-        time.strftime("%H:%M:%S ", time.localtime(one["time"])) + text(one.get("message", one))
-        for one in report["logs"]
+        time.strftime("%H:%M:%S ", time.localtime(line["time"])) + text(line.get("message", line))
+        for line in report["logs"]
     ]
     return f"<pre>{chr(10).join(lines)}</pre>" if lines else '<p class="soft">Nothing.</p>'
