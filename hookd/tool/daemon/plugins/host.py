@@ -135,11 +135,7 @@ class Host:
         An incident counts as delivered even if the call was skipped or has failed.
         """
         return [
-            Caller(
-                f"plugin {plugin.name}",
-                lambda incident, plugin=plugin: plugin.call("incident", incident=incident),
-                store,
-            )  # type: ignore[misc]
+            Caller(f"plugin {plugin.name}", functools.partial(_hand_over, plugin), store)
             for plugin in self.hosted
             if plugin.half.has("incident")
         ]
@@ -202,6 +198,10 @@ def _reading(target: Target) -> Reading:
     claim, counted = target.claim, steps(snapshot) if snapshot is not None else None
     families = snapshot.families if snapshot is not None else ()
     return Reading(claim.run, claim.rank, target.pid, target.state, counted, families)
+
+
+def _hand_over(plugin: Hosted, incident: Mapping[str, Any]) -> None:
+    plugin.call("incident", incident=incident)
 
 
 def _plain_panel(name: str, panel: Panel) -> PanelRow:
