@@ -173,7 +173,7 @@ def _of_median(seconds: float | None, median: float, slowest: float) -> list[obj
         return ["-", None]
     is_slow = seconds > ranks.SLOW * median
     ratio = tag("span", f"{seconds / median:.2f}x", class_="bad" if is_slow else None)
-    return [ratio, Markup(plots.bar(seconds / slowest))]
+    return [ratio, plots.bar(seconds / slowest)]
 
 
 def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
@@ -213,28 +213,24 @@ def _state(rank: Rank, report: Report) -> Iterator[object]:
     seen = {state: value for state, value in report["observed"].items() if value}
     blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
     what, number = counted(report["step"])
-    yield Markup(
-        shared.tiles(
-            (
-                (what, f"{number:,}"),
-                ("a step", wording.seconds(rank.step_s)),
-                ("steps a second", wording.number(rank.rate)),
-                ("hookd's cost", wording.percent(rank.cost)),
-                ("modules observed", f"{seen.get('observed', 0):,.0f}"),
-            )
+    yield shared.tiles(
+        (
+            (what, f"{number:,}"),
+            ("a step", wording.seconds(rank.step_s)),
+            ("steps a second", wording.number(rank.rate)),
+            ("hookd's cost", wording.percent(rank.cost)),
+            ("modules observed", f"{seen.get('observed', 0):,.0f}"),
         )
     )
-    yield from (Markup(part) for part in shared.phase_shares(report, rank.step_s))
+    yield from shared.phase_shares(report, rank.step_s)
     age = row["heartbeat_age_s"]
-    yield Markup(
-        shared.facts(
-            (
-                ("script", row["script"]),
-                ("watched since", f"{moment(row['attached'])} ({row['method']})"),
-                ("Python, torch", f"{row['python']}, {row['torch']}"),
-                ("last event", None if age is None else f"{wording.span(age)} ago"),
-                ("modules not observed", blind),
-            )
+    yield shared.facts(
+        (
+            ("script", row["script"]),
+            ("watched since", f"{moment(row['attached'])} ({row['method']})"),
+            ("Python, torch", f"{row['python']}, {row['torch']}"),
+            ("last event", None if age is None else f"{wording.span(age)} ago"),
+            ("modules not observed", blind),
         )
     )
 
