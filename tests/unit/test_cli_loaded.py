@@ -19,7 +19,7 @@ def test_one_that_cannot_be_carried_hides_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(change, "environment", lambda _pid: THEIRS)  # what an agent answers
     broken, widths = loaded._installed(4711, [tmp_path])
     assert "cannot be found" in broken.refused
-    assert loaded._told_installed(broken, 4711) == (
+    assert loaded._installed_line(broken, 4711) == (
         f"broken 2 is installed in the target, and here is another that cannot be carried: {broken.refused}"
     )
     assert widths.shadowed_by["origin"] == str(tmp_path / "hookd_widths.py")

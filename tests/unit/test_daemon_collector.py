@@ -431,7 +431,7 @@ def test_incidents_of_the_daemon_stand_beside_those_of_the_page_and_a_page_canno
     page = join()
     put(page, "hookd_incidents", "counter", 2, {"kind": "nan"})
     put(page, "hookd_incidents", "counter", 99, {"kind": "hang"})
-    fleet.held[0].told = {"hang": 3}
+    fleet.held[0].reported = {"hang": 3}
     found = scrape()
     assert found[key("hookd_incidents_total", kind="nan")] == 2
     assert found[key("hookd_incidents_total", kind="hang")] == 3

@@ -157,7 +157,7 @@ def test_a_rank_that_stands_is_told_once_with_its_module_phase_and_step_and_agai
     assert samples(node, rank) == {"stands": 0.0, "waits": 0.0}
     node.watch(300)
     assert node.told() == ["hang", "hang_over", "hang"], "it is told again when it hangs again"
-    assert rank.target.told == {"hang": 2, "hang_over": 1}
+    assert rank.target.reported == {"hang": 2, "hang_over": 1}
 
 
 def samples(node, rank):

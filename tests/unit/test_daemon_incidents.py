@@ -150,8 +150,8 @@ def test_what_the_daemon_sees_itself_is_numbered_below_the_end_and_counted_for_t
     assert sorted(row["seq"] for row in store.query()) == [-3, -2, -1, 1]
     store.flush()
     other = IncidentStore.open(tmp_path / "state")
-    assert other.own(TARGET).told == {"hang": 1, "lost": 1, "corrupt": 1}
-    assert other.own((11, 12345, 100)).told == {}
+    assert other.own(TARGET).counts == {"hang": 1, "lost": 1, "corrupt": 1}
+    assert other.own((11, 12345, 100)).counts == {}
     other.close()
 
 
@@ -594,7 +594,7 @@ def test_a_full_disk_is_told_once_and_what_came_meanwhile_is_stored_when_there_i
     assert not store.flush()
     assert store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
     assert not store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
-    assert store.own(TARGET).told == {"lost": 1}
+    assert store.own(TARGET).counts == {"lost": 1}
     assert [row["id"] for row in store.query(kind="lost")] == [None]
     assert len([one for one in caplog.records if "memory only" in one.message]) == 1
     store._ledger._writer.execute("PRAGMA max_page_count = 1000000")

@@ -466,3 +466,11 @@ def test_what_does_not_change_and_what_jumps_can_be_drawn(scene):
 def test_an_axis_has_room_for_what_matters(values, low, top):
     frame = curves._Frame([curves.Line("x", 0, list(enumerate(values)))], is_from_zero=False)
     assert (frame.low, frame.top) == pytest.approx((low, top))
+
+
+def test_a_line_of_fifteen_minutes_is_drawn_to_its_end():
+    """A long list of points is not text that is truncated."""
+    points = [(1000.0 + n * EVERY_S, 0.1 + n % 7) for n in range(450)]
+    drawn = curves.chart("x", [curves.Line("rank 0", 0, points)], str)
+    (line,) = re.findall(r'points="([^"]*)"', drawn)
+    assert len(line.split()) == 450

@@ -80,8 +80,8 @@ def test_no_rule_is_asked_about_a_process_whose_environment_nobody_knows_and_a_p
 
 def test_a_rule_names_itself_by_its_number_and_what_it_asks_for():
     rule = Rule(match="train.py", user="alice", environment={"TEAM": "v*"}, number=2)
-    assert rule.told == "rule 2 (match=train.py, user=alice, TEAM=v*)"
-    assert ASKED_FOR.told == "HOOKD=1 of its environment"
+    assert rule.description == "rule 2 (match=train.py, user=alice, TEAM=v*)"
+    assert ASKED_FOR.description == "HOOKD=1 of its environment"
 
 
 def test_rules_are_read_from_the_file(tmp_path):

@@ -152,7 +152,7 @@ def daemon(host: str | None) -> Check:
     except HookdError as error:
         return Check("daemon", "bad", error.message, error.hint)
     if client is None and (of_root := root_daemon.find()) is not None:
-        return Check("daemon", "note", of_root.told, of_root.hint)
+        return Check("daemon", "note", of_root.description, of_root.hint)
     if client is None:
         return Check("daemon", "note", "none runs: `hookd attach` serves by itself, in the foreground")
     return Check("daemon", "ok", f"answers on {client.path}")

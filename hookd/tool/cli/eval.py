@@ -29,7 +29,7 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
     client = targets.daemon(host)
     if client is None:
         of_root = root_daemon.find()
-        known = "none runs" if of_root is None else of_root.told
+        known = "none runs" if of_root is None else of_root.description
         hint = "Start `hookd serve` with a configuration that has [eval] allow = true."
         raise DaemonNotRunning(f"expressions are evaluated for a daemon only, and {known}", hint=hint)
     answer = client.evaluate(pid, expression, timeout_s)

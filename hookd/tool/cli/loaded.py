@@ -88,10 +88,10 @@ KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overh
 
 def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
     """List the plugins of a target with their current options, and those installed in its own environment."""
-    found = [one for one in report["plugins"] if one["state"] is not None]
+    found = [row for row in report["plugins"] if row["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))
     if as_json:
-        plugins = [cast("LoadedPlugin", {**_source(one), **_chosen(one)}) for one in found]
+        plugins = [cast("LoadedPlugin", {**_source(row), **_chosen(row)}) for row in found]
         data: LoadedPlugins = {
             "pid": report["pid"], "plugins": plugins, "in_target": [its.as_json() for its in there],
         }  # fmt: skip
@@ -99,12 +99,12 @@ def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int
         return 0
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
     output.show(output.fill(table, map(_row, found)))
-    for one in found:
-        for text in trouble(one["name"], one["error"]):
+    for row in found:
+        for text in trouble(row["name"], row["error"]):
             output.say(text)
     for its in there:
         if its.shadowed_by is None or its.shadowed_by["version"] != its.found.get("version"):
-            output.say(_told_installed(its, report["pid"]))
+            output.say(_installed_line(its, report["pid"]))
     output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
     return 0
 
@@ -119,49 +119,49 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[Installed]:
     except (HookdError, OSError):  # it has ended, or its agent belongs to another user or is older
         return
     ours = sources.names(plugin_dirs)
-    for one in found:
-        name = str(one.get("name"))
+    for plugin in found:
+        name = str(plugin.get("name"))
         if name not in ours:
-            yield Installed(one)
+            yield Installed(plugin)
             continue
         try:
             mine = sources.find(name, plugin_dirs)
         except (HookdError, OSError) as exc:  # ours cannot be carried; list the others nevertheless
             refused = exc.message if isinstance(exc, HookdError) else worded(exc)
-            yield Installed(one, {"version": "", "origin": ""}, refused)
+            yield Installed(plugin, {"version": "", "origin": ""}, refused)
         else:
-            yield Installed(one, {"version": mine.version, "origin": mine.origin})
+            yield Installed(plugin, {"version": mine.version, "origin": mine.origin})
 
 
-def _told_installed(one: Installed, pid: int) -> str:
-    name, ours = one.found["name"], one.shadowed_by
-    who = " ".join(filter(None, (str(name), str(one.found.get("version") or ""))))
-    if one.refused:
-        return f"{who} is installed in the target, and here is another that cannot be carried: {one.refused}"
+def _installed_line(plugin: Installed, pid: int) -> str:
+    name, ours = plugin.found["name"], plugin.shadowed_by
+    who = " ".join(filter(None, (str(name), str(plugin.found.get("version") or ""))))
+    if plugin.refused:
+        return f"{who} is installed in the target, and here is another that cannot be carried: {plugin.refused}"
     if ours is None:
         return f"{who} is installed in the target: `hookd plugin enable {pid} {name}` loads it from there"
     mine = " ".join(filter(None, (ours["version"], f"of {ours['origin']}" if ours["origin"] else "")))
     return f"{who} is installed in the target, but is loaded from here: {mine}"
 
 
-def _chosen(one: PluginRow) -> dict[str, object]:
-    return {key: value for key, value in one.items() if key in KEYS}
+def _chosen(row: PluginRow) -> dict[str, object]:
+    return {key: value for key, value in row.items() if key in KEYS}
 
 
-def _source(one: PluginRow) -> dict[str, str | None]:
-    return {key: one["source"].get(key) for key in ("version", "sha256", "origin")}
+def _source(row: PluginRow) -> dict[str, str | None]:
+    return {key: row["source"].get(key) for key in ("version", "sha256", "origin")}
 
 
-def _row(one: PluginRow) -> tuple[str, ...]:
+def _row(row: PluginRow) -> tuple[str, ...]:
     return (
-        one["name"], one["source"].get("version") or "-", one["state"] or "-", str(one["errors"] or 0),
-        output.seconds(one["call_seconds"]), str(one["series"]), *_options(one),
+        row["name"], row["source"].get("version") or "-", row["state"] or "-", str(row["errors"] or 0),
+        output.seconds(row["call_seconds"]), str(row["series"]), *_options(row),
     )  # fmt: skip
 
 
-def _options(one: PluginRow) -> Iterator[str]:
-    rest = {key: value for key, value in one["settings"].items() if key not in one["options"]}
-    for these in (one["options"], rest):
+def _options(row: PluginRow) -> Iterator[str]:
+    rest = {key: value for key, value in row["settings"].items() if key not in row["options"]}
+    for these in (row["options"], rest):
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 

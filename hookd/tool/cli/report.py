@@ -126,9 +126,9 @@ def heading(report: Report) -> Iterator[str]:
         yield f"first reported as: {stuck['message']}"
     yield from ongoing(target.get("ongoing", {}))
     if dropped := target.get("series_dropped"):
-        from hookd.tool.daemon.metrics.selection import told
+        from hookd.tool.daemon.metrics.selection import left_out
 
-        yield told(dropped)
+        yield left_out(dropped)
     if shares := phases(report):
         yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
     seen = {state: count for state, count in report["observed"].items() if count}

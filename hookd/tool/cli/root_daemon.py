@@ -45,7 +45,7 @@ class RootDaemon:
         return {"pid": self.pid, "control": self.control, "url": self.url}
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Its description for a message."""
         where = f"; its page is {self.url}, its metrics {self.url}metrics" if self.url else ""
         return f"root's runs (process {self.pid}, control socket {self.control}) and answers only root{where}"

@@ -148,7 +148,7 @@ def _who_serves(
     if daemon is not None:
         yield f"daemon: {daemon['url']}/metrics"
     elif of_root is not None:
-        yield f"daemon: {of_root.told}. {of_root.hint}"
+        yield f"daemon: {of_root.description}. {of_root.hint}"
     elif not others:
         yield "daemon: none is running (pages are read directly)"
     for server in others:
@@ -158,7 +158,7 @@ def _who_serves(
 
 def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
     """Yield lines with details that do not fit into a table of 80 columns."""
-    from hookd.tool.daemon.metrics.selection import told
+    from hookd.tool.daemon.metrics.selection import left_out
 
     if any("error" not in row and _is_from_attach(row["step"]) for row in rows):
         yield "* counted from the attach: the program's own step number is not known"
@@ -173,7 +173,7 @@ def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
         if row["changed_by"]:
             yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
         if row["series_dropped"]:
-            yield f"{row['pid']}: {told(row['series_dropped'])}"
+            yield f"{row['pid']}: {left_out(row['series_dropped'])}"
         if row["how"]:
             yield f"{row['pid']}: it {row['how']}"
         if row["paused"]:

@@ -64,7 +64,7 @@ class Rule:
     number: int = field(default=0, compare=False)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The rule in words, for a log: its number and its conditions."""
         expected = {"match": self.match, "user": self.user, "cgroup": self.cgroup, **self.environment}
         conditions = ", ".join(f"{name}={value}" for name, value in expected.items() if value is not None)

@@ -150,7 +150,7 @@ class Wanted:
             want.why, want.at = (error.reason, error.message), self._clock() + wait_s
         _log.warning(
             "process %d of user %s: attach by %s failed: %s; again in %g s",
-            want.pid, user_name(want.uid), plain(want.rule.told), error.message, wait_s,
+            want.pid, user_name(want.uid), plain(want.rule.description), error.message, wait_s,
         )  # fmt: skip
 
     def reset(self, pid: int) -> None:

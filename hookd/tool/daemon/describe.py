@@ -36,7 +36,7 @@ def target_row(target: Target) -> TargetRow:
         "heartbeat_age_s": target.heartbeat_age_s(),
         "hang": target.hang,
         "ongoing": target.ongoing if target.ended is None else {},
-        "incidents": target.distinct_incidents() + sum(target.told.values()),
+        "incidents": target.distinct_incidents() + sum(target.reported.values()),
         "script": identity.script,
         "method": identity.method,
         "keep": identity.keep,

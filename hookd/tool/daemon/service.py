@@ -253,7 +253,7 @@ class Service:
             await asyncio.to_thread(self._wanted.failed, want, HookdError(worded(exc), reason="internal"))
         else:
             self._wanted.attached(want)
-            await asyncio.to_thread(audit.attached, answer, f"by {want.rule.told}")
+            await asyncio.to_thread(audit.attached, answer, f"by {want.rule.description}")
         self._turn.set()
         self._watch()
 

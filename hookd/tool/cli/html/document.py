@@ -13,22 +13,26 @@ from hookd.tool.cli.report import of_user, of_world
 from hookd.tool.cli.run_report import SLOW, median_step, of_step, ratio
 from hookd.tool.daemon.web.pages import parts, plots
 from hookd.tool.daemon.web.pages.assets import STYLE, content
+from hookd.tool.daemon.web.pages.html import Markup, table, tag
 from hookd.tool.daemon.web.pages.plots import COLOURS
-from hookd.tool.daemon.web.pages.text import text
 from hookd.tool.reports.reading import counted, paused, state, step_seconds
 from hookd.tool.reports.wording import moment, process_of
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+    from typing import Optional
 
     from hookd.tool.cli.subject import Subject
     from hookd.wire.incident import Incident, IncidentRow
     from hookd.wire.report import Report
 
+    Part = Optional[Markup]
+
 MAX_CURVES = COLOURS
 """Maximum number of ranks whose curves are drawn: the slowest ones."""
+MAX_TITLE = 200
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -53,43 +57,46 @@ def document(subject: Subject) -> str:
     bodies = {"target": _target_page, "run": _run_page, "incident": _incident_page}
     title, body = bodies[subject.kind](subject)
     made = f"made {moment(time.time())} on {socket.gethostname()} by hookd {__version__}"
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<title>{text(title, 200)} · hookd</title><style>{content(STYLE)}</style></head><body>
-{"".join(body)}
-<footer>{text(made)}</footer>
-</body></html>
-"""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title[:MAX_TITLE]} · hookd"),
+        tag("style", Markup(content(STYLE))),
+    )
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', *body, tag('footer', made)), lang='en')}\n"
 
 
-def _target_page(subject: Subject) -> tuple[str, Iterator[str]]:
+def _target_page(subject: Subject) -> tuple[str, Iterator[Part]]:
     report = subject.reports[0]
     run, rank = _run_and_rank(report)
     script = report.get("identity", {}).get("script") or f"process {report['pid']}"
     return f"{script} · {run}, rank {rank}", _target(report)
 
 
-def _target(report: Report) -> Iterator[str]:
+def _target(report: Report) -> Iterator[Part]:
     yield from _heading(report)
-    yield from _section("Incidents", parts.incidents(report["incidents"]))
+    yield _section("Incidents", parts.incidents(report["incidents"]))
     yield from _numbers(report, parts.MAX_MODULES)
-    yield from _section("Threads", [parts.threads(report)])
-    yield from _section("What the agent has logged", [parts.logs(report)])
+    yield _section("Threads", [parts.threads(report)])
+    yield _section("What the agent has logged", [parts.logs(report)])
 
 
-def _heading(report: Report) -> Iterator[str]:
+def _heading(report: Report) -> Iterator[Part]:
     identity, target = report["identity"], report.get("target", {})
     run, rank = _run_and_rank(report)
     is_well = state(report) in ("running", "attached", "exited")
-    yield f"<h1>{text(identity.get('script') or '(no script)')}</h1>"
+    yield tag("h1", identity.get("script") or "(no script)")
     how = f" ({target['reason']})" if target.get("reason") not in (None, state(report)) else ""
-    yield (
-        f"<p>run <b>{text(run)}</b>, rank <b>{text(rank)}</b>{of_world(identity)}, {text(of_user(report))} · "
-        f'<span class="{"good" if is_well else "bad"}">{text(state(report) + how)}</span></p>'
+    yield tag(
+        "p",
+        *("run ", tag("b", run), ", rank ", tag("b", rank), f"{of_world(identity)}, {of_user(report)} · "),
+        tag("span", state(report) + how, class_="good" if is_well else "bad"),
     )
     if why := paused(report):
-        yield f'<p class="bad">{text(why)}</p>'
+        yield tag("p", why, class_="bad")
     yield parts.tiles(
         (
             counted(report["step"]),
@@ -111,77 +118,80 @@ def _heading(report: Report) -> Iterator[str]:
     )
 
 
-def _numbers(report: Report, limit: int) -> Iterator[str]:
+def _numbers(report: Report, limit: int) -> Iterator[Part]:
     """Yield the sections with the measurements of a target."""
-    yield from _section("Time of a step", parts.curve(report))
-    yield from _section("Where a step's time goes", parts.phase_shares(report, step_seconds(report)))
+    yield _section("Time of a step", parts.curve(report))
+    yield _section("Where a step's time goes", parts.phase_shares(report, step_seconds(report)))
     if report["modules"]:
-        yield from _section("Modules", parts.modules(report, limit))
-    yield from _section("Plugins and what they cost", [parts.plugins(report)])
+        yield _section("Modules", parts.modules(report, limit))
+    yield _section("Plugins and what they cost", [parts.plugins(report)])
 
 
-def _run_page(subject: Subject) -> tuple[str, Iterator[str]]:
+def _run_page(subject: Subject) -> tuple[str, Iterator[Part]]:
     return f"run {subject.name}", _run(subject)
 
 
-def _run(subject: Subject) -> Iterator[str]:
+def _run(subject: Subject) -> Iterator[Part]:
     reports = subject.reports
-    yield f"<h1>run {text(subject.name)}</h1>"
+    yield tag("h1", "run ", subject.name)
     if not reports:
-        yield f"<p>None of the ranks of this run{text(subject.whose)} is watched any more; only its stored incidents are shown.</p>"
+        gone = f"None of the ranks of this run{subject.whose} is watched any more; only its stored incidents are shown."
+        yield tag("p", gone)
     else:
         yield from _ranks(reports)
-    yield from _section("Incidents", parts.incidents([_told(row) for row in subject.rows]))
+    yield _section("Incidents", parts.incidents([_as_on_page(row) for row in subject.rows]))
     if reports:
-        yield "<h2>Each rank</h2>"
+        yield tag("h2", "Each rank")
     for report in reports:
-        _, rank = _run_and_rank(report)
-        inner = "".join([*_heading(report), *_numbers(report, 20)])
-        yield f'<details class="card"><summary>rank {text(rank)}, process {report["pid"]}</summary>{inner}</details>'
+        summary = tag("summary", f"rank {_run_and_rank(report)[1]}, process {report['pid']}")
+        yield tag("details", summary, *_heading(report), *_numbers(report, 20), class_="card")
 
 
-def _ranks(reports: Sequence[Report]) -> Iterator[str]:
+def _ranks(reports: Sequence[Report]) -> Iterator[Part]:
     """Yield the comparison of the ranks: a table, and their curves in one picture."""
     median = median_step(reports)
-    slowest = max((step_seconds(one) or 0 for one in reports), default=0.0)
+    slowest = max((step_seconds(report) or 0 for report in reports), default=0.0)
     yield parts.tiles(
         (
             ("ranks here", len(reports)),
             ("a step, median of ranks", output.seconds(median)),
             ("the slowest", ratio(slowest, median)),
-            ("incidents", sum(len(one["incidents"]) for one in reports)),
+            ("incidents", sum(len(report["incidents"]) for report in reports)),
         )
     )
     head = (">rank", ">pid", "state", ">step", ">a step", ">of median", "", ">forward", ">data", ">hookd's cost",
             ">incidents")  # fmt: skip
-    yield from _section("Ranks", [parts.table(head, [_rank_cells(one, median, slowest) for one in reports])])
-    drawn = sorted(sorted(reports, key=lambda one: step_seconds(one) or 0, reverse=True)[:MAX_CURVES], key=_rank_order)
-    curves = [plots.Curve(f"rank {_run_and_rank(one)[1]}", n, one.get("curve") or []) for n, one in enumerate(drawn)]
-    legend = "".join(f'<li><i class="c{one.colour}"></i>{text(one.label)}</li>' for one in curves)
+    yield _section("Ranks", [table("Ranks", head, [_rank_cells(report, median, slowest) for report in reports])])
+    longest = sorted(reports, key=lambda report: step_seconds(report) or 0, reverse=True)
+    drawn = sorted(longest[:MAX_CURVES], key=_rank_order)
+    curves = [
+        plots.Curve(f"rank {_run_and_rank(report)[1]}", n, report.get("curve") or []) for n, report in enumerate(drawn)
+    ]
+    legend = [tag("li", tag("i", class_=f"c{curve.colour}"), curve.label) for curve in curves]
     left_out = f" The {MAX_CURVES} slowest of {len(reports)} are drawn." if len(reports) > len(drawn) else ""
-    yield from _section(
+    note = f"Medians; steps are counted from the attach of each rank.{left_out}"
+    yield _section(
         "Time of a step",
-        [plots.step_times(curves), f'<ul class="legend">{legend}</ul>',
-         f'<p class="soft">Medians; steps are counted from the attach of each rank.{left_out}</p>'],
-    )  # fmt: skip
+        [plots.step_times(curves), tag("ul", *legend, class_="legend"), tag("p", note, class_="soft")],
+    )
 
 
-def _rank_cells(report: Report, median: float | None, slowest: float) -> list[str]:
+def _rank_cells(report: Report, median: float | None, slowest: float) -> list[object]:
     seconds = step_seconds(report)
     is_slow = bool(seconds and median and seconds > SLOW * median)
-    of_median = text(ratio(seconds, median))
+    of_median = ratio(seconds, median)
     return [
-        text(_run_and_rank(report)[1]),
-        text(report["pid"]),
-        text(state(report)),
-        text(report["step"]["current"]),
+        _run_and_rank(report)[1],
+        report["pid"],
+        state(report),
+        report["step"]["current"],
         output.seconds(seconds),
-        f'<span class="bad">{of_median}</span>' if is_slow else of_median,
+        tag("span", of_median, class_="bad") if is_slow else of_median,
         plots.bar(seconds / slowest) if seconds and slowest else "",
         output.seconds(of_step(report, "forward")),
         output.seconds(of_step(report, "data")),
         output.percent(report["overhead"]["ratio"]),
-        text(len(report["incidents"])),
+        len(report["incidents"]),
     ]
 
 
@@ -190,33 +200,31 @@ def _rank_order(report: Report) -> tuple[int, str]:
     return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
 
-def _incident_page(subject: Subject) -> tuple[str, Iterator[str]]:
+def _incident_page(subject: Subject) -> tuple[str, Iterator[Part]]:
     row = subject.rows[0]
     return f"incident #{row['id']}: {row['kind']}", _incident(subject)
 
 
-def _incident(subject: Subject) -> Iterator[str]:
+def _incident(subject: Subject) -> Iterator[Part]:
     row = subject.rows[0]
-    yield f"<h1>incident #{row['id']}: {text(row['kind'])}</h1>"
-    yield f"<p>run <b>{text(row['run'])}</b>, rank <b>{text(row['rank'])}</b>, {text(process_of(row))}</p>"
-    yield from _section("What happened", [parts.incident(_told(row), is_first=True)])
+    yield tag("h1", f"incident #{row['id']}: {row['kind']}")
+    yield tag("p", "run ", tag("b", row["run"]), ", rank ", tag("b", row["rank"]), f", {process_of(row)}")
+    yield _section("What happened", [parts.incident(_as_on_page(row), is_first=True)])
     for report in subject.reports:
-        yield "<h2>Its process, as it is now</h2>"
+        yield tag("h2", "Its process, as it is now")
         yield from _heading(report)
         yield from _numbers(report, parts.MAX_MODULES)
 
 
-def _told(row: IncidentRow) -> Incident:
+def _as_on_page(row: IncidentRow) -> Incident:
     """Return a row as an incident of a page, with its rank and process."""
     names = ("id", "time", "kind", "message", "module", "step", "count", "last")
     shown = {name: value for name, value in row.items() if name in names}
     return cast("Incident", {**row["detail"], **shown, "rank": row["rank"], "process": row["pid"]})
 
 
-def _section(title: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:
-    yield f"<section><h2>{title}</h2>"
-    yield from body
-    yield "</section>"
+def _section(title: str, body: Iterable[Part]) -> Markup:
+    return tag("section", tag("h2", title), *body)
 
 
 def _run_and_rank(report: Report) -> tuple[object, object]:

@@ -484,7 +484,7 @@ class Fleet:
 
         The process continues.
         """
-        if target.ended is not None and not target.told.get("corrupt"):
+        if target.ended is not None and not target.reported.get("corrupt"):
             message = f"the page of process {target.pid} {_UNREAD.get(target.ended.reason, _UNREAD['corrupt'])}"
             self.tell(target, "corrupt", message, reason=target.ended.reason)
 
@@ -493,8 +493,8 @@ class Fleet:
 
         These are earlier daemons, and others that run now.
         """
-        told, target.ongoing = self.store.own(self._key(target))
-        target.told |= {kind: max(count, target.told.get(kind, 0)) for kind, count in told.items()}
+        counts, target.ongoing = self.store.own(self._key(target))
+        target.reported |= {kind: max(count, target.reported.get(kind, 0)) for kind, count in counts.items()}
 
     def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
         """Log an incident that the daemon itself has seen.
@@ -514,7 +514,7 @@ class Fleet:
         if is_new is None:
             return
         if is_new:
-            target.told[kind] = target.told.get(kind, 0) + 1
+            target.reported[kind] = target.reported.get(kind, 0) + 1
         elif "seq" in fields:
             return  # the end: already known
         if isinstance(target, Target):

@@ -66,7 +66,7 @@ class Held:
     wanted: str = ""
     launcher: int = 0
     meeting: str = ""
-    told: dict[str, int] = field(default_factory=dict, compare=False)
+    reported: dict[str, int] = field(default_factory=dict, compare=False)
     herald: Herald = field(default_factory=Herald, compare=False)
 
     @classmethod
@@ -100,7 +100,7 @@ class Held:
 
     def as_json(self) -> dict[str, object]:
         """Return the note as JSON."""
-        noted = {key: value for key, value in vars(self).items() if key not in ("told", "herald")}
+        noted = {key: value for key, value in vars(self).items() if key not in ("reported", "herald")}
         return {**noted, "offset": proc.boot_offset_ticks(os.getpid())}
 
     @property

@@ -107,7 +107,7 @@ class Target:
         incidents_stored: the highest number of an incident of its page that was read.
         repairs: number of the store's repairs for which `incidents_stored` holds.
         incidents_dropped: number of its incidents beyond the limits, see `admission`.
-        told: by kind, the number of incidents that daemons themselves have seen, see `Fleet.tell`.
+        reported: by kind, the number of incidents that daemons themselves have seen, see `Fleet.tell`.
         ongoing: by kind, time and message of incidents that are not over; replaced, never changed.
         hang: while it hangs, where it stands and which rank waits for which (`hookd.tool.daemon.watch.hangs`); replaced, never
             changed.
@@ -127,7 +127,7 @@ class Target:
         self.incidents_stored = 0
         self.repairs = 0
         self.incidents_dropped = 0
-        self.told: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
         self.ongoing: dict[str, Ongoing] = {}
         self.hang: Hang | None = None
         self.herald = Herald(clock)

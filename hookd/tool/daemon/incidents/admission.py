@@ -105,7 +105,7 @@ class _Loss:
         first, last: unix seconds.
         number: under which the store has the incident that says so; 0: it does not yet.
         changed: monotonic seconds of the last one.
-        told, logged: how many the store and the log have been told of.
+        stored, logged: how many the store and the log have been given.
         written: monotonic seconds of when the store was.
     """
 
@@ -115,7 +115,7 @@ class _Loss:
     count: int = 0
     number: int = 0
     changed: float = 0.0
-    told: int = 0
+    stored: int = 0
     written: float = float("-inf")
     logged: int = 0
 
@@ -191,9 +191,9 @@ class Admission:
         with self._lock:
             self._log(now)
             for scope, loss in list(self._losses.items()):
-                if loss.count > loss.told and (is_last or now - loss.written >= SUM_UP_S):
+                if loss.count > loss.stored and (is_last or now - loss.written >= SUM_UP_S):
                     self._write(scope, loss, now)
-                if loss.count == loss.logged == loss.told and now - loss.changed >= LOG_S:
+                if loss.count == loss.logged == loss.stored and now - loss.changed >= LOG_S:
                     del self._losses[scope]
             for scope in [one for one, bucket in self._buckets.items() if bucket.left(now) >= LIMITS[one.level].burst]:
                 del self._buckets[scope]
@@ -202,12 +202,10 @@ class Admission:
 
     def _bounded(self, source: Source, incident: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the incident, with the kind OTHER if there are too many kinds."""
-        told = str(incident.get("kind", ""))
-        kind = self.kinds.bounded(source.owner, source.process, told)
+        own = str(incident.get("kind", ""))
+        kind = self.kinds.bounded(source.owner, source.process, own)
         return (
-            incident
-            if kind == told
-            else {**incident, "kind": kind, "message": f"{told}: {incident.get('message', '')}"}
+            incident if kind == own else {**incident, "kind": kind, "message": f"{own}: {incident.get('message', '')}"}
         )
 
     def _remember(self, name: tuple[object, ...]) -> None:
@@ -257,7 +255,7 @@ class Admission:
             "dropped": loss.count,
         }  # fmt: skip
         self._store.replace(process, claim.run, claim.rank, incident, owner=loss.source.owner)
-        loss.told, loss.written = loss.count, now
+        loss.stored, loss.written = loss.count, now
 
 
 def _scopes(source: Source, *, is_own: bool) -> Iterator[Scope]:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 @dataclass
 class _Window:
     began: float
-    told: int = 0
+    lines: int = 0
     held: int = 0
 
 
@@ -51,8 +51,8 @@ class Herald:
             if len(self._windows) >= KINDS and kind not in self._windows:
                 kind = "other kinds"
             window = self._windows.setdefault(kind, _Window(now))
-            if window.told < LINES:
-                window.told += 1
+            if window.lines < LINES:
+                window.lines += 1
                 _log.warning("%s", line(target, incident))
             else:
                 window.held += 1

@@ -80,11 +80,11 @@ class Own(NamedTuple):
     """The incidents of one target that daemons have reported themselves.
 
     Attributes:
-        told: the number of incidents, by kind.
+        counts: the number of incidents, by kind.
         ongoing: `time` and `message` of those that have not ended, by kind; without the target's end.
     """
 
-    told: dict[str, int]
+    counts: dict[str, int]
     ongoing: dict[str, Ongoing]
 
 
@@ -151,7 +151,7 @@ class IncidentStore:
     def seen(self, target: tuple[int, int, int]) -> int:
         """Return the highest number on the page of a target that is stored, 0 if none is."""
         asked = (self._boot, *target)
-        found = self._ledger.read(lambda one: one.execute(_SEEN, asked).fetchone()[0], None)
+        found = self._ledger.read(lambda database: database.execute(_SEEN, asked).fetchone()[0], None)
         return max(0, found or 0)
 
     def free_number(self, target: tuple[int, int, int]) -> int:
@@ -178,27 +178,27 @@ class IncidentStore:
         """
         with self._telling:  # only one thread at a time allocates numbers
             own = self._own(target)
-            known = _told_as(incident, own)
+            known = _reported_as(incident, own)
             number = min([END, *own]) - 1 if known is None else known
             self._put(self._row(target, run, rank, {**incident, "seq": incident.get("seq", number)}, owner))
         return known is None
 
     def own(self, target: tuple[int, int, int]) -> Own:
         """Summarize the incidents of a target that this and other daemons have reported themselves."""
-        told: dict[str, int] = {}
+        counts: dict[str, int] = {}
         ongoing: dict[str, Ongoing] = {}
         for number, own in sorted(self._own(target).items(), reverse=True):  # in the order of their reports
             kind = own["kind"]
-            told[kind] = told.get(kind, 0) + 1
+            counts[kind] = counts.get(kind, 0) + 1
             if kind.endswith(OVER):
                 ongoing.pop(kind.removesuffix(OVER), None)
             elif number != END and kind != DROPPED:
                 ongoing[kind] = {"time": own["time"], "message": own["message"]}
-        return Own(told, ongoing)
+        return Own(counts, ongoing)
 
     def prune(self, before: float) -> None:
         """Delete incidents older than `before`, in unix seconds, including those that are not written yet."""
-        waiting = {name for name, one in self._ledger.waiting().items() if one.row and one.row["last"] < before}
+        waiting = {name for name, write in self._ledger.waiting().items() if write.row and write.row["last"] < before}
         self._ledger.drop(waiting.__contains__)
         old = ("DELETE FROM incidents WHERE last < ?", (before,))
         self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
@@ -221,7 +221,7 @@ class IncidentStore:
         if ("dismissed", pid, start) in waiting or ("recalled", pid) in waiting:
             return ("dismissed", pid, start) in waiting
         asked = (self._boot, pid, start)
-        return self._ledger.read(lambda one: one.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
+        return self._ledger.read(lambda database: database.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
 
     def delivered(self, receiver: str, incidents: Iterable[Mapping[str, Any]]) -> None:
         """Record that a receiver does not need these incidents again."""
@@ -242,11 +242,11 @@ class IncidentStore:
             of: limits the result to these processes, by pid and start ticks.
             wanted: the other arguments of `rows.query`.
         """
-        processes = None if of is None else [(self._boot, *one) for one in of]
+        processes = None if of is None else [(self._boot, *process) for process in of]
         self.flush(ANSWER_S)
         waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
         nothing: list[IncidentRow] = []
-        stored = self._ledger.read(lambda one: query(one, processes=processes, **wanted), nothing)
+        stored = self._ledger.read(lambda database: query(database, processes=processes, **wanted), nothing)
         if not waiting:
             return stored
         found = {key(row): row for row in stored}
@@ -269,7 +269,9 @@ class IncidentStore:
         """Return incidents in the file that a receiver has not got yet, the oldest first; owners have equal shares."""
         self.flush(ANSWER_S)
         waiting = self._ledger.waiting()
-        found: list[Any] = self._ledger.read(lambda one: one.execute(_UNDELIVERED, (receiver, limit)).fetchall(), [])
+        found: list[Any] = self._ledger.read(
+            lambda database: database.execute(_UNDELIVERED, (receiver, limit)).fetchall(), []
+        )
         return named(row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
@@ -293,7 +295,7 @@ class IncidentStore:
         self._ledger.put({key(row): self._write(row, *more)})
 
     def _write(self, row: StoredIncident, *more: tuple[str, tuple[Any, ...]]) -> Write:
-        notices = [(_NOTICE, (one.name, *key(row))) for one in self._receivers if one.wants(row)]
+        notices = [(_NOTICE, (receiver.name, *key(row))) for receiver in self._receivers if receiver.wants(row)]
         return Write([*more, *notices], row)
 
     def _waiting(self) -> list[StoredIncident]:
@@ -306,7 +308,7 @@ class IncidentStore:
         own: dict[int, _OwnIncident] = {
             row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0
         }
-        rows: list[Any] = self._ledger.read(lambda one: one.execute(_OWN, of).fetchall(), [])
+        rows: list[Any] = self._ledger.read(lambda database: database.execute(_OWN, of).fetchall(), [])
         return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
 
     def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
@@ -320,8 +322,8 @@ class IncidentStore:
         ]
 
         def tell() -> None:
-            told = named(row for _, row in news)
-            for (receiver, _), row in zip(news, told, strict=True):
+            rows = named(row for _, row in news)
+            for (receiver, _), row in zip(news, rows, strict=True):
                 try:
                     receiver.receive({**row, "id": self._number(row)})
                 except Exception:  # noqa: BLE001  a failing receiver must not stop the store
@@ -332,7 +334,7 @@ class IncidentStore:
     def _whole(self, row: StoredIncident) -> tuple[StoredIncident, bool]:
         """Return a row merged with the one in the file, and whether its count has gained a digit."""
         sql = f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE {_IS}"  # noqa: S608  ours
-        found: Any = self._ledger.read(lambda one: one.execute(sql, key(row)).fetchone(), None)
+        found: Any = self._ledger.read(lambda database: database.execute(sql, key(row)).fetchone(), None)
         old = None if found is None else row_of(found)
         if old is None or row["seq"] < 0 or row["last_seq"] <= old["last_seq"]:
             return row, False
@@ -340,21 +342,21 @@ class IncidentStore:
         return whole, len(str(whole["count"])) > len(str(old["count"]))
 
     def _number(self, row: Mapping[str, Any]) -> int | None:
-        found = self._ledger.read(lambda one: one.execute(_NUMBER, key(row)).fetchone(), None)
+        found = self._ledger.read(lambda database: database.execute(_NUMBER, key(row)).fetchone(), None)
         return None if found is None else int(found[0])
 
     def _was_noticed(self, receiver: Receiver, row: Mapping[str, Any]) -> bool:
         asked = (receiver.name, *key(row))
-        return self._ledger.read(lambda one: one.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
+        return self._ledger.read(lambda database: database.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
 
 
-def _told_as(incident: Mapping[str, Any], own: Mapping[int, _OwnIncident]) -> int | None:
+def _reported_as(incident: Mapping[str, Any], own: Mapping[int, _OwnIncident]) -> int | None:
     """Return the number under which an incident is reported already: its own, or the last one of its kind."""
     if "seq" in incident:
         number: int = incident["seq"]
         return number if number in own else None
     lasting = str(incident["kind"]).removesuffix(OVER)
-    words = [number for number, one in own.items() if one["kind"] in (lasting, lasting + OVER)]
+    words = [number for number, row in own.items() if row["kind"] in (lasting, lasting + OVER)]
     return min(words) if words and own[min(words)]["kind"] == incident["kind"] else None
 
 

@@ -246,16 +246,16 @@ def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, 
         "instance": instance,
         "url": url,
         "labels": dict(labels),
-        "incidents": [_told(incident) for incident in incidents[:MAX_INCIDENTS]],
+        "incidents": [_fields_of(incident) for incident in incidents[:MAX_INCIDENTS]],
         "truncated": max(0, len(incidents) - MAX_INCIDENTS),
     }
     return json.dumps(body).encode()
 
 
-def _told(incident: Mapping[str, Any]) -> dict[str, object]:
+def _fields_of(incident: Mapping[str, Any]) -> dict[str, object]:
     # The texts come from the target: `plain` removes control characters.
-    told = {name: plain(value) if isinstance(value := incident[name], str) else value for name in _FIELDS}
-    return told if incident["id"] is None else {**told, "command": f"hookd report '#{incident['id']}'"}
+    fields = {name: plain(value) if isinstance(value := incident[name], str) else value for name in _FIELDS}
+    return fields if incident["id"] is None else {**fields, "command": f"hookd report '#{incident['id']}'"}
 
 
 def _news(incident: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from hookd.tool.daemon.fleet.targets import STATES
 from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.kinds import Kinds
 from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
-from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, told
+from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
 from hookd.version import __version__
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class FleetCollector:
         of_pages = [family for family in merged.of_pages.values() if family.parts]
         return [*own, *merged.own.values(), *of_pages, *self._more(merged.is_free)]
 
-    def told(self) -> dict[str, float | None]:
+    def facts(self) -> dict[str, float | None]:
         """Return facts for people: the seconds of the last scrape, and the numbers of attaches done and refused."""
         attached, refused = self._tally.sums()
         return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
@@ -231,7 +231,7 @@ class TargetSeries:
         self.claim = target.claim
         self.standard = {"run": self.claim.run, "rank": self.claim.rank}
         self._refused = 0
-        self._told = 0
+        self._warned_of = 0
 
     def add_to(self, merged: _Merged, now: float, most: int) -> None:
         """Add all families of this target, with at most `most` lines of its page."""
@@ -257,7 +257,7 @@ class TargetSeries:
             else:
                 refused += len(indexes)
         self._refused = max(self._refused, refused)
-        if counts := {**counts, **target.told}:
+        if counts := {**counts, **target.reported}:
             samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
             merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", samples))
         merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
@@ -284,9 +284,9 @@ class TargetSeries:
     def _tell_dropped(self) -> None:
         """Log that series are left out, because a person who misses a series looks at the log next."""
         # Once per doubling: the modules of a model appear one after another.
-        if self._selection.dropped > 2 * self._told:
-            self._told = self._selection.dropped
-            _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), told(self._told))
+        if self._selection.dropped > 2 * self._warned_of:
+            self._warned_of = self._selection.dropped
+            _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), left_out(self._warned_of))
 
     def _add_state(self, merged: _Merged) -> None:
         target, identity = self._target, self._target.identity

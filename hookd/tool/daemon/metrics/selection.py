@@ -147,7 +147,7 @@ class Selection:
         return {name: s * (INCUMBENT if name in self._chosen else 1.0) for name, s in cost.items() if s > 0}
 
 
-def told(dropped: int) -> str:
+def left_out(dropped: int) -> str:
     """Return the message that series are left out, and how to serve them."""
     return (
         f"{dropped} series are not on /metrics (`hookd report` has them): HOOKD_DETAIL=all where it is served, or"

@@ -58,7 +58,7 @@ class Host:
         self.hosted = tuple(hosted)
         self._clock = clock
         self._known: dict[Target, Reading] = {}
-        self._ever: dict[str, set[tuple[str, ...]]] = {one.name: set() for one in hosted}
+        self._ever: dict[str, set[tuple[str, ...]]] = {plugin.name: set() for plugin in hosted}
         self._dropped = dict.fromkeys(self._ever, 0)
         self._collected: dict[str, tuple[float, Collected]] = {}
         self._panels: dict[str, tuple[float, PanelRow]] = {}
@@ -72,22 +72,22 @@ class Host:
         """
         if not self.hosted:
             return
-        for one in self.hosted:
-            one.look()
+        for plugin in self.hosted:
+            plugin.look()
         readings = {target: _reading(target) for target in targets if target.ended is None}
         self._tell_changes(readings, {target: target.ended.reason for target in targets if target.ended is not None})
         runs: dict[str, list[Reading]] = {}
         for reading in readings.values():
             runs.setdefault(reading.run, []).append(reading)
-        for one in self.hosted:
-            self._ask(one, "collect", one.every_s, lambda one=one: self._ask_collect(one, runs))  # type: ignore[misc]
-            self._ask(one, "web_panel", PANEL_EVERY_S, lambda one=one: self._ask_panel(one, runs))  # type: ignore[misc]
+        for plugin in self.hosted:
+            self._ask(plugin, "collect", plugin.every_s, lambda plugin=plugin: self._ask_collect(plugin, runs))  # type: ignore[misc]
+            self._ask(plugin, "web_panel", PANEL_EVERY_S, lambda plugin=plugin: self._ask_panel(plugin, runs))  # type: ignore[misc]
 
-    def _ask(self, one: Hosted, hook: str, every_s: float, ask: Callable[[], Job | None]) -> None:
+    def _ask(self, plugin: Hosted, hook: str, every_s: float, ask: Callable[[], Job | None]) -> None:
         """Request a periodic hook, if it is due and its last call has returned."""
-        job, at = self._asked.get((one.name, hook), (None, -every_s))
-        if hook in one.hooks and (job is None or job.done.is_set()) and self._clock() - at >= every_s:
-            self._asked[one.name, hook] = (ask(), self._clock())
+        job, at = self._asked.get((plugin.name, hook), (None, -every_s))
+        if hook in plugin.hooks and (job is None or job.done.is_set()) and self._clock() - at >= every_s:
+            self._asked[plugin.name, hook] = (ask(), self._clock())
 
     def _tell_changes(self, readings: Mapping[Target, Reading], ended: Mapping[Target, str]) -> None:
         for target, reading in readings.items():
@@ -99,24 +99,24 @@ class Host:
         self._known = dict(readings)
 
     def _tell(self, hook: str, **arguments: Any) -> None:
-        for one in self.hosted:
-            one.ask(hook, rounds=[dict(arguments)])
+        for plugin in self.hosted:
+            plugin.ask(hook, rounds=[dict(arguments)])
 
-    def _ask_collect(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
+    def _ask_collect(self, plugin: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
         """Request `collect` for all runs; the metrics are served once the last run is done."""
         room = [MAX_SERIES]  # shared by all runs
-        by_run = {run: Metrics(one.name, self._ever[one.name], room) for run in runs}
+        by_run = {run: Metrics(plugin.name, self._ever[plugin.name], room) for run in runs}
         rounds = [{"run": run, "ranks": ranks, "metrics": by_run[run]} for run, ranks in runs.items()]
-        return one.ask("collect", functools.partial(self._keep, one, by_run), rounds=rounds)
+        return plugin.ask("collect", functools.partial(self._keep, plugin, by_run), rounds=rounds)
 
-    def _keep(self, one: Hosted, by_run: Mapping[str, Metrics], _results: list[object]) -> None:
+    def _keep(self, plugin: Hosted, by_run: Mapping[str, Metrics], _results: list[object]) -> None:
         collected = [(run, family) for run, metrics in by_run.items() for family in metrics.told.values()]
         with self._lock:
-            self._dropped[one.name] += sum(metrics.dropped for metrics in by_run.values())
-            self._collected[one.name] = (self._clock() + one.every_s + FRESH_S, collected)
+            self._dropped[plugin.name] += sum(metrics.dropped for metrics in by_run.values())
+            self._collected[plugin.name] = (self._clock() + plugin.every_s + FRESH_S, collected)
 
-    def _ask_panel(self, one: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
-        return one.ask("web_panel", functools.partial(self._keep_panel, one.name), rounds=[{"runs": runs}])
+    def _ask_panel(self, plugin: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
+        return plugin.ask("web_panel", functools.partial(self._keep_panel, plugin.name), rounds=[{"runs": runs}])
 
     def _keep_panel(self, name: str, results: list[object]) -> None:
         (panel,) = results
@@ -135,9 +135,9 @@ class Host:
         An incident counts as delivered even if the call was skipped or has failed.
         """
         return [
-            Caller(f"plugin {one.name}", lambda incident, one=one: one.call("incident", incident=incident), store)  # type: ignore[misc]
-            for one in self.hosted
-            if one.half.has("incident")
+            Caller(f"plugin {plugin.name}", functools.partial(_hand_over, plugin), store)
+            for plugin in self.hosted
+            if plugin.half.has("incident")
         ]
 
     def panels(self) -> list[PanelRow]:
@@ -148,7 +148,7 @@ class Host:
     def rows(self) -> list[DaemonPluginRow]:
         """Return a description of each plugin."""
         with self._lock:
-            return [{**one.row(), "series_dropped": self._dropped[one.name]} for one in self.hosted]
+            return [{**plugin.row(), "series_dropped": self._dropped[plugin.name]} for plugin in self.hosted]
 
     def families(self, is_free: Callable[[str, str], bool]) -> Iterator[Metric]:
         """Yield the last metrics of the plugins, and the metrics about them, without waiting for a plugin.
@@ -178,19 +178,19 @@ class Host:
         states = GaugeMetricFamily(*_STATE, labels=["plugin", "state"])
         seconds = CounterMetricFamily(*_SECONDS, labels=["plugin"])
         drops = CounterMetricFamily(*_DROPPED, labels=["plugin"])
-        for one in self.hosted:
-            for hook in sorted({*one.hooks, *one.errors}):
-                errors.add_metric([one.name, hook], one.errors[hook])
+        for plugin in self.hosted:
+            for hook in sorted({*plugin.hooks, *plugin.errors}):
+                errors.add_metric([plugin.name, hook], plugin.errors[hook])
             for state in STATES:
-                states.add_metric([one.name, state], float(one.state == state))
-            seconds.add_metric([one.name], one.seconds)
-            drops.add_metric([one.name], self._dropped[one.name])
+                states.add_metric([plugin.name, state], float(plugin.state == state))
+            seconds.add_metric([plugin.name], plugin.seconds)
+            drops.add_metric([plugin.name], self._dropped[plugin.name])
         yield from (errors, states, seconds, drops)
 
     def close(self) -> None:
         """Close all plugins; blocks for at most two seconds each."""
-        for one in self.hosted:
-            one.close()
+        for plugin in self.hosted:
+            plugin.close()
 
 
 def _reading(target: Target) -> Reading:
@@ -198,6 +198,10 @@ def _reading(target: Target) -> Reading:
     claim, counted = target.claim, steps(snapshot) if snapshot is not None else None
     families = snapshot.families if snapshot is not None else ()
     return Reading(claim.run, claim.rank, target.pid, target.state, counted, families)
+
+
+def _hand_over(plugin: Hosted, incident: Mapping[str, Any]) -> None:
+    plugin.call("incident", incident=incident)
 
 
 def _plain_panel(name: str, panel: Panel) -> PanelRow:

@@ -95,12 +95,12 @@ class Drift:
         groups: dict[tuple[str, float], list[Target]] = {}
         last: dict[Target, dict[float, Checksums]] = {}
         for run, members in ranks.by_run(targets).items():
-            for one in members:
-                if own := self._keep(one):
-                    last[one] = own
-                    groups.setdefault((run, next(reversed(own.values())).layout), []).append(one)
+            for target in members:
+                if own := self._keep(target):
+                    last[target] = own
+                    groups.setdefault((run, next(reversed(own.values())).layout), []).append(target)
         self._last = last
-        self._is_odd = {one: is_odd for one, is_odd in self._is_odd.items() if one in last}
+        self._is_odd = {target: is_odd for target, is_odd in self._is_odd.items() if target in last}
         self._groups = {key: self._group(key, members) for key, members in groups.items() if len(members) > 1}
         for group in self._groups.values():
             self._compare(group)
@@ -110,9 +110,9 @@ class Drift:
         known = self._is_odd.get(target)
         return () if known is None else (Sample(DIVERGED, {}, float(known)),)
 
-    def _keep(self, one: Target) -> dict[float, Checksums]:
+    def _keep(self, target: Target) -> dict[float, Checksums]:
         """Return the last checksums of a rank with its current layout, by mark, the newest last."""
-        newest, before = checksums_of(one), self._last.get(one, {})
+        newest, before = checksums_of(target), self._last.get(target, {})
         if newest is None:  # the plugin is just writing it
             return before
         kept = {mark: old for mark, old in before.items() if old.layout == newest.layout}
@@ -127,15 +127,15 @@ class Drift:
         return known if known is not None and known.members == tuple(members) else _Group(members)
 
     def _compare(self, group: _Group) -> None:
-        common = set.intersection(*(set(self._last[one]) for one in group.members))
+        common = set.intersection(*(set(self._last[target]) for target in group.members))
         if not common or (max(common) == group.compared and not (0 < group.seen < SURE)):
             return
         group.compared = max(common)
-        at = {one: self._last[one][group.compared] for one in group.members}
+        at = {target: self._last[target][group.compared] for target in group.members}
         diff = difference(at)
         odd = frozenset() if diff is None else frozenset(diff.odd)
         group.seen = group.seen + 1 if odd == group.odd else 1
-        group.first = {one: group.first.get(one, at[one].step) for one in odd}
+        group.first = {target: group.first.get(target, at[target].step) for target in odd}
         group.odd = odd
         if diff is None:
             self._settle_alike(group, at)
@@ -143,27 +143,27 @@ class Drift:
             self._settle_odd(group, diff)
 
     def _settle_alike(self, group: _Group, at: Mapping[Target, Checksums]) -> None:
-        for one, checksums in at.items():
-            group.agreed[one] = checksums.step
-            if self._is_told(one):
-                message = f"rank {one.claim.rank} holds the same as the others again"
-                self._fleet.tell(one, OVER, message, step=checksums.step)
-            self._is_odd[one] = False
+        for target, checksums in at.items():
+            group.agreed[target] = checksums.step
+            if self._is_told(target):
+                message = f"rank {target.claim.rank} holds the same as the others again"
+                self._fleet.tell(target, OVER, message, step=checksums.step)
+            self._is_odd[target] = False
 
     def _settle_odd(self, group: _Group, diff: Difference) -> None:
-        for one in group.members:
-            self._is_odd[one] = one in diff.odd or diff.is_even
-        for one in diff.odd:
-            if not self._is_told(one):
-                self._tell(group, one, diff)
+        for target in group.members:
+            self._is_odd[target] = target in diff.odd or diff.is_even
+        for target in diff.odd:
+            if not self._is_told(target):
+                self._tell(group, target, diff)
 
     @staticmethod
-    def _is_told(one: Target) -> bool:
+    def _is_told(target: Target) -> bool:
         """Whether this daemon, or an earlier one, has reported the divergence, and not yet its end."""
-        return TOLD in one.ongoing
+        return TOLD in target.ongoing
 
-    def _tell(self, group: _Group, one: Target, diff: Difference) -> None:
-        since, first = group.agreed.get(one), group.first[one]
+    def _tell(self, group: _Group, target: Target, diff: Difference) -> None:
+        since, first = group.agreed.get(target), group.first[target]
         when = f"first seen at step {first}" + (f", not yet at step {since}" if since is not None else "")
         shown = [*diff.modules[:MOST_NAMED], *(["..."] if len(diff.modules) > MOST_NAMED else [])]
         whom = f"from {ranks.named(diff.others)}"
@@ -176,7 +176,7 @@ class Drift:
             "ranks": [odd.claim.rank for odd in diff.odd],
             "agreed_at_step": since,
         }
-        self._fleet.tell(one, TOLD, message, step=first, **fields)
+        self._fleet.tell(target, TOLD, message, step=first, **fields)
 
 
 def checksums_of(target: Target) -> Checksums | None:
@@ -197,18 +197,18 @@ def checksums_of(target: Target) -> Checksums | None:
 
 def difference(at: Mapping[Target, Checksums]) -> Difference | None:
     """Compare the ranks at one boundary; return None if all are equal, or cannot be compared."""
-    names = {frozenset(one.modules) for one in at.values()}
+    names = {frozenset(target.modules) for target in at.values()}
     if len(names) != 1:  # a rank was just writing its checksums
         return None
     modules = sorted(next(iter(names)))
     replicas: dict[tuple[float, ...], list[Target]] = {}
-    for one, checksums in at.items():
-        replicas.setdefault(tuple(checksums.modules[name] for name in modules), []).append(one)
+    for target, checksums in at.items():
+        replicas.setdefault(tuple(checksums.modules[name] for name in modules), []).append(target)
     if len(replicas) < 2:
         return None
     # The sort is stable: of groups of equal size, the one with the lowest rank comes first.
     groups = sorted(replicas.values(), key=len, reverse=True)
-    odd = tuple(one for group in groups[1:] for one in group)
+    odd = tuple(target for group in groups[1:] for target in group)
     differing = tuple(
         name for name in modules if len(Counter(checksums.modules[name] for checksums in at.values())) > 1
     )

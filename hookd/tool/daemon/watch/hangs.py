@@ -104,10 +104,10 @@ class Hangs:
 
     def _see(self, members: Sequence[Target]) -> None:
         """Judge the ranks of one run, or follow its reported hang."""
-        new = [one for one in members if one not in self._silences]
+        new = [target for target in members if target not in self._silences]
         for target in members:
             self._follow(target)
-        reported = next((self._reported[one] for one in members if one in self._reported), None)
+        reported = next((self._reported[target] for target in members if target in self._reported), None)
         if reported is None and new:
             reported = self._recall(new, members)
         if reported is None:
@@ -131,30 +131,32 @@ class Hangs:
         if any(map(_is_leaving, members)):
             return  # its page no longer shows its progress, and without it the others would be blamed
         alive = self._judged(members)
-        gone = [one for one in members if one.ended is not None and one.state == "lost"]
-        overdue = [one for one in alive if self._is_overdue(one, is_deserted=bool(gone))]
-        if any(self._is_paused(one) for one in alive):
-            for one in alive:
-                self._silences[one].rearm(self._now)
+        gone = [target for target in members if target.ended is not None and target.state == "lost"]
+        overdue = [target for target in alive if self._is_overdue(target, is_deserted=bool(gone))]
+        if any(self._is_paused(target) for target in alive):
+            for target in alive:
+                self._silences[target].rearm(self._now)
             return
         if not overdue:
             return
         half_s = min(map(self._age_s, overdue)) / 2
-        standing = [one for one in alive if self._age_s(one) >= half_s]
+        standing = [target for target in alive if self._age_s(target) >= half_s]
         if len(standing) < len(alive) and max(map(self._age_s, overdue)) < self._patience.start_s:
             return  # other ranks make progress: perhaps one of them evaluates, and the silent ones wait for it
         verdict = self._verdict(standing, gone)
-        guilty = {one.rank for one in verdict.guilty}
-        if any(one.claim.rank in guilty for one in (*overdue, *gone)):
-            self._tell(next((one for one in overdue if one.claim.rank in guilty), overdue[0]), verdict, standing)
+        guilty = {judged.rank for judged in verdict.guilty}
+        if any(target.claim.rank in guilty for target in (*overdue, *gone)):
+            self._tell(
+                next((target for target in overdue if target.claim.rank in guilty), overdue[0]), verdict, standing
+            )
 
     @staticmethod
     def _judged(members: Sequence[Target]) -> list[Target]:
         """Return the members that should make events."""
-        pages = [(one, one.last()) for one in members if one.ended is None]
-        alive = [one for one, page in pages if page is not None and page.state == "running"]
+        pages = [(target, target.last()) for target in members if target.ended is None]
+        alive = [target for target, page in pages if page is not None and page.state == "running"]
         # A launcher with an agent has a world size of 1, and is not judged together with the ranks that it has started.
-        return [one for one in alive if one.identity.world_size > 1] or alive
+        return [target for target in alive if target.identity.world_size > 1] or alive
 
     def _age_s(self, target: Target) -> float:
         return self._silences[target].age_s(self._now)
@@ -169,7 +171,7 @@ class Hangs:
         return place is not None and place.phase == "paused"
 
     def _verdict(self, standing: Sequence[Target], gone: Sequence[Target] = ()) -> Verdict:
-        ended = [Standing(one.claim.rank, ended=one.ended.reason) for one in gone if one.ended is not None]
+        ended = [Standing(target.claim.rank, ended=target.ended.reason) for target in gone if target.ended is not None]
         return judge([*map(self._standing, standing), *ended])
 
     def _standing(self, target: Target) -> Standing:
@@ -178,11 +180,11 @@ class Hangs:
         return self._silences[target].standing(target, snapshot, self._now)
 
     def _tell(self, target: Target, verdict: Verdict, standing: Sequence[Target]) -> None:
-        text = sentence(verdict, max(one.identity.world_size for one in standing))
+        text = sentence(verdict, max(target.identity.world_size for target in standing))
         self._describe(verdict, standing, text)
-        here = next(one for one in (*verdict.guilty, *verdict.waiting) if one.rank == target.claim.rank)
+        here = next(own for own in (*verdict.guilty, *verdict.waiting) if own.rank == target.claim.rank)
         self._reported[target] = _Reported(target, here.for_s, at_least=here.at_least)
-        ranks = [dataclasses.asdict(one) for one in (*verdict.guilty, *verdict.waiting)]
+        ranks = [dataclasses.asdict(own) for own in (*verdict.guilty, *verdict.waiting)]
         fields = {**(target.hang or {}), "is_step_absolute": here.is_absolute, "ranks": ranks}
         del fields["message"]
         self._fleet.tell(target, HANG, text, place=self._silences[target].place, **fields)
@@ -190,20 +192,20 @@ class Hangs:
     @staticmethod
     def _describe(verdict: Verdict, standing: Sequence[Target], text: str) -> None:
         """Set `hang` of each target, which its row shows."""
-        guilty = [one.rank for one in verdict.guilty]
-        where = {one.rank: one for one in (*verdict.guilty, *verdict.waiting)}
+        guilty = [own.rank for own in verdict.guilty]
+        where = {own.rank: own for own in (*verdict.guilty, *verdict.waiting)}
         for target in standing:
-            rank, one = target.claim.rank, where[target.claim.rank]
+            rank, own = target.claim.rank, where[target.claim.rank]
             target.hang = {
                 "role": "stands" if rank in guilty else "waits",
                 "waits_for": [] if rank in guilty else guilty,
                 "basis": verdict.basis,
-                "phase": one.phase,
-                "module": one.module,
-                "step": one.step,
-                "for_s": round(one.for_s, 1),
-                "at_least": one.at_least,
-                "where": one.where,
+                "phase": own.phase,
+                "module": own.module,
+                "step": own.step,
+                "for_s": round(own.for_s, 1),
+                "at_least": own.at_least,
+                "where": own.where,
                 "message": text,
             }
 
@@ -219,9 +221,9 @@ class Hangs:
         """Report that the rank has moved or ended, and restart the wait of all members."""
         target = reported.target
         self._reported.pop(target, None)
-        for one in members:
-            one.hang = None
-            self._silences[one].rearm(self._now)
+        for member in members:
+            member.hang = None
+            self._silences[member].rearm(self._now)
         lasted = f"{'at least ' if reported.at_least else ''}{reported.for_s:.0f} s"
         message = f"rank {target.claim.rank} goes on after {lasted}"
         if target.ended is not None:

@@ -134,7 +134,7 @@ class Run:
 
     def see(self, cuts: Mapping[Target, Cut], now: float) -> bool:
         """Take the progress of the ranks; return whether this completes a block."""
-        steps = [cut.steps - self._last[one].steps for one, cut in cuts.items() if one in self._last]
+        steps = [cut.steps - self._last[target].steps for target, cut in cuts.items() if target in self._last]
         if len(steps) < len(self.members) or min(steps) < 0:
             return self._begin(cuts, now)
         if min(steps) < BLOCK_STEPS or now - self._since < BLOCK_S:
@@ -144,7 +144,7 @@ class Run:
         self._blocks.append(_Block(min(steps), now - self._since, _compared(self._last, cuts)))
         while (
             len(self._blocks) > MOST_BLOCKS
-            and sum(one.seconds for one in self._blocks) - self._blocks[0].seconds > MOST_S
+            and sum(block.seconds for block in self._blocks) - self._blocks[0].seconds > MOST_S
         ):
             self._blocks.popleft()
         self._last, self._since = cuts, now
@@ -172,19 +172,19 @@ class Run:
         if not count:
             return {}
         recent = self._judged(blocks[-count:], CLEAR)
-        if sum(one.seconds for one in blocks) < FEWEST_S:
+        if sum(block.seconds for block in blocks) < FEWEST_S:
             return recent
         whole = self._judged(blocks, SHARE)
         return {
-            one: verdict if verdict.is_slow else whole[one]._replace(is_well=verdict.is_well)
-            for one, verdict in recent.items()
+            target: verdict if verdict.is_slow else whole[target]._replace(is_well=verdict.is_well)
+            for target, verdict in recent.items()
         }
 
     def _judged(self, blocks: Sequence[_Block], share: float) -> dict[Target, Verdict]:
-        rows = {one: [block.shares[one] for block in blocks] for one in self.members}
+        rows = {target: [block.shares[target] for block in blocks] for target in self.members}
         typical_s = statistics.median(statistics.median(sum(part.parts) for part in row) for row in rows.values())
         noise_s = _noise_s([[part.behind[-1] for part in row] for row in rows.values()])
-        return {one: _judge(row, share, typical_s, noise_s) for one, row in rows.items()}
+        return {target: _judge(row, share, typical_s, noise_s) for target, row in rows.items()}
 
     def forget(self) -> None:
         """Drop the blocks so far: later verdicts look back to now, and no further."""
@@ -206,9 +206,12 @@ def _steps(blocks: Sequence[_Block]) -> float:
 def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
     """Compare the ranks by the time of a step between two cuts."""
     members = list(now)
-    steps = [now[one].steps - before[one].steps for one in members]
+    steps = [now[target].steps - before[target].steps for target in members]
     by_part = [
-        [max(0.0, now[one].parts[at] - before[one].parts[at]) / n for one, n in zip(members, steps, strict=True)]
+        [
+            max(0.0, now[target].parts[at] - before[target].parts[at]) / n
+            for target, n in zip(members, steps, strict=True)
+        ]
         for at in range(len(PARTS))
     ]
     late = [_late(row) for row in by_part]
@@ -217,8 +220,8 @@ def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[T
         members, steps, zip(*by_part, strict=True), zip(*late, strict=True), zip(*behind, strict=True), strict=True
     )
     return {
-        one: Share(parts, max(0.0, now[one].total_s - before[one].total_s) / n, own_late, own_behind)
-        for one, n, parts, own_late, own_behind in columns
+        target: Share(parts, max(0.0, now[target].total_s - before[target].total_s) / n, own_late, own_behind)
+        for target, n, parts, own_late, own_behind in columns
     }
 
 
@@ -291,14 +294,16 @@ class Stragglers:
         """Record the progress of each rank, and judge the runs; see `watch.Watcher`."""
         by_run = ranks.by_run(targets)
         self._runs = {run: self._run(run, members) for run, members in by_run.items()}
-        living = {one for members in by_run.values() for one in members}
-        self._verdicts = {one: verdict for one, verdict in self._verdicts.items() if one in living}
+        living = {target for members in by_run.values() for target in members}
+        self._verdicts = {target: verdict for target, verdict in self._verdicts.items() if target in living}
         for run in self._runs.values():
-            cuts = {one: cut for one in run.members if (cut := cut_of(one)) is not None}
+            cuts = {target: cut for target in run.members if (cut := cut_of(target)) is not None}
             if run.see(cuts, self._clock()):
                 self._settle(run, cuts)
             elif run.is_new:
-                self._verdicts = {one: known for one, known in self._verdicts.items() if one not in run.members}
+                self._verdicts = {
+                    target: known for target, known in self._verdicts.items() if target not in run.members
+                }
                 if not run.calm and len(cuts) == len(run.members):
                     run.calm = _modules(cuts)
 
@@ -313,34 +318,34 @@ class Stragglers:
 
     def _settle(self, run: Run, cuts: Mapping[Target, Cut]) -> None:
         verdicts = run.verdicts()
-        was = {one: self._is_told(one) for one in verdicts}
-        slow = {one for one, known in verdicts.items() if known.is_slow or (was[one] and not known.is_well)}
-        for one, verdict in verdicts.items():
-            if one in slow and not was[one]:
-                self._tell(run, one, verdict, cuts, [other for other in run.members if other not in slow])
-            elif was[one] and one not in slow:
-                message = f"rank {one.claim.rank} is as quick as the others again"
-                self._fleet.tell(one, OVER, message, step=ranks.step_of(one, cuts[one].steps))
+        was = {target: self._is_told(target) for target in verdicts}
+        slow = {target for target, known in verdicts.items() if known.is_slow or (was[target] and not known.is_well)}
+        for target, verdict in verdicts.items():
+            if target in slow and not was[target]:
+                self._tell(run, target, verdict, cuts, [other for other in run.members if other not in slow])
+            elif was[target] and target not in slow:
+                message = f"rank {target.claim.rank} is as quick as the others again"
+                self._fleet.tell(target, OVER, message, step=ranks.step_of(target, cuts[target].steps))
                 run.forget()
-        self._verdicts |= {one: (verdict.score, one in slow) for one, verdict in verdicts.items()}
+        self._verdicts |= {target: (verdict.score, target in slow) for target, verdict in verdicts.items()}
         if not any(verdict.agreeing >= 0.5 and verdict.late_s >= LEAST_S for verdict in verdicts.values()):
             run.calm = _modules(cuts)
 
     @staticmethod
-    def _is_told(one: Target) -> bool:
+    def _is_told(target: Target) -> bool:
         """Whether this daemon, or an earlier one, has reported the straggler, and not yet its recovery."""
-        return TOLD in one.ongoing
+        return TOLD in target.ongoing
 
     def _tell(
-        self, run: Run, one: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
+        self, run: Run, target: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
     ) -> None:
         ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
         late_s, module = known.part_s - known.others_s, None
         if known.part == "forward":
             bases = (run.calm, *run.marks)
-            module = next(filter(None, (slow_module(base, run.members, one, cuts, late_s) for base in bases)), None)
+            module = next(filter(None, (slow_module(base, run.members, target, cuts, late_s) for base in bases)), None)
         fields: dict[str, object] = {
-            "step": ranks.step_of(one, cuts[one].steps),
+            "step": ranks.step_of(target, cuts[target].steps),
             "part": known.part,
             "seconds": known.part_s,
             "median_seconds": known.others_s,
@@ -352,10 +357,10 @@ class Stragglers:
             fields |= {"module": name, "module_seconds": own_s, "module_median_seconds": others_s}
             where = f", {name} {_ms(own_s)} instead of {_ms(others_s)}"
         message = (
-            f"rank {one.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
+            f"rank {target.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
             f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
         )
-        self._fleet.tell(one, TOLD, message, **fields)
+        self._fleet.tell(target, TOLD, message, **fields)
 
 
 def cut_of(target: Target) -> Cut | None:
@@ -378,11 +383,11 @@ def modules_of(target: Target) -> Family | None:
 
 def _modules(cuts: Mapping[Target, Cut]) -> _Seconds:
     """Return for each rank its steps, and its modules' forward seconds until then."""
-    return {one: (cut.steps, family) for one, cut in cuts.items() if (family := modules_of(one)) is not None}
+    return {target: (cut.steps, family) for target, cut in cuts.items() if (family := modules_of(target)) is not None}
 
 
 def slow_module(
-    base: _Seconds, members: Sequence[Target], one: Target, cuts: Mapping[Target, Cut], late_s: float
+    base: _Seconds, members: Sequence[Target], target: Target, cuts: Mapping[Target, Cut], late_s: float
 ) -> tuple[str, float, float] | None:
     """Find the innermost module that accounts for at least half of a rank's lateness in the forward since `base`.
 
@@ -400,14 +405,14 @@ def slow_module(
             return None
         earlier = ranks.counts(before)
         steps[member] = {name: (s - earlier.get(name, 0.0)) / passed for name, s in ranks.counts(now).items()}
-    others = [steps[other] for other in members if other is not one]
-    typical = {name: statistics.median(other.get(name, 0.0) for other in others) for name in steps[one]}
-    late = [name for name in steps[one] if not is_root(name) and steps[one][name] - typical[name] >= late_s / 2]
+    others = [steps[other] for other in members if other is not target]
+    typical = {name: statistics.median(other.get(name, 0.0) for other in others) for name in steps[target]}
+    late = [name for name in steps[target] if not is_root(name) and steps[target][name] - typical[name] >= late_s / 2]
     if not late:
         return None
     # The innermost one: the modules that contain it are late, too.
-    name = max(late, key=lambda name: (name.count("."), steps[one][name] - typical[name]))
-    return name, steps[one][name], typical[name]
+    name = max(late, key=lambda name: (name.count("."), steps[target][name] - typical[name]))
+    return name, steps[target][name], typical[name]
 
 
 def _ms(seconds: float) -> str:

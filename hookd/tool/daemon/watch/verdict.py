@@ -112,7 +112,7 @@ def judge(ranks: Sequence[Standing]) -> Verdict:
     """
     if len(ranks) == 1:
         return Verdict(tuple(ranks))
-    stopped = [one for one in ranks if one.ended is not None or one.state in ("T", "t")]
+    stopped = [standing for standing in ranks if standing.ended is not None or standing.state in ("T", "t")]
     if stopped and len(stopped) < len(ranks):
         return _split(ranks, stopped, "process", "")
     guilty, why = _by_collectives(ranks)
@@ -125,61 +125,68 @@ def judge(ranks: Sequence[Standing]) -> Verdict:
 
 
 def _split(ranks: Sequence[Standing], guilty: Sequence[Standing], basis: str, reason: str) -> Verdict:
-    names = {one.rank for one in guilty}
-    return Verdict(tuple(guilty), tuple(one for one in ranks if one.rank not in names), basis, reason)
+    names = {standing.rank for standing in guilty}
+    return Verdict(tuple(guilty), tuple(standing for standing in ranks if standing.rank not in names), basis, reason)
 
 
 def _by_collectives(ranks: Sequence[Standing]) -> tuple[list[Standing], str]:
     """Return the ranks that have issued the fewest collectives in a group and are not ahead in another, and the evidence."""
     behind: dict[str, str] = {}
     ahead: set[str] = set()
-    for group in sorted({group for one in ranks for group in one.issued}):
+    for group in sorted({group for standing in ranks for group in standing.issued}):
         members = sorted(
-            (one for one in ranks if group in one.issued and not one.is_mute), key=lambda one: one.issued[group]
+            (standing for standing in ranks if group in standing.issued and not standing.is_mute),
+            key=lambda standing: standing.issued[group],
         )
-        last = [one for one in members if one.issued[group] == members[0].issued[group]]
+        last = [standing for standing in members if standing.issued[group] == members[0].issued[group]]
         if len(last) == len(members):
             continue
         first = members[-1]
         why = f"{_are(last, 'has', 'have')} issued {last[0].issued[group]:.0f} collectives"
         why = f"of the group of ranks {group}, {why}, rank {first.rank} {first.issued[group]:.0f}"
-        behind = {**{one.rank: why for one in last}, **behind}
-        ahead |= {one.rank for one in members if one not in last}
-    guilty = [one for one in ranks if one.rank in behind and one.rank not in ahead]
+        behind = {**{standing.rank: why for standing in last}, **behind}
+        ahead |= {standing.rank for standing in members if standing not in last}
+    guilty = [standing for standing in ranks if standing.rank in behind and standing.rank not in ahead]
     return guilty, behind[guilty[0].rank] if guilty else ""
 
 
 def _by_position(ranks: Sequence[Standing]) -> list[Standing]:
     """Return the ranks that are behind another rank and ahead of none."""
-    places = {_place(one): one for one in ranks}  # with many ranks, most of them share one place
-    behind = {key for key, one in places.items() if any(_is_behind(one, other) for other in places.values())}
-    ahead = {key for key, one in places.items() if any(_is_behind(other, one) for other in places.values())}
-    return [one for one in ranks if _place(one) in behind - ahead]
+    places = {_place(standing): standing for standing in ranks}  # with many ranks, most of them share one place
+    behind = {key for key, standing in places.items() if any(_is_behind(standing, other) for other in places.values())}
+    ahead = {key for key, standing in places.items() if any(_is_behind(other, standing) for other in places.values())}
+    return [standing for standing in ranks if _place(standing) in behind - ahead]
 
 
-def _place(one: Standing) -> tuple[object, ...]:
-    return (one.step if one.is_absolute else None, one.phase, one.module, one.place, one.model)
+def _place(standing: Standing) -> tuple[object, ...]:
+    return (
+        standing.step if standing.is_absolute else None,
+        standing.phase,
+        standing.module,
+        standing.place,
+        standing.model,
+    )
 
 
-def _is_behind(one: Standing, other: Standing) -> bool:
-    """Whether the CPU side of `one` is certainly behind that of `other`."""
-    if one.is_absolute and other.is_absolute and one.step != other.step:
-        return one.step < other.step
-    if one.phase == other.phase == "forward" and one.module and other.module:
-        return one.model == other.model and not _are_nested(one, other) and one.place < other.place
-    first, second = ORDER.get(one.phase), ORDER.get(other.phase)
+def _is_behind(standing: Standing, other: Standing) -> bool:
+    """Whether the CPU side of `standing` is certainly behind that of `other`."""
+    if standing.is_absolute and other.is_absolute and standing.step != other.step:
+        return standing.step < other.step
+    if standing.phase == other.phase == "forward" and standing.module and other.module:
+        return standing.model == other.model and not _are_nested(standing, other) and standing.place < other.place
+    first, second = ORDER.get(standing.phase), ORDER.get(other.phase)
     return first is not None and second is not None and first < second
 
 
-def _are_nested(one: Standing, other: Standing) -> bool:
+def _are_nested(standing: Standing, other: Standing) -> bool:
     """Whether the modules are the same, or one contains the other: then their order is unknown."""
-    names = sorted((one.module or "", other.module or ""), key=len)
+    names = sorted((standing.module or "", other.module or ""), key=len)
     return names[0] in (names[1], "(root)") or names[1].startswith(names[0] + ".")
 
 
 def _undecided(ranks: Sequence[Standing]) -> str:
-    issued = [set(one.issued.items()) for one in ranks]
-    if issued[0] and all(one == issued[0] for one in issued):
+    issued = [set(standing.issued.items()) for standing in ranks]
+    if issued[0] and all(collectives == issued[0] for collectives in issued):
         return "all have issued the same collectives: one of them does not complete, on a device or in the network"
     return "no evidence shows which rank the others wait for"
 
@@ -194,7 +201,7 @@ def sentence(verdict: Verdict, world_size: int = 1) -> str:
     parts = [_clause(verdict.guilty, "stands", "stand")]
     if verdict.waiting:
         it = "it" if len(verdict.guilty) == 1 else "them"
-        waiting = sorted(verdict.waiting, key=lambda one: one.where)
+        waiting = sorted(verdict.waiting, key=lambda standing: standing.where)
         parts.append(_clause(waiting, f"waits for {it}", f"wait for {it}", timed=False))
     known = len(verdict.guilty) + len(verdict.waiting)
     notes = [*_hints(verdict.guilty)]
@@ -211,20 +218,20 @@ def sentence(verdict: Verdict, world_size: int = 1) -> str:
 def _clause(ranks: Iterable[Standing], one_does: str, several_do: str, *, timed: bool = True) -> str:
     """Return the places of ranks in words, grouped by place."""
     places: dict[str, list[Standing]] = {}
-    for one in ranks:
-        places.setdefault(one.where, []).append(one)
+    for standing in ranks:
+        places.setdefault(standing.where, []).append(standing)
     clauses = []
-    for where, here in places.items():
-        if here[0].ended is not None:
-            clauses.append(f"{_are(here, '', '')} {where}".replace("  ", " "))
+    for where, together in places.items():
+        if together[0].ended is not None:
+            clauses.append(f"{_are(together, '', '')} {where}".replace("  ", " "))
             continue
-        longest = max(here, key=lambda one: one.for_s)
-        clauses.append(f"{_are(here, one_does, several_do)} {where}" + (f" {longest.since}" if timed else ""))
+        longest = max(together, key=lambda standing: standing.for_s)
+        clauses.append(f"{_are(together, one_does, several_do)} {where}" + (f" {longest.since}" if timed else ""))
     return ", ".join(clauses)
 
 
 def _are(ranks: Sequence[Standing], one_does: str, several_do: str) -> str:
-    names = [one.rank for one in ranks]
+    names = [standing.rank for standing in ranks]
     if len(names) == 1:
         return f"rank {names[0]} {one_does}"
     more = f" and {len(names) - MAX_RANKS} more" if len(names) > MAX_RANKS else ""
@@ -235,9 +242,13 @@ def _hints(ranks: Sequence[Standing]) -> list[str]:
     """Return the facts of the operating system on a rank, if it is the only one that stands."""
     if len(ranks) != 1 or ranks[0].ended is not None:
         return []
-    (one,) = ranks
-    if one.state in _STATES:
-        return [_STATES[one.state]]
-    busy = [] if one.cpu is None else [f"it uses {one.cpu:.1f} CPUs meanwhile" if one.cpu >= 0.05 else "it uses no CPU"]
-    mute = ["hookd's own thread there does not run either: the GIL is held"] if one.is_mute else []
+    (standing,) = ranks
+    if standing.state in _STATES:
+        return [_STATES[standing.state]]
+    busy = (
+        []
+        if standing.cpu is None
+        else [f"it uses {standing.cpu:.1f} CPUs meanwhile" if standing.cpu >= 0.05 else "it uses no CPU"]
+    )
+    mute = ["hookd's own thread there does not run either: the GIL is held"] if standing.is_mute else []
     return [*mute, *busy]

@@ -165,7 +165,7 @@ def _piece(points: Sequence[str], line: Line) -> Iterator[Markup]:
     if points:
         points = points if len(points) > 1 else [*points, *points]
         title = tag("title", line.label)
-        yield tag("polyline", title, points=" ".join(points), class_=f"line c{line.colour}")
+        yield tag("polyline", title, points=Markup(" ".join(points)), class_=f"line c{line.colour}")
 
 
 def profile(column: Column, tree: Tree) -> Markup:

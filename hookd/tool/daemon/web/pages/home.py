@@ -36,7 +36,7 @@ def parts(
         targets: all targets.
         history: their history.
         incidents: rows of the last incidents, from the store.
-        health: facts about the daemon by name, see `told_health`; None is left out.
+        health: facts about the daemon by name, see `health_facts`; None is left out.
         panels: tables of the daemon plugins, see `plugins.host.Host.panels`.
     """
     shown = sorted((Rank.of(one, history) for one in targets[:MOST]), key=ranks.order)
@@ -86,7 +86,7 @@ def _row(rank: Rank) -> list[object]:
         row["pid"],
         ranks.state(rank),
         *ranks.numbers(rank),
-        ranks.told(rank),
+        ranks.incident_count(rank),
         tag("span", str(row["script"]).rpartition("/")[2], title=row["script"]),
     ]
 
@@ -125,7 +125,7 @@ def _facts(health: Mapping[str, Any]) -> Markup:
     return tag("table", tag("tbody", *rows), class_="facts")
 
 
-def told_health(status: Mapping[str, Any], own: Mapping[str, float | None]) -> dict[str, object]:
+def health_facts(status: Mapping[str, Any], own: Mapping[str, float | None]) -> dict[str, object]:
     """Return facts about the state of the daemon.
 
     Args:

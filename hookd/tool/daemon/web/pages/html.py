@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     """Markup is inserted as it is, None is left out, everything else is escaped as text."""
 
 _EMPTY = ("br", "input", "link", "meta")
+_KINDS = {">": "n", ":": "name"}
+"""Classes of a column's cells, by the first character of its heading."""
 
 
 class Markup(str):
@@ -29,10 +31,10 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
         name: tag name.
         children: content.
         attributes: attributes by name, `class_` for `class` and `aria_label` for `aria-label`; None and False omit one,
-            True sets one without a value.
+            True sets one without a value. Markup is inserted as it is: `text` truncates long strings.
     """
     written = "".join(
-        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{text(value)}"')
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{_part(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
@@ -61,12 +63,15 @@ def link(where: str, *children: Child, **attributes: object) -> Markup:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]]) -> Markup:
-    """Return a table whose first column holds the row headers. A column whose name starts with `>` holds numbers.
+    """Return a table whose first column holds the row headers. A column whose name starts with `>` holds numbers, with `:` names.
 
     A table that is too wide can be scrolled, also by keyboard.
     """
-    kinds = ["n" if name.startswith(">") else None for name in head]
-    names = [tag("th", name.lstrip(">"), scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True)]
+    kinds = [_KINDS.get(name[:1]) for name in head]
+    names = [
+        tag("th", name.lstrip(">:"), scope="col", class_=kind if kind == "n" else None)
+        for name, kind in zip(head, kinds, strict=True)
+    ]
     lines = [tag("tr", *_cells(row, kinds)) for row in rows]
     made = tag("table", tag("caption", caption, class_="aside"), tag("thead", tag("tr", *names)), tag("tbody", *lines))
     return tag("div", made, class_="wide", tabindex=0, role="region", aria_label=caption)

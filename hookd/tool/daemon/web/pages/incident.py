@@ -25,7 +25,7 @@ def parts(row: IncidentRow, *, is_watched: bool) -> list[Markup]:
         is_watched: whether its process is still a target.
     """
     shown = {key: value for key, value in row.items() if key in SHOWN}
-    told = cast("Incident", {**row["detail"], **shown})
+    whole = cast("Incident", {**row["detail"], **shown})
     run = str(row["run"])
     whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, {process_of(row)}")
     where = address("run", run, pid=row["pid"])
@@ -37,7 +37,7 @@ def parts(row: IncidentRow, *, is_watched: bool) -> list[Markup]:
     return [
         tag("h1", f"incident #{row['id']}: {row['kind']}"),
         tag("p", whose),
-        Markup(shared.incident(told, is_first=True)),
+        shared.incident(whole, is_first=True),
         now,
         tag("p", "In a terminal: ", tag("code", f"hookd report '#{row['id']}'")),
     ]
@@ -45,6 +45,6 @@ def parts(row: IncidentRow, *, is_watched: bool) -> list[Markup]:
 
 def missing(what: str, runs: Sequence[str]) -> list[Markup]:
     """Return the parts of the "Not found" page, with links to the existing runs."""
-    links = [tag("li", link(address("run", one), one)) for one in runs]
+    links = [tag("li", link(address("run", run), run)) for run in runs]
     there = join(tag("p", "Existing runs:"), tag("ul", *links)) if links else tag("p", "There are no targets now.")
     return [tag("h1", "Not found"), tag("p", what), there, tag("p", link("/", "All targets"))]

@@ -1,4 +1,4 @@
-"""Plots as SVG, with tooltips (`<title>`). All words are escaped by `text`."""
+"""Plots as SVG, with tooltips (`<title>`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookd.tool.daemon.web.pages.text import text
+from hookd.tool.daemon.web.pages.html import Markup, tag
 from hookd.tool.reports import wording
 
 if TYPE_CHECKING:
@@ -63,18 +63,18 @@ class _Scale:
         return HEIGHT - BOTTOM - min(seconds, self.top) / self.top * (HEIGHT - TOP - BOTTOM)
 
 
-def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> str:
+def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> Markup:
     """Plot step time over steps; with a single curve also the longest step of each point."""
     points = [point for curve in curves for point in curve.points]
     if len(points) < 2:
-        return '<p class="soft">Too few steps to draw.</p>'
+        return tag("p", "Too few steps to draw.", class_="soft")
     scale = _scale(points, has_longest=len(curves) == 1)
     parts = [*_axes(scale), *_marks(scale, marks)]
     if len(curves) == 1:
         parts += _longest(scale, curves[0].points)
     parts += [_line(scale, curve) for curve in curves]
-    said = text(f"time of a step, from step {scale.first:.0f} to {scale.last:.0f}")
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    label = f"time of a step, from step {scale.first:.0f} to {scale.last:.0f}"
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
 
 
 def cut_off(points: Sequence[CurvePoint]) -> tuple[int, float]:
@@ -83,7 +83,7 @@ def cut_off(points: Sequence[CurvePoint]) -> tuple[int, float]:
         return 0, 0.0
     top = _scale(points, has_longest=True).top
     longest = [point["longest"] for point in points]
-    return sum(1 for one in longest if one > top), max(longest)
+    return sum(1 for seconds in longest if seconds > top), max(longest)
 
 
 def _scale(points: Sequence[CurvePoint], *, has_longest: bool) -> _Scale:
@@ -106,67 +106,61 @@ def tick(value: float, ticks: int = TICKS) -> float:
     return next(power * n for n in (1, 2, 5, 10) if rough <= power * n * (1 + 1e-9))
 
 
-def _axes(scale: _Scale) -> Iterator[str]:
+def _axes(scale: _Scale) -> Iterator[Markup]:
     each, floor = tick(scale.top), HEIGHT - BOTTOM
     for n in range(round(scale.top / each) + 1):
         y = scale.y(n * each)
-        yield f'<line class="{"grid" if n else "axis"}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{wording.seconds(n * each) if n else 0}</text>'
+        height = f"{y:.1f}"
+        yield tag("line", class_="grid" if n else "axis", x1=LEFT, x2=WIDTH - RIGHT, y1=height, y2=height)
+        label = wording.seconds(n * each) if n else "0"
+        yield tag("text", label, x=LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end")
     each = max(1.0, tick(scale.last - scale.first, 2 * TICKS))
     n = math.ceil(scale.first / each)
     while n * each <= scale.last:
-        yield f'<text x="{scale.x(n * each):.1f}" y="{floor + 17}" text-anchor="middle">{n * each:.0f}</text>'
+        yield tag("text", f"{n * each:.0f}", x=f"{scale.x(n * each):.1f}", y=floor + 17, text_anchor="middle")
         n += 1
-    yield f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">step</text>'
+    yield tag("text", "step", x=WIDTH - RIGHT, y=HEIGHT - 2, text_anchor="end")
 
 
-def _line(scale: _Scale, curve: Curve) -> str:
-    points = " ".join(f"{scale.x(one['step']):.1f},{scale.y(one['seconds']):.1f}" for one in curve.points)
-    return (
-        f'<polyline points="{points}" fill="none" stroke="var(--c{curve.colour})" stroke-width="1.8"'
-        f' stroke-linejoin="round"><title>{text(curve.label)}</title></polyline>'
-    )
+def _line(scale: _Scale, curve: Curve) -> Markup:
+    points = " ".join(f"{scale.x(point['step']):.1f},{scale.y(point['seconds']):.1f}" for point in curve.points)
+    style = {"fill": "none", "stroke": f"var(--c{curve.colour})", "stroke_width": 1.8, "stroke_linejoin": "round"}
+    return tag("polyline", tag("title", curve.label), points=Markup(points), **style)
 
 
-def _longest(scale: _Scale, points: Sequence[CurvePoint]) -> Iterator[str]:
+def _longest(scale: _Scale, points: Sequence[CurvePoint]) -> Iterator[Markup]:
     """Draw a thin line from each point to its longest step, with a mark if that is cut off."""
-    for one in points:
-        if one["longest"] > 1.05 * one["seconds"]:
-            x, top = scale.x(one["step"]), scale.y(one["longest"])
-            said = f"<title>step {one['step']}: up to {wording.seconds(one['longest'])}</title>"
-            yield (
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{scale.y(one["seconds"]):.1f}" y2="{top:.1f}" stroke="var(--c0)"'
-                f' stroke-opacity=".35" stroke-width="1.5">{said}</line>'
-            )
-            if one["longest"] > scale.top:
-                yield f'<path d="M{x - 4:.1f} {TOP - 3} l4 -7 l4 7 z" fill="var(--c0)">{said}</path>'
+    style = {"stroke": "var(--c0)", "stroke_opacity": ".35", "stroke_width": 1.5}
+    for point in points:
+        if point["longest"] > 1.05 * point["seconds"]:
+            x, low, top = scale.x(point["step"]), scale.y(point["seconds"]), scale.y(point["longest"])
+            title = tag("title", f"step {point['step']}: up to {wording.seconds(point['longest'])}")
+            yield tag("line", title, x1=f"{x:.1f}", x2=f"{x:.1f}", y1=f"{low:.1f}", y2=f"{top:.1f}", **style)
+            if point["longest"] > scale.top:
+                yield tag("path", title, d=f"M{x - 4:.1f} {TOP - 3} l4 -7 l4 7 z", fill="var(--c0)")
 
 
-def _marks(scale: _Scale, marks: Sequence[Mark]) -> Iterator[str]:
+def _marks(scale: _Scale, marks: Sequence[Mark]) -> Iterator[Markup]:
     for mark in marks:
         if scale.first <= mark.step <= scale.last:
-            x = scale.x(mark.step)
-            yield (
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="var(--bad)"'
-                f' stroke-dasharray="4 3"/><circle cx="{x:.1f}" cy="{TOP}" r="5" fill="var(--bad)">'
-                f"<title>{text(mark.what)}</title></circle>"
-            )
+            x = f"{scale.x(mark.step):.1f}"
+            yield tag("line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, stroke="var(--bad)", stroke_dasharray="4 3")
+            yield tag("circle", tag("title", mark.what), cx=x, cy=TOP, r=5, fill="var(--bad)")
 
 
-def shares(parts: Sequence[tuple[str, float, int]]) -> str:
+def shares(parts: Sequence[tuple[str, float, int]]) -> Markup:
     """Draw shares of a whole as one bar: label, share from 0 to 1, colour."""
     x, drawn = 0.0, []
     for label, share, colour in parts:
         width = share * WIDTH
-        drawn.append(
-            f'<rect x="{x:.1f}" y="0" width="{max(0.0, width - 2):.1f}" height="26" rx="3" fill="var(--c{colour})">'
-            f"<title>{text(label)}: {wording.percent(share)}</title></rect>"
-        )
+        title = tag("title", f"{label}: {wording.percent(share)}")
+        size = {"x": f"{x:.1f}", "y": 0, "width": f"{max(0.0, width - 2):.1f}", "height": 26, "rx": 3}
+        drawn.append(tag("rect", title, **size, fill=f"var(--c{colour})"))
         x += width
-    return f'<svg viewBox="0 0 {WIDTH} 26" role="img" aria-label="shares of a step">{"".join(drawn)}</svg>'
+    return tag("svg", *drawn, viewBox=f"0 0 {WIDTH} 26", role="img", aria_label="shares of a step")
 
 
-def bar(share: float) -> str:
+def bar(share: float) -> Markup:
     """Draw a share from 0 to 1 as a small bar in a table."""
-    width = max(0.0, min(1.0, share)) * 100
-    return f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none"><rect width="{width:.1f}" height="10"/></svg>'
+    rect = tag("rect", width=f"{max(0.0, min(1.0, share)) * 100:.1f}", height=10)
+    return tag("svg", rect, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none")

@@ -131,7 +131,7 @@ NUMBERS = (">step", ">steps/s", ">a step", ">hookd's cost")
 """Headings of the cells of `numbers`."""
 
 
-def told(rank: Rank) -> Markup | str:
+def incident_count(rank: Rank) -> Markup | str:
     """Return the number of incidents, linked to their list."""
     found = rank.row["incidents"]
     return link(f"{rank.where}#incidents", found) if found else "0"

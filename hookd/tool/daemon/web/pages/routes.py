@@ -74,7 +74,7 @@ class Pages:
     def _make_home(self) -> Made:
         service = self._service
         incidents = service.fleet.incidents(limit=home.INCIDENTS)
-        health = home.told_health(service.status(), {**_own(), **self._collector.told()})
+        health = home.health_facts(service.status(), {**_own(), **self._collector.facts()})
         panels = service.plugins.panels()
         return Made("Targets", home.parts(service.fleet.targets(), service.history, incidents, health, panels))
 

@@ -88,25 +88,25 @@ def parts(
         incidents: incidents of the run, newest first.
         choice: the reader's choices.
     """
-    every = sorted((Rank.of(one, history) for one in targets), key=ranks.order)
+    every = sorted((Rank.of(rank, history) for rank in targets), key=ranks.order)
     title = tag("h1", "run ", tag("b", name))
-    told = section("incidents", "Incidents", incident_table(incidents, "Incidents of this run", has_run=False))
+    listed = section("incidents", "Incidents", incident_table(incidents, "Incidents of this run", has_run=False))
     if not every:
-        said = "None of its ranks is watched any more; only the stored incidents are left."
-        return [title, section("gone", "Ranks", tag("p", said, class_="soft")), told]
+        text = "None of its ranks is watched any more; only the stored incidents are left."
+        return [title, section("gone", "Ranks", tag("p", text, class_="soft")), listed]
     chosen = _chosen(every, choice.pid)
     return [
         title,
-        tag("p", "of user ", tag("b", ", ".join(dict.fromkeys(one.row["user"] for one in every))), class_="soft"),
+        tag("p", "of user ", tag("b", ", ".join(dict.fromkeys(rank.row["user"] for rank in every))), class_="soft"),
         *_sections(name, every, chosen, replace(choice, pid=chosen.row["pid"] if choice.pid else None)),
-        told,
+        listed,
     ]
 
 
 def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:
     """Return the rank to show: the requested one, else the first live one."""
-    alive = [one for one in every if one.target.ended is None]
-    return next((one for one in every if one.row["pid"] == pid), (alive or list(every))[0])
+    alive = [rank for rank in every if rank.target.ended is None]
+    return next((rank for rank in every if rank.row["pid"] == pid), (alive or list(every))[0])
 
 
 def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[Markup]:
@@ -117,8 +117,8 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
     shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']} of user {chosen.row['user']}"
     yield tag("section", tag("h2", shown, class_="of"), id="shown", aria_label=shown)
     if snapshot is None or report is None or chosen.target.state == "corrupt":
-        said = "The page of this target cannot be trusted, so its content is not shown. The process itself continues."
-        yield section("state", "State", tag("p", said, class_="bad"))
+        text = "The page of this target cannot be trusted, so its content is not shown. The process itself continues."
+        yield section("state", "State", tag("p", text, class_="bad"))
         return
     yield section("state", "State", *_state(chosen, report))
     heat = Map(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
@@ -128,11 +128,11 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
 
 
 def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[object]:
-    identity = [one.target.last() for one in every if one.changed_by]
+    identity = [snapshot.target.last() for snapshot in every if snapshot.changed_by]
     settings = {
-        plugin: ", ".join(f"{key}={value}" for key, value in plugin_options(one.identity, plugin).items())
-        for one in identity
-        if one is not None
+        plugin: ", ".join(f"{key}={value}" for key, value in plugin_options(snapshot.identity, plugin).items())
+        for snapshot in identity
+        if snapshot is not None
         for plugin in {plugin for rank in every for plugin in rank.changed_by}
     }
     yield ranks.changed(every, settings)
@@ -143,7 +143,7 @@ def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> It
     yield table("Ranks of this run", *_compared(name, every[:MOST_RANKS], chosen, choice))
     if len(every) > MOST_RANKS:
         yield tag("p", f"The first {MOST_RANKS} of {len(every)}.", class_="soft")
-    steps = [one.row["step"] for one in every if one.row["step"]]
+    steps = [rank.row["step"] for rank in every if rank.row["step"]]
     if any(not step["is_absolute"] and not is_called_only(step) for step in steps):
         yield tag("p", "* counted from the attach", class_="soft")
 
@@ -152,15 +152,15 @@ def _compared(
     name: str, every: Sequence[Rank], chosen: Rank, choice: Choice
 ) -> tuple[Sequence[str], list[list[object]]]:
     """Return headings and rows of the table of ranks; several ranks are compared with their median."""
-    times = [seconds for one in every if (seconds := one.step_s)]
+    times = [seconds for rank in every if (seconds := rank.step_s)]
     median, slowest = statistics.median(times) if times else 0.0, max(times, default=0.0)
     head = ["rank", ">pid", "state", *ranks.NUMBERS, ">of median", "", ">incidents"]
     rows = []
-    for one in every:
-        where = replace(choice, pid=one.row["pid"]).address(name)
-        current = "true" if one is chosen and len(every) > 1 else None
-        who = [link(where, one.row["rank"], aria_current=current), one.row["pid"], ranks.state(one)]
-        rows.append([*who, *ranks.numbers(one), *_of_median(one.step_s, median, slowest), one.row["incidents"]])
+    for rank in every:
+        where = replace(choice, pid=rank.row["pid"]).address(name)
+        current = "true" if rank is chosen and len(every) > 1 else None
+        who = [link(where, rank.row["rank"], aria_current=current), rank.row["pid"], ranks.state(rank)]
+        rows.append([*who, *ranks.numbers(rank), *_of_median(rank.step_s, median, slowest), rank.row["incidents"]])
     if len(every) > 1:
         return head, rows
     alone = [n for n, title in enumerate(head) if title not in (">of median", "")]
@@ -172,16 +172,16 @@ def _of_median(seconds: float | None, median: float, slowest: float) -> list[obj
     if not seconds or not median:
         return ["-", None]
     is_slow = seconds > ranks.SLOW * median
-    told = tag("span", f"{seconds / median:.2f}x", class_="bad" if is_slow else None)
-    return [told, Markup(plots.bar(seconds / slowest))]
+    ratio = tag("span", f"{seconds / median:.2f}x", class_="bad" if is_slow else None)
+    return [ratio, plots.bar(seconds / slowest)]
 
 
 def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
     """Draw step times and losses of the slowest ranks; for a single rank the losses of each backward."""
-    drawn = sorted(every, key=lambda one: one.step_s or 0.0, reverse=True)[:MOST_CURVES]
-    drawn = sorted({id(one): one for one in (*drawn[: MOST_CURVES - 1], chosen)}.values(), key=ranks.order)
-    times = [Line(f"rank {one.row['rank']}", n, step_times(one.samples)) for n, one in enumerate(drawn)]
-    losses = [Line(f"rank {one.row['rank']}", n, _loss(one, 0)) for n, one in enumerate(drawn)]
+    drawn = sorted(every, key=lambda rank: rank.step_s or 0.0, reverse=True)[:MOST_CURVES]
+    drawn = sorted({id(rank): rank for rank in (*drawn[: MOST_CURVES - 1], chosen)}.values(), key=ranks.order)
+    times = [Line(f"rank {rank.row['rank']}", n, step_times(rank.samples)) for n, rank in enumerate(drawn)]
+    losses = [Line(f"rank {rank.row['rank']}", n, _loss(rank, 0)) for n, rank in enumerate(drawn)]
     if len(drawn) == 1:
         losses = [Line(f"backward {n}", n, _loss(chosen, n)) for n in range(LOSSES)]
     left_out = f"The {len(drawn)} slowest of {len(every)} ranks are drawn. " if len(drawn) < len(every) else ""
@@ -197,7 +197,7 @@ def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
 
 
 def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
-    return [(one.time, one.losses[backward]) for one in rank.samples]
+    return [(rank.time, rank.losses[backward]) for rank in rank.samples]
 
 
 def _state(rank: Rank, report: Report) -> Iterator[object]:
@@ -213,28 +213,24 @@ def _state(rank: Rank, report: Report) -> Iterator[object]:
     seen = {state: value for state, value in report["observed"].items() if value}
     blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
     what, number = counted(report["step"])
-    yield Markup(
-        shared.tiles(
-            (
-                (what, f"{number:,}"),
-                ("a step", wording.seconds(rank.step_s)),
-                ("steps a second", wording.number(rank.rate)),
-                ("hookd's cost", wording.percent(rank.cost)),
-                ("modules observed", f"{seen.get('observed', 0):,.0f}"),
-            )
+    yield shared.tiles(
+        (
+            (what, f"{number:,}"),
+            ("a step", wording.seconds(rank.step_s)),
+            ("steps a second", wording.number(rank.rate)),
+            ("hookd's cost", wording.percent(rank.cost)),
+            ("modules observed", f"{seen.get('observed', 0):,.0f}"),
         )
     )
-    yield from (Markup(part) for part in shared.phase_shares(report, rank.step_s))
+    yield from shared.phase_shares(report, rank.step_s)
     age = row["heartbeat_age_s"]
-    yield Markup(
-        shared.facts(
-            (
-                ("script", row["script"]),
-                ("watched since", f"{moment(row['attached'])} ({row['method']})"),
-                ("Python, torch", f"{row['python']}, {row['torch']}"),
-                ("last event", None if age is None else f"{wording.span(age)} ago"),
-                ("modules not observed", blind),
-            )
+    yield shared.facts(
+        (
+            ("script", row["script"]),
+            ("watched since", f"{moment(row['attached'])} ({row['method']})"),
+            ("Python, torch", f"{row['python']}, {row['torch']}"),
+            ("last event", None if age is None else f"{wording.span(age)} ago"),
+            ("modules not observed", blind),
         )
     )
 
@@ -245,22 +241,22 @@ def _plugins(report: Report) -> Markup:
         return tag("p", "None is loaded.", class_="soft")
     head = ("plugin", "state", "training", "looks at", ">errors", ">time spent", "settings")
     whole, own = (wording.seconds(report["overhead"][key]) for key in ("seconds", "own_seconds"))
-    made = table("Plugins", head, [_plugin(one) for one in report["plugins"]])
-    told = f"hookd and its plugins have taken {whole} in total, including {own} for hookd itself."
-    return join(made, tag("p", told, class_="soft"))
+    made = table("Plugins", head, [_plugin(plugin) for plugin in report["plugins"]])
+    note = f"hookd and its plugins have taken {whole} in total, including {own} for hookd itself."
+    return join(made, tag("p", note, class_="soft"))
 
 
-def _plugin(one: PluginRow) -> list[object]:
-    state, changes = one["state"] or "-", one["changes_training"]
-    settings = ", ".join(f"{key}={value}" for key, value in (one["settings"] or one["options"]).items())
-    errors = one["errors"] or 0
+def _plugin(plugin: PluginRow) -> list[object]:
+    state, changes = plugin["state"] or "-", plugin["changes_training"]
+    settings = ", ".join(f"{key}={value}" for key, value in (plugin["settings"] or plugin["options"]).items())
+    errors = plugin["errors"] or 0
     return [
-        one["name"],
+        plugin["name"],
         tag("span", state, class_="good" if state == "active" else "bad"),
         tag("span", "changes it", class_="bad") if changes else "could change it" if changes is False else "only looks",
-        looks_at(one),
+        looks_at(plugin),
         tag("span", f"{errors:.0f}", class_="bad") if errors else "0",
-        wording.seconds(one["overhead_seconds"]),
+        wording.seconds(plugin["overhead_seconds"]),
         tag("span", settings, class_="mono"),
     ]
 
