@@ -267,7 +267,7 @@ class TestImports:
         (tmp_path / "mine.py").write_text("")
         one, _ = subject(tmp_path, "", head)
         (problem,) = packaging.problems(one)
-        assert problem.message == "mine is not carried, only hookd_widths.py is"
+        assert problem.message == "mine.py is not carried, only hookd_widths.py is"
 
     @pytest.mark.parametrize("beside", ["mine.py", "mine/__init__.py"])
     def test_what_lies_beside_a_single_file_is_not_carried(self, tmp_path, beside):
