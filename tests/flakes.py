@@ -96,7 +96,8 @@ def main(arguments: list[str]) -> int:
     ours, pytests = parser.parse_known_args(arguments)
     counted: Counter[str] = Counter()
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it, and pytest would too
+    # A shell's background commands ignore SIGINT, and pytest would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     among_others = ["-n", WORKERS, *SHARED_OUT, "--alone", "without"]
     try:
         for number in range(ours.rounds):
