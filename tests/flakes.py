@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,12 +60,25 @@ def failures(around: Sequence[str], options: Sequence[str]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [*around, sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options]
-        status = subprocess.run(command, check=False).returncode
+        status = _status(command)
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             raise ChildProcessError(f"exit status {status}: {' '.join(command)}")
         cases = ET.parse(report).iter("testcase")  # noqa: S314  written by pytest just now
         failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     return [f"{case.get('classname')}::{case.get('name')}" for case in failed]
+
+
+def _status(command: Sequence[str]) -> int:
+    with subprocess.Popen(command) as process:  # which waits for its end
+        try:
+            return process.wait()
+        except SystemExit:  # SIGTERM; a Ctrl-C reaches pytest by itself
+            process.send_signal(signal.SIGINT)  # it then ends what its tests have started
+            raise
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def main(arguments: list[str]) -> int:
@@ -81,6 +95,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--without-slow", action="store_true")
     ours, pytests = parser.parse_known_args(arguments)
     counted: Counter[str] = Counter()
+    signal.signal(signal.SIGTERM, _end)
+    # A shell's background commands ignore SIGINT, and pytest would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     among_others = ["-n", WORKERS, *SHARED_OUT, "--alone", "without"]
     try:
         for number in range(ours.rounds):

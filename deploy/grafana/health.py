@@ -56,9 +56,9 @@ def _cost() -> list[Panel]:
     return [
         lines("Overhead by rank", "Share of step time spent in hookd and its plugins, in the last window.", "percentunit",
               Query(f"max by (run, rank) (hookd_overhead_ratio{{{NODES}}})", RUN_RANK), red=TOO_MUCH),
-        lines("Overhead by plugin", "Share of all ranks' step time, estimated; hookd is what none of the plugins does.",
+        lines("Overhead by plugin", "Share of all ranks' step time, estimated; the series hookd is hookd itself.",
               "percentunit", Query(share, "{{plugin}}"), stacked=True),
-        lines("Sampling interval", "Steps of which one is sampled: it grows where a plugin would cost too much. 0 is never.",
+        lines("Sampling interval", "Steps of which one is sampled: it grows where a plugin would cost too much. 0: none is sampled.",
               "short", Query(f"max by (run, plugin) (hookd_sampling_interval_steps{{{NODES}}})", _RUN_PLUGIN)),
         lines("Agents' ticks", "How often hookd's own thread ran in a target: about once a second. Less is a target that does not"
               " give it a turn.", "cps", Query(f"sum by (run, rank) ({rate('hookd_agent_ticks_total', NODES)})", RUN_RANK)),

@@ -143,9 +143,9 @@ def _process() -> list[Panel]:
     return [
         lines("Resident memory", "Of each rank's process.", "bytes",
               Query(f"max by (rank) (hookd_process_resident_memory_bytes{{{RANKS}}})", RANK)),
-        lines("CUDA memory", "What the allocator has handed out, holds, and handed out at most (plugin memory).", "bytes", *cuda),
+        lines("CUDA memory", "Allocated, held by the allocator, and peak of the allocated (plugin memory).", "bytes", *cuda),
         lines("Cores", "CPU time a second of each rank's process, all threads.", "short",
               Query(f"sum by (rank) ({rate('hookd_process_cpu_seconds_total', RANKS)})", RANK)),
-        lines("Modules", "Of the models seen, by what is seen of them.", "short",
+        lines("Modules", "Modules of the models seen, by state of observation.", "short",
               Query(f"max by (state) (hookd_modules{{{RANKS}}})", "{{state}}")),
     ]  # fmt: skip

@@ -138,7 +138,7 @@ def clean(text: str) -> str:
 
 def _slurm(environ: Mapping[str, str]) -> str:
     job, step = clean(environ.get("SLURM_JOB_ID", "")), environ.get("SLURM_STEP_ID", "")
-    if job and step.isdecimal() and int(step) < _SLURM_PSEUDO_STEPS:
+    if job and _is_number(step) and int(step) < _SLURM_PSEUDO_STEPS:
         return f"{job}.{int(step)}"
     return job
 
@@ -153,10 +153,14 @@ def _elastic(environ: Mapping[str, str]) -> str:
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    return next((names for names in _LAUNCHERS if environ.get(names[0], "").strip().isdecimal()), None)
+    return next((names for names in _LAUNCHERS if _is_number(environ.get(names[0], "").strip())), None)
 
 
 def _number(environ: Mapping[str, str], which: int, default: int) -> int:
     names = _variables(environ)
     text = environ.get(names[which], "").strip() if names is not None else ""
-    return int(text) if text.isdecimal() and len(text) < 10 else default
+    return int(text) if _is_number(text) and len(text) < 10 else default
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()  # `int` accepts the digits of all scripts

@@ -20,7 +20,7 @@ class Selector:
         self.depth = context.option("depth", -1)
         self.rotate = context.option("rotate", default=False)
         if self.depth < -1:
-            raise PluginError(f"activations: depth must be 0 or more, not {self.depth}")
+            raise PluginError(f"activations: depth must be 0 or more, or -1 for all modules, not {self.depth}")
         self.selected: dict[str, Module] = {}
         self._order: list[int] = []
         self._turn = 0

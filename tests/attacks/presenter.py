@@ -149,6 +149,7 @@ def _under_the_name(path):
     if libc.syscall(PIVOT_ROOT[platform.machine()], root.encode(), old.encode()):
         raise OSError(ctypes.get_errno(), "pivot_root")
     os.chdir("/")
+    os.rmdir("/old" + root)  # nothing is mounted there any more
     return os.open(name, os.O_PATH)
 
 

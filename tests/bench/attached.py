@@ -63,9 +63,9 @@ class Attached:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Observe for a while."""
-        # What lay between is no step of the training: to the governor all that it spends would look half as dear.
+        # The time in between is not a step: counted as one, it would halve the share that the governor computes.
         governor = self.parts.governor
-        governor._boundary_ns = 0
+        governor.forget_time()
         self.parts.models.counting.meter(is_metered=False)
         self.parts.arming.arm()
         self.parts.models.replan()

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from hookd.tool.linux import proc
 from tests.support.environment import TARGETS, target_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
@@ -66,7 +68,14 @@ def _threads(pid: int) -> list[str]:
 
 
 def _files(pid: int) -> list[Path]:
-    """Name what an agent of this process has made: its pid is in the names."""
-    inside = proc.status(pid).nspid
+    """Return the files that an agent of this process has made: its pid is in the names.
+
+    Older ones are of an earlier process of the same pid: a test that kills its target leaves them behind.
+    """
+    inside, since = (
+        proc.status(pid).nspid,
+        psutil.Process(pid).create_time() - 1,
+    )  # the kernel rounds its own start to 1 s
     homes = [Path(f"/proc/{pid}/root") / directory for directory in SHARED_DIRECTORIES]
-    return [found for home in homes if home.is_dir() for found in home.glob(f"hookd-{inside}-*")]
+    found = [file for home in homes if home.is_dir() for file in home.glob(f"hookd-{inside}-*")]
+    return [file for file in found if file.lstat().st_mtime >= since]

@@ -9,6 +9,7 @@ import sqlite3
 
 import pytest
 
+from hookd.tool.linux import oom
 from tests.support import cgroup, forked, tool, training
 from tests.support.daemon import Daemon
 from tests.support.processes import Process, wait_until
@@ -80,7 +81,7 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
     )
     killed.signal(signal.SIGSTOP)  # who wants no memory is not killed for want of it, though it is in the same cgroup
     hoarder.send("hoard")
-    assert_told(daemon, hoarder, "oom", r"was killed for want of memory \(OOM, SIGKILL\): .*; last in 2 \(forward\)$")
+    assert_told(daemon, hoarder, "oom", rf"{oom.KILLED} \(OOM, SIGKILL\): .*; last in 2 \(forward\)$")
     killed.signal(signal.SIGKILL)
     assert_told(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
     assert [process.wait() for process in processes] == [1, -signal.SIGSEGV, -signal.SIGKILL, -signal.SIGKILL]

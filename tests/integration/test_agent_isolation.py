@@ -87,7 +87,7 @@ def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient
         assert entry.last_trouble["where"].endswith("in waits: RELEASE.wait()")
         entry.probation.until = 0.0
         agent.parts.ticks.tick(0.0)
-        assert agent.state("ticking") == "quarantined", "it is not let back in while its thread is stuck"
+        assert agent.state("ticking") == "quarantined", "it is not readmitted while its thread is stuck"
         result = bootstrap.stop()
     assert result["restored"] == "identity"
     assert [one.partition(", at ")[0] for one in result["residue"]] == [

@@ -15,6 +15,7 @@ from tests.support.kinds import KINDS
 TENSORS, MANY = 5_000, 100_000
 
 
+@pytest.mark.usefixtures("entry")
 @pytest.mark.parametrize("tensors", [TENSORS, pytest.param(MANY, marks=pytest.mark.load)])
 def test_the_kernel_reads_no_memory_that_is_not_there(tensors):
     assert_all_were_shown(shown(tensors), tensors)

@@ -13,10 +13,15 @@ import torch
 from torch import nn
 
 from hookd import Plugin, hookimpl
+from hookd.native import build
 from hookd.target.events import batching
 from hookd.target.events.batching import ENOUGH, LEAST, SMALL
 from hookd.target.tensors import kernel, torch_state
 from tests.support.agent import running
+
+needs_kernel = pytest.mark.skipif(
+    not build.place("kernel").exists(), reason="no kernel was made at install: there was no C compiler"
+)
 
 
 class Keeper(Plugin):
@@ -103,6 +108,7 @@ class Remembering(Keeper):
     remembers = True
 
 
+@needs_kernel
 @pytest.mark.parametrize("plugin", [Keeper, Remembering])
 def test_an_output_that_is_changed_in_place_is_looked_at_before_it_waits(plugin) -> None:
     x = torch.ones(2, 4)
@@ -110,6 +116,7 @@ def test_an_output_that_is_changed_in_place_is_looked_at_before_it_waits(plugin)
     assert second == third == [["one", "act", "two", "act", "(root)"]]
 
 
+@needs_kernel
 def test_what_was_changed_is_told_with_what_was_seen_before() -> None:
     with running(Keeper) as agent:
         net, x, keeper = InPlace(), torch.ones(2, 4), agent.plugin("keeper")
@@ -119,6 +126,7 @@ def test_what_was_changed_is_told_with_what_was_seen_before() -> None:
         assert keeper.changed == keeper.known == ["one", "two"]
 
 
+@needs_kernel
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_bad_is_told_before_it_is_changed(value: float) -> None:
     with running(Keeper) as agent:

@@ -306,6 +306,7 @@ def called() -> tuple[Counter[str], set[str]]:
     return calls, ours
 
 
+@pytest.mark.usefixtures("entry")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="CPython 3.11 is the first to hide functions from a profiler")
 def test_a_profile_of_the_training_has_one_function_of_hookds_and_all_of_its_own() -> None:
     called()
@@ -334,6 +335,7 @@ def modules_of_profile() -> Counter[str]:
     return Counter({name: count for name, count in seen.items() if name.startswith("nn.Module:")})
 
 
+@pytest.mark.usefixtures("entry")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="CPython 3.11 is the first to hide functions from a profiler")
 def test_torchs_profiler_sees_the_modules_that_are_called() -> None:
     plain = modules_of_profile()

@@ -52,11 +52,13 @@ def test_a_cgroup_that_is_nearly_full_is_refused(process, version):
     process(version, "job", **dict(zip(names, (990 * MIB, 1000 * MIB), strict=True)), memory_stat="")
     assert refusal().startswith("no-memory:")
     assert "has 10 MiB left" in refusal()
+    assert refusal().endswith("the kernel could kill the training")
 
 
 def test_above_memory_high_the_training_would_wait(process):
     process(2, "job", memory_current=990 * MIB, memory_max="max", memory_high=1000 * MIB, memory_stat="")
     assert "has 10 MiB left" in refusal()
+    assert refusal().endswith("the kernel could throttle the training until it hardly runs")
 
 
 def test_pages_of_files_can_be_dropped(process):

@@ -31,6 +31,12 @@ def test_a_plugin_that_is_written_wrong_is_refused_with_the_text(text):
     assert "nan" in caught.value.message + caught.value.hint or text in caught.value.message
 
 
+@pytest.mark.parametrize("part", ["every", "=1", ""])
+def test_an_option_without_a_key_or_value_is_not_called_an_unknown_option(part):
+    with pytest.raises(ConfigError, match=rf"^'{part}' of plugin nan is not of the form key=value$"):
+        PluginSpec.parse(f"nan:a=1,{part}")
+
+
 @pytest.mark.parametrize("value", [None, 3, {}, {"name": 3}, {"name": "nan", "options": []}, ["nan"]])
 def test_a_plugin_in_json_that_is_no_plugin_is_refused(value):
     with pytest.raises(ConfigError):

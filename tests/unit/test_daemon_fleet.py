@@ -14,6 +14,7 @@ import pytest
 
 from hookd.errors import HookdError
 from hookd.tool.attach import environment
+from hookd.tool.daemon.actions import Actions
 from hookd.tool.daemon.fleet.fd_budget import Room
 from hookd.tool.daemon.fleet.fleet import LOOK_S
 from hookd.tool.daemon.fleet.identity import Identity
@@ -51,6 +52,19 @@ def test_a_target_that_cannot_be_looked_at_is_told_once_and_the_others_are_looke
         fleet.poll()
     assert len(looks) == 3
     assert [one.message for one in caplog.records] == [f"target {NOBODY} cannot be looked at"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_agent_that_cannot_be_reached_is_logged_unless_it_has_merely_gone(stack, monkeypatch, caplog, is_there):
+    caplog.set_level("INFO")
+    ranks = Ranks(stack, 1)
+    target = ranks.targets[0]
+    target.pid = os.getpid() if is_there else NOBODY
+    if is_there:
+        monkeypatch.setattr("hookd.tool.attach.discover.find_page", lambda _: os.dup(ranks.pages[0].fd))
+    target.identity = replace(target.identity, method="attach", keep=False)
+    Actions(None, None, None, 1.0).adopt_orphans([target])
+    assert ["cannot be reached" in one.message for one in caplog.records] == [True] * is_there
 
 
 def test_whose_a_target_is_stays_known_when_its_process_ends_in_the_middle_of_a_look(stack, monkeypatch):

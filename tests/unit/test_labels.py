@@ -53,6 +53,11 @@ def test_what_no_terminal_should_see_is_replaced_and_long_names_are_cut():
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("0", 0, 1)),  # an sbatch script itself is no task of a step
         ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, ("5", 0, 6)),
         ({"RANK": "x", "WORLD_SIZE": "-1"}, ("0", 0, 1)),
+        ({"RANK": "\N{ARABIC-INDIC DIGIT THREE}", "WORLD_SIZE": "8", "SLURM_PROCID": "2"}, ("2", 0, 1)),
+        (
+            {"RANK": "3", "LOCAL_RANK": "\N{ARABIC-INDIC DIGIT ONE}", "WORLD_SIZE": "\N{ARABIC-INDIC DIGIT EIGHT}"},
+            ("3", 0, 1),
+        ),
     ],
 )
 def test_rank_local_rank_and_world_size_come_from_one_launcher(environ, expected):

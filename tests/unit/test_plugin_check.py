@@ -261,6 +261,14 @@ class TestImports:
         head = f"import json, torch.nn, hookd_widths\n{guarded}{HEAD}"
         assert not found(packaging.problems, tmp_path, "", head)
 
+    @pytest.mark.parametrize("test", ["if not TYPE_CHECKING:\n", "if TYPE_CHECKING:\n    pass\nelse:\n"])
+    def test_an_import_that_only_type_checkers_skip_is_found(self, tmp_path, test):
+        head = f"from typing import TYPE_CHECKING\n{test}    import mine\n{HEAD}"
+        (tmp_path / "mine.py").write_text("")
+        one, _ = subject(tmp_path, "", head)
+        (problem,) = packaging.problems(one)
+        assert problem.message == "mine.py is not carried, only hookd_widths.py is"
+
     @pytest.mark.parametrize("beside", ["mine.py", "mine/__init__.py"])
     def test_what_lies_beside_a_single_file_is_not_carried(self, tmp_path, beside):
         (tmp_path / beside).parent.mkdir(exist_ok=True)

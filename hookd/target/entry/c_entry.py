@@ -194,8 +194,8 @@ class _Host(ctypes.Structure):
 class Counted(NamedTuple):
     """The configuration for counting a module's calls; an attribute of the plan.
 
-    Calls are counted while no Python function listens to them. The entry does not keep `totals`, `backward` and `shown`
-    alive.
+    Calls are counted unless the shape is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.tell`,
+    `Entry.hear`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
 
     Attributes:
         module: the module.

@@ -42,7 +42,7 @@ class Readmission:
                 entry.strikes = 0
                 entry.probation.admit(now)
                 self._switch(None, entry)
-                self._page.log("info", f"plugin {entry.name} is let back in, on probation")
+                self._page.log("info", f"plugin {entry.name} is readmitted, on probation")
 
 
 class Refusals:

@@ -72,7 +72,7 @@ def locate_all(tensors: Sequence[Tensor], width: int) -> tuple[list[Any], array[
     """Locate many contiguous tensors, in half the time of `locate` for each.
 
     Args:
-        tensors: the tensors, all of one dtype.
+        tensors: one or more, all of one dtype and on one device.
         width: size of an element in bytes.
 
     Returns:
@@ -90,9 +90,10 @@ def locate_all(tensors: Sequence[Tensor], width: int) -> tuple[list[Any], array[
         return None
     if len(places) < len(sizes):
         return None
-    if not all(map(_is_ours, storages)) and not all(map(_is_mapped, places, [n * width for n in sizes])):
-        return None
-    return storages, places, sizes
+    # Only host memory can be a mapped file; madvise does not know a device's addresses.
+    if all(map(_is_ours, storages)) or not tensors[0].is_cpu:
+        return storages, places, sizes
+    return (storages, places, sizes) if all(map(_is_mapped, places, [n * width for n in sizes])) else None
 
 
 def _is_mapped(address: int, size: int) -> bool:

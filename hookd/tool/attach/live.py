@@ -91,7 +91,7 @@ def _witnessed(pid: int) -> Iterator[None]:
     except AttachError as exc:
         if exc.reason == "died" and counter is not None and before is not None and (oom.kills(counter) or 0) > before:
             raise AttachError(
-                f"the kernel has killed process {pid} for want of memory while hookd was attaching", reason="oom-killed",
+                f"process {pid} {oom.KILLED} while hookd was attaching", reason="oom-killed",
                 hint="Raise the limit of its container or job.",
             ) from exc  # fmt: skip
         raise

@@ -67,7 +67,13 @@ def imports(path: Path, directory: Path) -> Iterator[Import]:
         directory: that its package is imported from; relative imports are resolved against it.
     """
     tree = parsed(path)
-    typed = {id(child) for node in ast.walk(tree) if _is_for_types(node) for child in ast.walk(node)}
+    typed = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and _is_for_types(node.test)
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
     package = path.relative_to(directory).parts[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -78,8 +84,9 @@ def imports(path: Path, directory: Path) -> Iterator[Import]:
             yield from (Import(name, node.lineno, alias.name, id(node) in typed) for alias in node.names)
 
 
-def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not node.orelse
+def _is_for_types(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING` itself, by itself or as an attribute of a module."""
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
 
 
 def reached(file: Path, directory: Path, files: tuple[Path, ...]) -> tuple[Path, ...]:

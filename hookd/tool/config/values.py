@@ -55,7 +55,7 @@ class PluginSpec:
             key = key.strip()
             if not equals or not _NAME.match(key):
                 raise ConfigError(
-                    f"'{part}' is not an option of plugin {name}", hint=f"Write {name}:key=value,key=value"
+                    f"'{part}' of plugin {name} is not of the form key=value", hint=f"Write {name}:key=value,key=value"
                 )
             if key in options:
                 raise ConfigError(f"plugin {name} has the option {key} twice")

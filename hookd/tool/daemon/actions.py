@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import HookdError, NoSuchTarget, UsageError
-from hookd.tool.attach import AttachRequest, Control, attach, detach, payload
+from hookd.tool.attach import AttachRequest, Control, attach, detach, discover, payload
 from hookd.tool.attach.change import change, enable_together
 from hookd.tool.config import PluginSpec
 from hookd.tool.daemon import audit
@@ -232,7 +232,8 @@ class Actions:
             with Control.connect(target.pid, ORPHAN_TIMEOUT_S) as control:
                 status = control.request("status")
         except HookdError as exc:
-            _log.info("not taken over: %s", exc)
+            if _has_agent(target.pid):
+                _log.info("not taken over: %s", exc)
             return True
         except OSError:  # on our side, such as no free descriptor
             return False
@@ -334,6 +335,16 @@ class Actions:
             with self._idle:
                 self._busy.discard(pid)
                 self._idle.notify_all()
+
+
+def _has_agent(pid: int) -> bool:
+    """Whether an agent is still in a process, as far as we can see."""
+    try:
+        return discover.identity(pid) is not None
+    except NoSuchTarget:
+        return False
+    except (HookdError, OSError):  # it cannot be seen, or not be read
+        return True
 
 
 def read_timeout(body: Mapping[str, object], default: float = 10.0) -> float:

@@ -28,10 +28,11 @@ _FORCE = "--force attaches anyway."
 _MOST_MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _LOAD, _MEMORY, _OVERCOMMIT = Path("/proc/loadavg"), Path("/proc/meminfo"), Path("/proc/sys/vm/overcommit_memory")
 _NEVER = 2  # include/uapi/linux/mman.h OVERCOMMIT_NEVER
-_LIMITS = {  # above memory.high nothing is killed, but the process is throttled
-    "memory.limit_in_bytes": "memory.usage_in_bytes",
-    "memory.max": "memory.current",
-    "memory.high": "memory.current",
+_KILLS, _THROTTLES = "the kernel could kill the training", "the kernel could throttle the training until it hardly runs"
+_LIMITS = {  # usage, and what happens above the limit
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", _KILLS),
+    "memory.max": ("memory.current", _KILLS),
+    "memory.high": ("memory.current", _THROTTLES),
 }
 _RECLAIMABLE = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
 
@@ -62,21 +63,21 @@ def shortages(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
 
 
 def _memory(pid: int) -> Iterator[AttachError]:
-    left = min(_memory_left(pid), default=MEMORY)
+    left, effect = min(_memory_left(pid), default=(MEMORY, ""))
     if left < MEMORY:
         yield AttachError(
             f"the memory cgroup of process {pid} has {max(0, left) >> 20} MiB left, and an agent needs up to "
-            f"{MEMORY >> 20} MiB: the kernel could kill the training", reason="no-memory",
+            f"{MEMORY >> 20} MiB: {effect}", reason="no-memory",
             hint=f"Raise the limit of its container or job, or start it with `hookd run -- ...`. {_FORCE}",
         )  # fmt: skip
 
 
-def _memory_left(pid: int) -> Iterator[int]:
-    """Yield the bytes left under each memory limit of a process's cgroups."""
+def _memory_left(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the bytes left under each memory limit of a process's cgroups, and what happens above it."""
     for group in cgroups.folders(pid, "memory"):
-        for limit, usage in _LIMITS.items():
+        for limit, (usage, effect) in _LIMITS.items():
             with contextlib.suppress(OSError, ValueError):  # it is not there, or has no limit
-                yield _number(group / limit) - _number(group / usage) + _reclaimable(group)
+                yield _number(group / limit) - _number(group / usage) + _reclaimable(group), effect
 
 
 def _reclaimable(group: Path) -> int:
