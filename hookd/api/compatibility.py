@@ -20,7 +20,7 @@ CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compilin
 
 NAMING = ("mutating", "sampled")
 """The attributes of a plugin that list some of its hooks."""
-REPLACED = {
+FORMER = {
     "rare": 'Write sampled = {"backward": Rate(longest=1000)}, with the number that `rarest` had.',
     "rarest": 'Write sampled = {"backward": Rate(longest=1000)} for the hooks that `rare` named.',
     "sampled_last": 'Write sampled = {"step_pre": Rate(stretched_last=True)}.',

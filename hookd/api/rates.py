@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,11 +42,11 @@ def rates_of(sampled: tuple[str, ...] | Mapping[str, Rate]) -> dict[str, Rate]:
     return dict(sampled) if isinstance(sampled, dict) else dict.fromkeys(sampled, Rate())
 
 
-def problem(sampled: Mapping[str, Rate], longest: int) -> tuple[str, str] | None:
+def problem(sampled: Mapping[str, Any], longest: int) -> tuple[str, str] | None:
     """Return what is wrong with the rates of a plugin, and the fix; None if nothing is.
 
     Args:
-        sampled: its rates.
+        sampled: its rates, by hook, as its author has written them.
         longest: its own longest interval.
     """
     for hook, rate in sampled.items():

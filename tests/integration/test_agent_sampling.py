@@ -190,7 +190,7 @@ class Last(Looker):
         self.clock.advance(self.cost_s)
 
 
-def test_what_is_sampled_last_becomes_rarer_only_where_all_else_is_as_rare_as_it_may_be(clock) -> None:
+def test_what_is_stretched_last_becomes_rarer_only_where_all_else_is_as_rare_as_it_may_be(clock) -> None:
     with running(Last, budget=0.1, clock=clock) as agent:
         train(clock, 300, step_s=0.01)
         looker = agent.plugin("looker")

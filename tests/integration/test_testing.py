@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, Rate, hookimpl
-from hookd.api.compatibility import REPLACED
+from hookd.api.compatibility import FORMER
 from hookd.serving import DaemonPlugin
 from hookd.serving import hookimpl as daemon_hookimpl
 from hookd.target.plugins import rules
@@ -229,7 +229,7 @@ class TestWhatIsRefused:
             rules.check(wrong(), by_name=True)
         assert hint.format(attribute) in caught.value.hint
 
-    @pytest.mark.parametrize("attribute", REPLACED)
+    @pytest.mark.parametrize("attribute", FORMER)
     @pytest.mark.parametrize("is_late", [False, True])
     def test_an_attribute_that_has_been_replaced(self, attribute, is_late):
         class Old(Plugin):
@@ -245,7 +245,7 @@ class TestWhatIsRefused:
             pytest.raises(PluginError, match=f"attribute {attribute} any") as caught,
         ):
             target.start(old)
-        assert caught.value.hint == REPLACED[attribute]
+        assert caught.value.hint == FORMER[attribute]
 
     @pytest.mark.parametrize(
         ("sampled", "words"),

@@ -90,10 +90,10 @@ class TestSignatures:
         assert [(line, rule) for line, rule, *_ in problems] == ([(2, "hook")] if words else [])
         assert all(words in fix for *_, fix in problems)
 
-    @pytest.mark.parametrize("attribute", compatibility.REPLACED)
+    @pytest.mark.parametrize("attribute", compatibility.FORMER)
     def test_an_attribute_that_has_been_replaced_is_found_on_its_line(self, tmp_path, attribute):
         ((line, rule, message, fix),) = found(signatures.problems, tmp_path, f'\n{attribute} = ("forward",)\n')
-        assert (line, rule, fix) == (2, "api", compatibility.REPLACED[attribute])
+        assert (line, rule, fix) == (2, "api", compatibility.FORMER[attribute])
         assert f"attribute {attribute} any more" in message
 
     def test_a_mutator_may_return(self, tmp_path):

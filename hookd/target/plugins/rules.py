@@ -43,7 +43,7 @@ def check_attributes(plugin: Plugin) -> None:
         PluginError: an attribute does not exist any more, does not name hooks as it should, or has rates that exclude each
             other.
     """
-    for attribute, instead in compatibility.REPLACED.items():
+    for attribute, instead in compatibility.FORMER.items():
         if hasattr(plugin, attribute):
             message = f"{plugin.name}: plugins do not have the attribute {attribute} any more"
             raise PluginError(message + _class_line(type(plugin)), reason="api", hint=instead)

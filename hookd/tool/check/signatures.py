@@ -84,9 +84,9 @@ def _naming(file: str, part: ast.ClassDef) -> Iterator[Problem]:
             name = target.id if isinstance(target, ast.Name) else ""
             if name in compatibility.NAMING:
                 yield from _named(file, name, node.value)  # type: ignore[attr-defined]
-            if name in compatibility.REPLACED:
+            if name in compatibility.FORMER:
                 message = f"plugins do not have the attribute {name} any more"
-                yield Problem(file, node.lineno, "api", message, compatibility.REPLACED[name])
+                yield Problem(file, node.lineno, "api", message, compatibility.FORMER[name])
 
 
 def _named(file: str, attribute: str, value: ast.expr | None) -> Iterator[Problem]:
