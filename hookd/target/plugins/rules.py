@@ -45,8 +45,10 @@ def check_attributes(plugin: Plugin) -> None:
     """
     for attribute, instead in compatibility.FORMER.items():
         if hasattr(plugin, attribute):
-            message = f"{plugin.name}: plugins do not have the attribute {attribute} any more"
-            raise PluginError(message + _class_line(type(plugin)), reason="api", hint=instead)
+            at = _class_line(type(plugin))
+            raise PluginError(
+                f"{plugin.name}: plugins do not have the attribute {attribute} any more{at}", reason="api", hint=instead
+            )
     for attribute in compatibility.NAMING:
         _check_named(plugin, attribute)
     if isinstance(plugin.sampled, dict):
