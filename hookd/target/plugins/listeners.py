@@ -94,6 +94,7 @@ class Entry:
         errors: number of times that it raised, or returned a value without being a mutator.
         rates: the rate of each sampled hook.
         rarest: the longest interval of the rare hooks, in steps; 0 if there are none.
+        has_last: whether it has hooks that are stretched last.
         longest: the longest interval of hooks that are not rare, in steps; a longer `every` raises it.
         stretch: the one number that the governor sets. Up to `rare_limit` it is the interval of the plugin's rarest hooks, in
             steps; beyond, it is `rare_limit` times the interval of the hooks that are stretched last.
@@ -148,12 +149,14 @@ class Entry:
     is_asked: bool = False
     rates: dict[str, Rate] = field(init=False)
     rarest: int = field(init=False)
+    has_last: bool = field(init=False)
     _postponed: tuple[int, bool] = (-1, False)
 
     def __post_init__(self) -> None:
         """Set the derived attributes; `configure` may have changed those of the plugin."""
         self.rates = rates_of(self.plugin.sampled)
         self.rarest = max((rate.longest for rate in self.rates.values()), default=0)
+        self.has_last = any(rate.stretched_last for rate in self.rates.values())
 
     def turn(self, state: str) -> None:
         """Change the state."""
@@ -235,7 +238,7 @@ class Entry:
 
     @property
     def _last_limit(self) -> int:
-        return self.longest if any(rate.stretched_last for rate in self.rates.values()) else 1
+        return self.longest if self.has_last else 1
 
     @property
     def limit(self) -> int:
