@@ -28,6 +28,7 @@ from hookd.api.passive import (
     peek,
 )
 from hookd.api.plugin import Plugin
+from hookd.api.rates import Rate
 from hookd.api.refs import tensor_ref
 from hookd.api.summary import Largest, Summary
 from hookd.errors import HookdError, PluginError, TrainingError
@@ -49,6 +50,7 @@ __all__ = [
     "Observation",
     "Plugin",
     "PluginError",
+    "Rate",
     "Returned",
     "Summary",
     "TrainingError",

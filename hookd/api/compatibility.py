@@ -18,8 +18,16 @@ API_VERSION = "1.0"
 CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
 """Words that begin the names of core metrics; the first word of a plugin's name must not be one of them."""
 
-NAMING = ("mutating", "sampled", "rare", "sampled_last", "fixed_by_every")
+NAMING = ("mutating", "sampled")
 """The attributes of a plugin that list some of its hooks."""
+FORMER = {
+    "rare": 'Write sampled = {"backward": Rate(longest=1000)}, with the number that `rarest` had.',
+    "rarest": 'Write sampled = {"backward": Rate(longest=1000)} for the hooks that `rare` named.',
+    "sampled_last": 'Write sampled = {"step_pre": Rate(stretched_last=True)}.',
+    "fixed_by_every": "Remove it: `every` fixes the hooks whose Rate has neither `longest` nor `stretched_last`.",
+    "unless_finite": 'Write sampled = {"backward": Rate(unless_finite=True)}.',
+}
+"""Former attributes of a plugin, each with what to write instead. They are refused: to ignore one would change when hooks are called."""
 
 
 def check(name: str, required: str) -> None:

@@ -110,7 +110,7 @@ class Context:
         self._per_module: list[dict[int, Any]] = []
         self._host = host
         self.settings: dict[str, object] = {}
-        self._fixed: dict[str, int] = {}
+        self._fixed: dict[str, int | None] = {}  # by hook; "": all others
         self._held: dict[str, int] = {}  # by hook; "": all
         self.totals: Totals | None = None
         self.backward_totals: BackwardTotals | None = None
@@ -545,9 +545,9 @@ class Context:
         """Whether the plugin has left a hook enabled."""
         return hook not in self._unwanted
 
-    def fix(self, hooks: Sequence[str], interval: int) -> None:
-        """Keep some sampled hooks, or all if none is named, at an interval that the user set."""
-        self._fixed.update(dict.fromkeys(hooks or ("",), interval))
+    def fix(self, interval: int, *, but: Iterable[str]) -> None:
+        """Keep all sampled hooks `but` these at an interval that the user set."""
+        self._fixed = {"": interval, **dict.fromkeys(but)}
 
     @property
     def is_fixed(self) -> bool:

@@ -78,9 +78,14 @@ model, and bad outputs are not traced back.
 
 from __future__ import annotations
 
-from hookd import Module, hookimpl
+from typing import TYPE_CHECKING
+
+from hookd import Module, Rate, hookimpl
 from hookd_nan.backward import Backward
 from hookd_nan.forward import Forward
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["NaN"]
 
@@ -89,15 +94,16 @@ class NaN(Forward, Backward):
     """Checks every output, gradient and loss, and names the first that is not finite."""
 
     name = "nan"
-    sampled = ("forwards", "backward_pre", "backward", "step_pre", "closure_done")
+    sampled: Mapping[str, Rate] = {
+        "forwards": Rate(),
+        "backward_pre": Rate(longest=1000, unless_finite=True),
+        "backward": Rate(longest=1000, unless_finite=True),
+        "step_pre": Rate(stretched_last=True),
+        "closure_done": Rate(stretched_last=True),
+    }
     every = 1
     longest = 10
-    rare = ("backward_pre", "backward")
-    rarest = 1000
-    sampled_last = ("step_pre", "closure_done")
-    unless_finite = ("backward_pre", "backward")
     remembers = True
-    fixed_by_every = ("forwards",)
     mutating = ("step_pre", "closure_done")  # with a policy other than report
 
     @hookimpl

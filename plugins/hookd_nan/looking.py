@@ -115,7 +115,7 @@ class Looking(Plugin):
         needs = self.was_scaled or self.has_closure
         is_wanted = needs or bool(self.undecided) or not self.judge.is_calm
         if is_wanted or is_over:
-            self.context.hold(1 if is_wanted else None, *self.sampled_last)
+            self.context.hold(1 if is_wanted else None, "step_pre", "closure_done")
         self.was_scaled = self.was_scaled and not is_over
 
     def _details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:

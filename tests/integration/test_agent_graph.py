@@ -9,7 +9,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from hookd import Plugin, hookimpl
+from hookd import Plugin, Rate, hookimpl
 from hookd.target.events import backward
 from tests.support import sanitizers
 from tests.support.agent import running
@@ -239,7 +239,8 @@ def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> No
 
 
 class Choosy(Told):
-    unless_finite = ("backward_pre", "backward")
+    longest = 1
+    sampled: ClassVar = dict.fromkeys(("backward_pre", "backward"), Rate(unless_finite=True))
 
 
 class Bad(torch.autograd.Function):

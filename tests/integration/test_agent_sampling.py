@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import threading
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from hookd import Plugin, hookimpl
+from hookd import Plugin, Rate, hookimpl
 from tests.support.agent import running
 from tests.support.clock import Clock
 
@@ -40,7 +41,6 @@ class Looker(Plugin):
     name = "looker"
     sampled = ("forward", "loss")
     longest = 8
-    fixed_by_every = ("forward",)
 
     def __init__(self) -> None:
         self.forwards: list[int] = []
@@ -58,6 +58,12 @@ class Looker(Plugin):
     def loss(self):
         self.losses.append(self.context.step)
         self.clock.advance(0.002)  # far more than one per cent of these steps
+
+
+class Partly(Looker):
+    """Leaves how often one hook is called to the budget, whatever the option `every` says."""
+
+    sampled: ClassVar = {"forward": Rate(), "loss": Rate(longest=8)}
 
 
 def blocks(steps: list[int], interval: int) -> list[int]:
@@ -147,7 +153,7 @@ def test_without_a_budget_nothing_is_sampled_but_what_the_person_has_fixed(clock
         assert agent.plugin("looker").forwards == agent.plugin("looker").losses == []
         assert agent.values("hookd_sampling_interval_steps") == {("looker",): 0}
         assert agent.values("hookd_overhead_budget_ratio") == {(): 0.0}
-    with running(Looker, options={"every": "2"}, budget=0.0, clock=clock) as agent:
+    with running(Partly, options={"every": "2"}, budget=0.0, clock=clock) as agent:
         train(clock, 6)
         assert agent.plugin("looker").forwards == [1, 3, 5]
         assert agent.plugin("looker").losses == []
@@ -156,8 +162,7 @@ def test_without_a_budget_nothing_is_sampled_but_what_the_person_has_fixed(clock
 def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_others_are(clock) -> None:
     class Rarer(Looker):
         longest = 4
-        rare = ("loss",)
-        rarest = 30
+        sampled: ClassVar = {"forward": Rate(), "loss": Rate(longest=30)}
 
     with running(Rarer, clock=clock) as agent:
         train(clock, 200, step_s=0.005)
@@ -171,12 +176,8 @@ def test_rare_hooks_are_stretched_further_and_called_in_steps_in_which_the_other
 class Last(Looker):
     """Has a hook that is to be called at every step as long as that is possible."""
 
-    sampled = ("forward", "loss", "step_pre")
+    sampled: ClassVar = {"forward": Rate(), "loss": Rate(longest=12), "step_pre": Rate(stretched_last=True)}
     longest = 4
-    rare = ("loss",)
-    rarest = 12
-    sampled_last = ("step_pre",)
-    fixed_by_every = ()
     cost_s = 0.0005
 
     def __init__(self) -> None:
@@ -189,7 +190,7 @@ class Last(Looker):
         self.clock.advance(self.cost_s)
 
 
-def test_what_is_sampled_last_becomes_rarer_only_where_all_else_is_as_rare_as_it_may_be(clock) -> None:
+def test_what_is_stretched_last_becomes_rarer_only_where_all_else_is_as_rare_as_it_may_be(clock) -> None:
     with running(Last, budget=0.1, clock=clock) as agent:
         train(clock, 300, step_s=0.01)
         looker = agent.plugin("looker")
@@ -244,8 +245,8 @@ def test_what_was_held_for_a_while_is_as_rare_again_as_the_budget_asks_for(clock
         assert not context.is_fixed
 
 
-def test_every_fixes_the_hooks_that_the_plugin_names_and_the_budget_stretches_the_others(clock) -> None:
-    with running(Looker, options={"every": "1"}, clock=clock) as agent:
+def test_every_fixes_the_hooks_without_a_rate_of_their_own_and_the_budget_stretches_the_others(clock) -> None:
+    with running(Partly, options={"every": "1"}, clock=clock) as agent:
         train(clock, 80)
         looker = agent.plugin("looker")
         assert looker.forwards == list(range(1, 81))
@@ -267,8 +268,6 @@ def test_steps_that_take_turns_are_all_sampled(clock) -> None:
 
 def test_a_plugin_can_hold_its_interval_and_let_it_go(clock) -> None:
     class Holder(Looker):
-        fixed_by_every = ()
-
         @hookimpl
         def step_pre(self, step):
             if step == 3:
@@ -288,8 +287,6 @@ def test_what_is_exported_as_overhead_is_what_a_sampled_plugin_really_took(clock
     """Measured steps are one in five and sampled ones one in eight: each kind stands for its own."""
 
     class Spender(Looker):
-        fixed_by_every = ()
-
         @hookimpl
         def loss(self):
             self.losses.append(self.context.step)
@@ -374,7 +371,6 @@ class Apart(Looker):
 @pytest.mark.parametrize("every", [3, 10])
 def test_what_is_to_be_apart_looks_as_often_as_others_and_never_when_they_do(every, clock) -> None:
     class Other(Looker):
-        fixed_by_every = ()
         longest = 1
 
     Other.every = Apart.every = Other.longest = Apart.longest = every

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookd import Plugin, PluginError, hookimpl
+from hookd import Plugin, PluginError, Rate, hookimpl
+from hookd.api.compatibility import FORMER
 from hookd.serving import DaemonPlugin
 from hookd.serving import hookimpl as daemon_hookimpl
 from hookd.target.plugins import rules
@@ -214,16 +215,54 @@ class TestWhatIsRefused:
         assert f"{__file__}:{line}" in caught.value.message
         assert hint in caught.value.hint
 
-    @pytest.mark.parametrize("attribute", ["sampled", "rare", "sampled_last", "mutating", "fixed_by_every"])
+    @pytest.mark.parametrize("attribute", ["sampled", "mutating"])
     @pytest.mark.parametrize(
         ("value", "words", "hint"),
-        [(("forwrd",), "names 'forwrd'", "'forward'"), ("root_forward", "must be a tuple", 'Write {} = ("forward",)')],
+        [
+            (("forwrd",), "names 'forwrd'", "'forward'"),
+            ("root_forward", "must be a tuple", 'Write {} = ("forward",)'),
+        ],
     )
     def test_what_should_name_hooks_and_does_not(self, attribute, value, words, hint):
         wrong = type("Wrong", (Plugin,), {"name": "wrong", attribute: value})
         with pytest.raises(PluginError, match=f"wrong: {attribute} .*{words}") as caught:
             rules.check(wrong(), by_name=True)
         assert hint.format(attribute) in caught.value.hint
+
+    @pytest.mark.parametrize("attribute", FORMER)
+    @pytest.mark.parametrize("is_late", [False, True])
+    def test_an_attribute_that_has_been_replaced(self, attribute, is_late):
+        class Old(Plugin):
+            name = "old"
+
+            @hookimpl
+            def configure(self, context):
+                setattr(self, attribute, ("backward",))
+
+        old = Old if is_late else type("Old", (Plugin,), {"name": "old", attribute: ("backward",)})
+        with (
+            FakeTarget(record=False) as target,
+            pytest.raises(PluginError, match=f"attribute {attribute} any") as caught,
+        ):
+            target.start(old)
+        assert caught.value.hint == FORMER[attribute]
+
+    @pytest.mark.parametrize(
+        ("sampled", "words"),
+        [
+            ({"forwrd": Rate()}, "sampled names 'forwrd'"),
+            ({"backward": 1000}, "sampled\\['backward'\\] is 1000, but must be a Rate"),
+            ({"backward": Rate(longest=1000, stretched_last=True)}, "both longest and stretched_last"),
+            ({"backward": Rate(longest=10)}, "longest=10, less than the plugin's 100"),
+            ({"backward": Rate(longest=200), "loss": Rate(longest=300)}, "different longest intervals: 200 and 300"),
+            ({"forward": Rate(unless_finite=True)}, "unless_finite, which only backward_pre and backward can have"),
+        ],
+    )
+    def test_rates_that_exclude_each_other(self, sampled, words):
+        wrong = type("Wrong", (Plugin,), {"name": "wrong", "longest": 100, "sampled": sampled})
+        with pytest.raises(PluginError, match=f"wrong: .*{words}") as caught:
+            rules.check(wrong(), by_name=True)
+        assert caught.value.hint
 
     def test_a_class_without_a_name(self):
         class Nameless(Plugin):

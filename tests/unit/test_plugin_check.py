@@ -72,13 +72,15 @@ class TestSignatures:
         ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
         assert (line, rule) == (5, "changed")
 
-    @pytest.mark.parametrize("attribute", ["sampled", "rare", "sampled_last", "mutating", "fixed_by_every"])
+    @pytest.mark.parametrize("attribute", ["sampled", "mutating"])
     @pytest.mark.parametrize(
         ("value", "words"),
         [
             ('("forward", "forwrd")', "did you mean 'forward'?"),
             ('("root_forward")', "with the comma"),
             ("None", "with the comma"),
+            ('{"forwrd": Rate()}', "did you mean 'forward'?"),
+            ('{"forward": Rate(), **others}', ""),
             ('("forward", "backward")', ""),
             ('Other.sampled + ("forward",)', ""),
         ],
@@ -87,6 +89,12 @@ class TestSignatures:
         problems = found(signatures.problems, tmp_path, f"\n{attribute} = {value}\n")
         assert [(line, rule) for line, rule, *_ in problems] == ([(2, "hook")] if words else [])
         assert all(words in fix for *_, fix in problems)
+
+    @pytest.mark.parametrize("attribute", compatibility.FORMER)
+    def test_an_attribute_that_has_been_replaced_is_found_on_its_line(self, tmp_path, attribute):
+        ((line, rule, message, fix),) = found(signatures.problems, tmp_path, f'\n{attribute} = ("forward",)\n')
+        assert (line, rule, fix) == (2, "api", compatibility.FORMER[attribute])
+        assert f"attribute {attribute} any more" in message
 
     def test_a_mutator_may_return(self, tmp_path):
         body = "mutates = True\n@hookimpl\ndef forward(self, output):\n    return output\n"

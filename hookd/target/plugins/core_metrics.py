@@ -85,8 +85,7 @@ class CoreMetrics:
 
     def show_interval(self, entry: Entry) -> None:
         """Publish a plugin's sampling interval: the fixed one, or else the one that the budget allows; 0 for never."""
-        seldom = {*entry.plugin.rare, *entry.plugin.sampled_last}
-        fixed = [entry.context.fixed(hook) for hook in entry.plugin.sampled if hook not in seldom]
+        fixed = [entry.context.fixed(hook) for hook, rate in entry.rates.items() if rate.is_usual]
         asked = min((interval for interval in fixed if interval is not None), default=0)
         never = not self._has_budget and entry.is_governed
         self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))

@@ -84,9 +84,9 @@ class _Draw(NamedTuple):
     @classmethod
     def of(cls, entry: Entry, one: Listener) -> _Draw:
         """Return the draw of a listener."""
-        plugin, fixed = entry.plugin, entry.context.fixed(one.hook)
-        tier = ALL if one.hook in plugin.rare else LAST if one.hook in plugin.sampled_last else USUAL
-        dearest = ALL if tier == USUAL and not plugin.rare else tier
+        rate, fixed = entry.rates[one.hook], entry.context.fixed(one.hook)
+        tier = ALL if rate.longest else LAST if rate.stretched_last else USUAL
+        dearest = ALL if tier == USUAL and not entry.rarest else tier
         totals = one.totals if isinstance(one.totals, Switched) else None
         return cls(one, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd._pluggy import PluginManager, PluginValidationError
 from hookd.api import hookspecs
+from hookd.api.rates import Rate, rates_of
 from hookd.errors import PluginError
 from hookd.target.plugins import values
 from hookd.wire.agent import Source
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 """Duration of a plugin's first quarantine, and the longest one, in seconds; each is twice as long as the last."""
 NONE, LAST, USUAL, ALL = range(4)
-"""Which of a plugin's hooks with a governed interval are called in a step: none; only those sampled last; all but the rare ones;
-all."""
+"""Which of a plugin's hooks with a governed interval are called in a step: none; only those stretched last; all but the rare ones
+(`Rate.longest`); all."""
 FIXED = 4
 """Added to these for a step in which hooks with a fixed interval are called."""
 PATIENCE = 3
@@ -91,12 +92,15 @@ class Entry:
     Attributes:
         state: active, quarantined, disabled, or waiting: ready, and not yet switched on.
         errors: number of times that it raised, or returned a value without being a mutator.
+        rates: the rate of each sampled hook.
+        rarest: the longest interval of the rare hooks, in steps; 0 if there are none.
+        has_last: whether it has hooks that are stretched last.
         longest: the longest interval of hooks that are not rare, in steps; a longer `every` raises it.
         stretch: the one number that the governor sets. Up to `rare_limit` it is the interval of the plugin's rarest hooks, in
-            steps; beyond, it is `rare_limit` times the interval of the hooks that are sampled last.
+            steps; beyond, it is `rare_limit` times the interval of the hooks that are stretched last.
         kind: the kind of the step in progress, by its cost: which hooks with a governed interval are called (`NONE` to `ALL`),
             plus `FIXED` if hooks with a fixed interval are called.
-        looks: whether sampled hooks, other than those sampled last, are called in the step in progress.
+        looks: whether sampled hooks, other than those stretched last, are called in the step in progress.
         has_fixed: whether some of its hooks have a fixed interval now.
         drawn: the draw for the step in progress; None: it is to be drawn anew.
         listening: number of its sampled hooks that are called in the step in progress.
@@ -143,7 +147,16 @@ class Entry:
     call_ns: int = 0
     waiting: int = 0
     is_asked: bool = False
+    rates: dict[str, Rate] = field(init=False)
+    rarest: int = field(init=False)
+    has_last: bool = field(init=False)
     _postponed: tuple[int, bool] = (-1, False)
+
+    def __post_init__(self) -> None:
+        """Set the derived attributes; `configure` may have changed those of the plugin."""
+        self.rates = rates_of(self.plugin.sampled)
+        self.rarest = max((rate.longest for rate in self.rates.values()), default=0)
+        self.has_last = any(rate.stretched_last for rate in self.rates.values())
 
     def turn(self, state: str) -> None:
         """Change the state."""
@@ -165,7 +178,7 @@ class Entry:
     def is_sampled(self, one: Listener) -> bool:
         """Whether this hook is called in sampled steps only; mutators' hooks never are, and totals of calls are exact."""
         is_exact = one.totals is not None and one.hook == "forward"
-        return one.hook in self.plugin.sampled and not is_exact and not _mutates(self.plugin, one.hook)
+        return one.hook in self.rates and not is_exact and not _mutates(self.plugin, one.hook)
 
     def is_due(self, step: int) -> bool:
         """Whether the hooks with a governed interval, except the rare ones, are called in a step.
@@ -193,7 +206,7 @@ class Entry:
         return is_drawn(step // self.interval, self.rare_interval // self.interval)
 
     def is_due_last(self, step: int) -> bool:
-        """Whether the hooks that are sampled last are called."""
+        """Whether the hooks that are stretched last are called."""
         return is_drawn(step, self.last_interval)
 
     def next_draw(self, step: int) -> int:
@@ -206,7 +219,7 @@ class Entry:
     @property
     def interval(self) -> int:
         """Steps between two sampled steps; rare hooks may be called less often, in some of those."""
-        return min(self.stretch, self.longest) if self.plugin.rare or self.plugin.sampled_last else self.stretch
+        return min(self.stretch, self.longest)
 
     @property
     def rare_interval(self) -> int:
@@ -215,18 +228,22 @@ class Entry:
 
     @property
     def last_interval(self) -> int:
-        """Steps between two calls of the hooks that are sampled last, in steps without other samples."""
+        """Steps between two calls of the hooks that are stretched last, in steps without other samples."""
         return max(1, self.stretch // self.rare_limit)
 
     @property
     def rare_limit(self) -> int:
         """The longest interval of the rare hooks, a multiple of the others' longest interval."""
-        return max(self.longest, self.plugin.rarest // self.longest * self.longest)
+        return max(self.longest, self.rarest // self.longest * self.longest)
+
+    @property
+    def _last_limit(self) -> int:
+        return self.longest if self.has_last else 1
 
     @property
     def limit(self) -> int:
         """The largest `stretch` that the governor may set."""
-        return self.rare_limit * (self.longest if self.plugin.sampled_last else 1)
+        return self.rare_limit * self._last_limit
 
     def cost(self, kind: int) -> int:
         """Return the cost of a step in which the hooks of `kind` are called, in ns.
@@ -242,7 +259,7 @@ class Entry:
     def share_ns(self, *, at_longest: bool) -> float:
         """Return the average cost per step of its sampled hooks, in ns: of those at their longest interval, or of the others."""
         parts = (
-            (LAST, self.last_interval, self.longest if self.plugin.sampled_last else 1),
+            (LAST, self.last_interval, self._last_limit),
             (USUAL, self.interval, self.longest),
             (ALL, self.rare_interval, self.rare_limit),
         )
@@ -343,7 +360,7 @@ class Registry:
         entry.longest = max(plugin.longest, entry.stretch)
         entry.readmits = wanted_readmission(plugin, context)
         if "every" in context.options:
-            context.fix(plugin.fixed_by_every, entry.interval)
+            context.fix(entry.interval, but=[hook for hook, rate in entry.rates.items() if not rate.is_usual])
         self.entries = {**self.entries, entry.number: entry}
         return entry
 
@@ -381,9 +398,9 @@ class Registry:
                 elif impl.plugin is entry.plugin:
                     names = tuple(impl.argnames)
                     rights = _mutates(entry.plugin, hook), entry.plugin.remembers
-                    is_choosy = hook in entry.plugin.unless_finite
+                    rate = entry.rates.get(hook, Rate())
                     listeners.append(
-                        Listener(entry.number, hook, names, *rights, impl.function, unless_finite=is_choosy)
+                        Listener(entry.number, hook, names, *rights, impl.function, unless_finite=rate.unless_finite)
                     )
         totals = entry.context.totals
         if totals is not None:

@@ -88,6 +88,7 @@ class Loading:
         context = Context(plugin.name, options, self._host)
         try:
             self._cold.configure(plugin, context)
+            rules.check_attributes(plugin)  # it may have set some for its options
             self._rest()
             wanted_interval(plugin, context)
             wanted_readmission(plugin, context)

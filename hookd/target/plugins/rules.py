@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from hookd.api import compatibility, hookspecs
+from hookd.api import compatibility, hookspecs, rates
 from hookd.api.compatibility import is_name, nearest
 from hookd.errors import PluginError
 
@@ -20,8 +20,8 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
 
     Raises:
         PluginError: the name is invalid; the plugin mutates and was not enabled by name; it requires another API; a hook is
-            unknown or a wrapper; an argument is unknown to the hook or has a default; or an attribute that should name
-            hooks does not.
+            unknown or a wrapper; an argument is unknown to the hook or has a default; or an attribute breaks a rule
+            of `check_attributes`.
     """
     name = plugin.name
     if not is_name(name):
@@ -33,14 +33,35 @@ def check(plugin: Plugin, *, by_name: bool) -> None:
         raise PluginError(f"{name} changes training, so it must be enabled by name: -p {name}")
     for hook, function in marked(type(plugin)):
         check_hook(name, hook, function)
+    check_attributes(plugin)
+
+
+def check_attributes(plugin: Plugin) -> None:
+    """Refuse attributes that would have the plugin's hooks called otherwise than its author meant.
+
+    Raises:
+        PluginError: an attribute does not exist any more, does not name hooks as it should, or has rates that exclude each
+            other.
+    """
+    for attribute, instead in compatibility.FORMER.items():
+        if hasattr(plugin, attribute):
+            at = _class_line(type(plugin))
+            raise PluginError(
+                f"{plugin.name}: plugins do not have the attribute {attribute} any more{at}", reason="api", hint=instead
+            )
     for attribute in compatibility.NAMING:
         _check_named(plugin, attribute)
+    if isinstance(plugin.sampled, dict):
+        problem = rates.problem(plugin.sampled, plugin.longest)
+        if problem is not None:
+            message, hint = problem
+            raise PluginError(f"{plugin.name}: {message}{_class_line(type(plugin))}", hint=hint)
 
 
 def _check_named(plugin: Plugin, attribute: str) -> None:
     """Refuse an attribute that does not name existing hooks: such a plugin would be called at every step."""
     named = getattr(plugin, attribute)
-    if not isinstance(named, (tuple, list)):
+    if not isinstance(named, (tuple, list, dict) if attribute == "sampled" else (tuple, list)):
         message = f"{plugin.name}: {attribute} is {named!r}, but must be a tuple of hook names"
         raise PluginError(
             message + _class_line(type(plugin)), hint=f'Write {attribute} = ("forward",), with the comma.'

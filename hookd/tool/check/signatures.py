@@ -72,24 +72,31 @@ def _api(subject: Subject, node: ast.ClassDef) -> Iterator[Problem]:
 
 
 def _naming(file: str, part: ast.ClassDef) -> Iterator[Problem]:
-    """Yield the attributes that should name hooks but do not.
+    """Yield the attributes that should name hooks but do not, and those that do not exist any more.
 
-    The hooks meant would be called at every step.
+    The hooks meant would be called at other steps than their author believes.
     """
     for node in part.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         for target in targets:
-            if isinstance(target, ast.Name) and target.id in compatibility.NAMING:
-                yield from _named(file, target.id, node.value)  # type: ignore[attr-defined]
+            name = target.id if isinstance(target, ast.Name) else ""
+            if name in compatibility.NAMING:
+                yield from _named(file, name, node.value)  # type: ignore[attr-defined]
+            if name in compatibility.FORMER:
+                message = f"plugins do not have the attribute {name} any more"
+                yield Problem(file, node.lineno, "api", message, compatibility.FORMER[name])
 
 
 def _named(file: str, attribute: str, value: ast.expr | None) -> Iterator[Problem]:
     if isinstance(value, ast.Constant):
         yield Problem(file, value.lineno, "hook", f"{attribute} is {value.value!r}, but must be a tuple of hook names",
                       f'write {attribute} = ("forward",), with the comma')  # fmt: skip
-    for item in value.elts if isinstance(value, (ast.Tuple, ast.List)) else ():
+    items = (
+        value.elts if isinstance(value, (ast.Tuple, ast.List)) else value.keys if isinstance(value, ast.Dict) else ()
+    )
+    for item in items:
         if isinstance(item, ast.Constant) and item.value not in hookspecs.HOOKS:
             yield Problem(file, item.lineno, "hook", f"{attribute} names {item.value!r}, but there is no such hook",
                           nearest(str(item.value), hookspecs.HOOKS))  # fmt: skip
