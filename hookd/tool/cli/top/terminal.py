@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
+import functools
 import os
 import select
 import sys
 from typing import TYPE_CHECKING, Any
 
-from textual.drivers.linux_driver import LinuxDriver
+from textual.drivers import linux_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,15 @@ REFUSED = (
 """What textual writes to a terminal at the start and top does without."""
 POINTER = "\x1b]22;"
 """Begins a change of the mouse pointer's shape, which textual does not take back at the end."""
+
+
+def _decoder(encoding: str) -> Any:
+    """Return a decoder that ignores bytes that are not text."""
+    return functools.partial(codecs.getincrementaldecoder(encoding), errors="ignore")
+
+
+# Textual's decoder is strict: one byte that is not UTF-8 ends its thread, and the keys that were read with it are lost.
+linux_driver.getincrementaldecoder = _decoder  # type: ignore[attr-defined]
 
 
 def is_dumb() -> bool:
@@ -63,7 +74,7 @@ class Output:
         """Return at once: writes are not buffered."""
 
 
-class Driver(LinuxDriver):
+class Driver(linux_driver.LinuxDriver):
     """Textual's driver for terminals, on stdout instead of stderr."""
 
     def __init__(self, app: App[Any], **settings: Any) -> None:
@@ -110,14 +121,9 @@ class Driver(LinuxDriver):
         return NARROW, LOW
 
     def _run_input_thread(self) -> None:
-        """Decode keys until the end. Textual's decoder is strict, so it begins anew after bytes that are not UTF-8."""
-        while not self.exit_event.is_set():
-            try:
-                self.run_input_thread()
-            except UnicodeDecodeError:
-                continue
-            except OSError:  # EIO: the terminal is gone, which the app notices by itself
-                return
+        """Decode keys until the end."""
+        with contextlib.suppress(OSError):  # EIO: the terminal is gone, which the app notices by itself
+            self.run_input_thread()
 
     # A signal may interrupt the thread where it holds a lock of the queue or waits for the writing thread. Both are taken
     # to stop and to start, so that is left to the loop, which after a Ctrl-Z goes on when the process does.
