@@ -103,39 +103,68 @@ class Looks:
         return self.before if self.latest == step else self.latest
 
 
+@dataclass
+class Known:
+    """What a judge knows: the bad calls and gradients of which it cannot say yet what they are.
+
+    Attributes:
+        first: the first bad gradient in a backward since gradients were last known to be good.
+        in_a_row: by optimizer: the skipped steps in a row.
+    """
+
+    pending: dict[int, Event] = field(default_factory=dict)
+    suspects: dict[int, Event] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
+    skipped: int = 0
+    first: Event | None = None
+    in_a_row: dict[int, int] = field(default_factory=dict)
+
+
 class Judge:
     """Finds the origin in a sequence of events, given in the order of execution.
 
     Each method that judges returns the event of the origin, with the `where` and `module` to report, or None.
     Optimizers are identified by numbers (`Event.optimizer`).
-
-    Attributes:
-        pending: by thread: a call with bad inputs; its caller decides when it returns.
-        suspects: by optimizer: its bad gradients, until their fate is known.
-        settled: optimizers whose bad gradients have a known fate; the gradients may stay in memory for a while.
-        skipped: steps in which bad gradients were discarded.
     """
 
     def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self.pending: dict[int, Event] = {}
-        self.suspects: dict[int, Event] = {}
-        self.settled: set[int] = set()
-        self.skipped = 0
-        self._first: Event | None = (
-            None  # the first bad gradient in a backward since gradients were last known to be good
-        )
-        self._in_a_row: dict[int, int] = {}
+        self._patience = patience
+        self._known = Known()
+
+    def succeed(self, predecessor: Judge) -> None:
+        """Go on with the knowledge of a predecessor; the events that it still has to judge change it for both."""
+        self._known = predecessor._known  # noqa: SLF001
+        predecessor._patience = self._patience  # noqa: SLF001
+
+    @property
+    def pending(self) -> dict[int, Event]:
+        """By thread: a call with bad inputs; its caller decides when it returns."""
+        return self._known.pending
+
+    @property
+    def suspects(self) -> dict[int, Event]:
+        """By optimizer: its bad gradients, until their fate is known."""
+        return self._known.suspects
+
+    @property
+    def settled(self) -> set[int]:
+        """Optimizers whose bad gradients have a known fate; the gradients may stay in memory for a while."""
+        return self._known.settled
+
+    @property
+    def skipped(self) -> int:
+        """Number of steps in which bad gradients were discarded."""
+        return self._known.skipped
 
     @property
     def is_suspicious(self) -> bool:
         """Whether there is a bad gradient whose fate is unknown."""
-        return self._first is not None or bool(self.suspects)
+        return self._known.first is not None or bool(self.suspects)
 
     @property
     def is_calm(self) -> bool:
         """Whether no bad gradient is remembered, so that good gradients change nothing."""
-        return not (self.is_suspicious or self.settled or self._in_a_row)
+        return not (self.is_suspicious or self.settled or self._known.in_a_row)
 
     def call(self, event: Event) -> Event | None:
         """Judge a module call that has returned; `where` is "output", or "param" if one of its own parameters is bad."""
@@ -163,8 +192,8 @@ class Judge:
 
     def flow(self, event: Event) -> None:
         """Keep the first bad gradient in a backward until its fate is known."""
-        if event.kind and (self._first is None or event.order < self._first.order):
-            self._first = event
+        if event.kind and (self._known.first is None or event.order < self._known.first.order):
+            self._known.first = event
 
     def gradients(self, event: Event) -> None:
         """Keep the bad gradients of an optimizer's parameters after a backward until their fate is known."""
@@ -181,7 +210,7 @@ class Judge:
         """
         origin = None
         self.settled.difference_update(cleared)
-        if not self.suspects and self._first is not None and is_clear:
+        if not self.suspects and self._known.first is not None and is_clear:
             return self._skip(0) or (event if event.kind else None)
         for optimizer in [one for one in self.suspects if one in cleared]:
             origin = origin or self._skip(optimizer)
@@ -195,19 +224,19 @@ class Judge:
         (self.settled.add if event.kind or found_inf else self.settled.discard)(event.optimizer)
         if found_inf:
             return self._skip(event.optimizer, event)
-        first, suspect = self._first, self.suspects.pop(event.optimizer, None)
+        first, suspect = self._known.first, self.suspects.pop(event.optimizer, None)
         for optimizer in (event.optimizer, 0) if event.is_first_step else (event.optimizer,):
-            self._in_a_row.pop(optimizer, None)
+            self._known.in_a_row.pop(optimizer, None)
         if event.kind or not self.suspects:
-            self._first = None
+            self._known.first = None
         found = first or suspect
         return (found if found is not None and found.module else event) if event.kind else None
 
     def _skip(self, optimizer: int, suspect: Event | None = None) -> Event | None:
         suspect = self.suspects.pop(optimizer, suspect)
-        found = self._first or suspect
+        found = self._known.first or suspect
         if not self.suspects:
-            self._first = None
-        self.skipped += 1
-        self._in_a_row[optimizer] = self._in_a_row.get(optimizer, 0) + 1
-        return found if self._in_a_row[optimizer] >= self.patience else None
+            self._known.first = None
+        self._known.skipped += 1
+        self._known.in_a_row[optimizer] = self._known.in_a_row.get(optimizer, 0) + 1
+        return found if self._known.in_a_row[optimizer] >= self._patience else None
