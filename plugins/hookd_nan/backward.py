@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hookd import tensors as tensors_in
@@ -95,8 +95,8 @@ class Backward:
     def _look_at_gradient(self, module: Module, leaves: tuple[Any, ...], reached: tuple[Any, ...]) -> None:
         found = self.scan(tensors_in(leaves) or tensors_in(reached))
         if found:
-            event = self.checks.event("grad", module.name, self.checks.backwards)
-            event.reached = self._reached.get(module.id, 0)
+            reached_at = self._reached.get(module.id, 0)
+            event = self.checks.event("grad", module.name, self.checks.backwards, reached=reached_at)
             self.queue.submit(self._judge_gradient, event, found, self.scan(tensors_in(reached)))
 
     def _judge_gradient(self, event: Event) -> None:
@@ -106,7 +106,7 @@ class Backward:
         check does. A container is reached before the modules in it.
         """
         if event.inputs:
-            event.order = event.reached
+            event = replace(event, order=event.reached)
         if event.kind:
             self.fates.undecided.append(event)
             self.judge.flow(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookd_nan.judge import Event, Looks
 
@@ -37,7 +37,12 @@ class Checks:
         self.order = predecessor.order
 
     def event(
-        self, where: str, module: str, looks: Looks | None = None, inside: tuple[Module, ...] | None = None
+        self,
+        where: str,
+        module: str,
+        looks: Looks | None = None,
+        inside: tuple[Module, ...] | None = None,
+        **more: Any,
     ) -> Event:
         """Return a new event of this step.
 
@@ -46,6 +51,7 @@ class Checks:
             module: name of the module.
             looks: earlier checks of this place, for `since`; None: the value was made now.
             inside: the modules being called, the outermost first; None: those of this thread.
+            more: other attributes of the event.
 
         Returns:
             The event, with an empty `kind`.
@@ -53,10 +59,10 @@ class Checks:
         step, stack = self._context.step, tuple(m.name for m in (self._context.stack() if inside is None else inside))
         since = step if looks is None else looks.since(step)
         self.order += 1
-        event = Event(where, "", module, step, stack, thread=get_ident(), order=self.order, since=since)
         # A parameter that an optimizer made bad is seen in the next step, so it may be a step older than an output.
-        event.own_since = self.gates.last(step)
-        return event
+        own_since = self.gates.last(step)
+        known = {"thread": get_ident(), "order": self.order, "since": since, "own_since": own_since}
+        return Event(where, "", module, step, stack, **known, **more)
 
 
 class Findings:
@@ -90,7 +96,7 @@ class Findings:
         """Report an origin, or the parameter that unchecked gradients have made bad, if there is one."""
         if origin is not None and self._scan.is_strict and not origin.is_late and not self.is_over:
             is_seen = self._checks.used.last(origin.step) >= origin.own_since
-            self._gradients.blame_update(origin, is_seen=is_seen)
+            origin = self._gradients.blamed_update(origin, is_seen=is_seen)
         self.report_as_found(origin)
 
     def report_as_found(self, event: Event | None) -> None:

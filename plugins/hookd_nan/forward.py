@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import torch
 
 from hookd import Call, Module, is_whole, peek, versions
 from hookd import tensors as tensors_in
-from hookd_nan import trace
 from hookd_nan.scan import INF, Found, Seen, is_within, on_host, own_tensors
+from hookd_nan.trace import traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,9 +94,8 @@ class Outputs:
         if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
             return False
         stack = call.stack()
-        event = self.checks.event("output", call.module.name, self.checks.outputs, stack)
-        event.is_certain = False
-        self._trace(event, stack[0], call, found, unknown="")
+        event = self.checks.event("output", call.module.name, self.checks.outputs, stack, is_certain=False)
+        event = self._traced_back(event, stack[0], call, found, unknown="")
         self.findings.count(event)
         self.findings.report_as_found(event)
         self._traced.add(get_ident())
@@ -147,29 +146,33 @@ class Outputs:
 
     def _returned(self, call: Call, found: Found, changed: list[str]) -> None:
         """Judge a call whose output is or may be bad, or that must judge a call of a module in it."""
-        event = self.checks.event("output", call.module.name, self.checks.outputs, call.stack())
         module = call.module.torch()
         own = own_tensors(module)
-        event.may_write = peek(module, "training") is True
         in_own = [self.scan(one.values(), masks=True) or self.scan.trained(one.values()) for one in own]
         in_inputs, unknown = self._look_at_inputs(call)
-        if all(isinstance(one, str) for one in (found, in_inputs, *in_own)):
-            event.kind, event.inputs = str(found), str(in_inputs)
-            event.details = self._numbers(event, call, own, *map(str, in_own))
-            event.at = self._place(call)
+        is_known = all(isinstance(one, str) for one in (found, in_inputs, *in_own))
+        event = self.checks.event(
+            "output",
+            call.module.name,
+            self.checks.outputs,
+            call.stack(),
+            may_write=peek(module, "training") is True,
+            is_certain=not changed,
+            own=() if is_known else tuple(list(one) for one in own),
+        )
+        if is_known:
+            event = replace(event, kind=str(found), inputs=str(in_inputs), at=self._place(call))
+            event = replace(event, details=self._numbers(event, call, own, *map(str, in_own)))
             if (
                 event.kind
                 and not in_inputs
                 and not self.scan.neginf
                 and self.scan(tensors_in((call.inputs, call.kwargs)))
             ):
-                event.details["neginf_in"] = "inputs"
-        else:
-            event.own = tuple(list(one) for one in own)
+                event = event.having(neginf_in="inputs")
         if unknown:
-            event.details = {**event.details, "inputs": unknown}
-        event.is_certain = not changed
-        self._add_unseen(event, changed)
+            event = event.having(inputs=unknown)
+        event = self._with_unseen(event, changed)
         self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=not self.scan.neginf)
 
     def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
@@ -193,15 +196,16 @@ class Outputs:
                 self._unseen.append(module.name)
         return tensors_in(call.output)
 
-    def _add_unseen(self, event: Event, names: Iterable[str] = ()) -> None:
-        """Add the names of other modules that may be the origin to an event, as `or_in`."""
+    def _with_unseen(self, event: Event, names: Iterable[str] = ()) -> Event:
+        """Return the event with the names of other modules that may be the origin, as `or_in`."""
         names = [
             *event.details.get("or_in", ()),
             *names,
             *(one for one in self._unseen if is_within(one, event.module)),
         ]
         if names and event.where == "output":
-            event.details = {**event.details, "or_in": list(dict.fromkeys(names))}
+            return event.having(or_in=list(dict.fromkeys(names)))
+        return event
 
     def _numbers(
         self, event: Event, call: Call, own: tuple[Mapping[str, Tensor], ...], parameters: str, buffers: str
@@ -231,10 +235,9 @@ class Outputs:
             self.recorder.seen.append((event.module, *event.ends))
         origin = self.judge.call(event)
         if origin is not None and origin.where == "output" and not self.findings.is_over:
-            self.gradients.blame_below(origin)
+            origin = self.gradients.blamed_below(origin)
         if origin is not None and origin.where != "output":
-            origin.is_certain = True
-            origin.details.pop("or_in", None)
+            origin = replace(origin, is_certain=True).without("or_in")
         self.findings.report(origin)
 
     def root_forward(
@@ -258,25 +261,24 @@ class Outputs:
 
     def _gate_hit(self, call: Call, found: Found) -> None:
         """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
-        event = self.checks.event("output", call.module.name, self.checks.outputs)
-        event.is_certain = call.module.leaf
+        event = self.checks.event("output", call.module.name, self.checks.outputs, is_certain=call.module.leaf)
         in_inputs, unknown = self._look_at_inputs(call)
         if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
-            self._trace(event, call.module, call, found, unknown=unknown)
+            event = self._traced_back(event, call.module, call, found, unknown=unknown)
             found = event.kind
         self.queue.submit(self._judge_gate, event, found, in_inputs, masks=not self.scan.neginf)
 
-    def _trace(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> None:
-        """Put the origin of a bad output into its event: a parameter, or the first call with a bad output."""
-        event.details = self.scan.details(dict(enumerate(tensors_in(call.output))), found)
-        event.kind = found
-        if self.gradients.blame_parameter(event, root):
-            return
-        trace.back(event, self.context.returned(), self.scan, unknown=unknown)
-        self.gradients.blame_buffer(event, root)
+    def _traced_back(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> Event:
+        """Return the event with the origin of a bad output: a parameter, or the first call with a bad output."""
+        details = self.scan.details(dict(enumerate(tensors_in(call.output))), found)
+        event = self.gradients.blamed_parameter(replace(event, kind=found, details=details), root)
+        if event.where == "param":
+            return event
+        event = traced(event, self.context.returned(), self.scan, unknown=unknown)
+        event = self.gradients.blamed_buffer(event, root)
         if event.where == "output":
-            self.gradients.blame_below(event)
-        self._add_unseen(event)
+            event = self.gradients.blamed_below(event)
+        return self._with_unseen(event)
 
     def _judge_gate(self, event: Event) -> None:
         self.findings.count(event)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 
-@dataclass
+@dataclass(frozen=True)
 class Event:
     """The result of a check at one place.
 
@@ -54,7 +54,7 @@ class Event:
     is_late: bool = False
     ends: tuple[float, float] | tuple[()] = ()
     at: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     own_since: int = 0
     optimizer: int = 0
     is_first_step: bool = False
@@ -62,24 +62,32 @@ class Event:
     bad: tuple[int, ...] = ()
     own: tuple[list[str], ...] = ()
 
-    def blame_own(self, parameters: str, buffers: str) -> None:
-        """Blame the module's own tensors for its bad output, if they are bad.
+    def having(self, **details: Any) -> Event:
+        """Return the event with more details, or with other values of them."""
+        return replace(self, details={**self.details, **details})
+
+    def without(self, *names: str) -> Event:
+        """Return the event without some details."""
+        return replace(self, details={name: value for name, value in self.details.items() if name not in names})
+
+    def blamed_own(self, parameters: str, buffers: str) -> Event:
+        """Return the event with the module's own tensors blamed for its bad output, if they are bad.
 
         Args:
             parameters: "inf" or "nan" if a parameter has one, else "".
             buffers: the same for buffers. They are blamed last: an infinity may be a legitimate value ("best loss so far").
         """
         if parameters or (buffers and not self.inputs and not self.may_write):
-            self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
-            for why_not in ("inputs", "neginf_in"):
-                self.details.pop(why_not, None)
+            event = replace(self, where="param", kind=parameters or buffers, since=self.own_since)
+            return event.without("inputs", "neginf_in")
+        return self
 
-    def name_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> None:
-        """Put the name of the blamed parameter or buffer into the details, given the positions of the bad ones."""
+    def named_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> Event:
+        """Return the event with the name of the blamed parameter or buffer, given the positions of the bad ones."""
         for names, bad in zip(self.own, (parameters, buffers)):
             if self.where == "param" and bad:
-                self.details = {**self.details, "parameter": names[bad[0]]}
-                return
+                return self.having(parameter=names[bad[0]])
+        return self
 
 
 class Looks:
@@ -105,7 +113,7 @@ class Looks:
 
 @dataclass
 class Known:
-    """What a judge knows: the bad calls and gradients of which it cannot say yet what they are.
+    """The bad calls and gradients that a judge has not decided on yet.
 
     Attributes:
         first: the first bad gradient in a backward since gradients were last known to be good.
@@ -174,7 +182,7 @@ class Judge:
             if not event.inputs and not event.kind:
                 # Made between the two calls, and removed again before the outer one returned.
                 return replace(waiting, where="input", details={})
-            event.kind = event.kind or waiting.kind
+            event = replace(event, kind=event.kind or waiting.kind)
         if not event.kind:
             return None
         if event.where == "param" or not event.inputs:

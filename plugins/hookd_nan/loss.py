@@ -47,7 +47,7 @@ class Losses:
         cleared, is_clear = self._cleared() if self._is_waiting() else (set(), False)
         if found or cleared or is_clear:
             event = self.checks.event("loss", "", self.checks.gates)
-            event.details = {"neginf_in": masked} if masked else {}
+            event = event.having(neginf_in=masked) if masked else event
             judge = partial(self._judge_loss, cleared=cleared, is_clear=is_clear)
             self.queue.submit(judge, event, found)
         self.fates.hold_gates(is_over=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,8 @@ class Reporter:
             self._context.log(f"the origin of the {NAMES[hit.kind]} at step {hit.step} cannot be found any more: the"
                               " optimizer has used bad gradients since then")  # fmt: skip
         else:
-            event.since = min(event.since, hit.since) if event.step - hit.step <= 1 else event.since
+            if event.step - hit.step <= 1:
+                event = replace(event, since=min(event.since, hit.since))
             for module in case.shown:
                 self._origin.remove(module, hit.where, hit.kind)
             message, fields = self._described(event, "origin of the")

@@ -112,11 +112,10 @@ class Steps:
             flag: infinity if the optimizer was given `found_inf`, else 0; empty if it takes none.
             is_first: this is the optimizer's first step.
         """
-        event = self.checks.event("grad", "")
-        event.optimizer, event.is_first_step = number, is_first
-        event.is_certain = self.checks.backwards.latest == event.step
+        is_certain = self.checks.backwards.latest == self.context.step
+        event = self.checks.event("grad", "", optimizer=number, is_first_step=is_first, is_certain=is_certain)
         if found and isinstance(found, str) and not self.findings.is_over:  # expensive, and reported only once
-            self.gradients.blame(event, optimizer)
+            event = self.gradients.blamed(event, optimizer)
             found = event.kind or found
         if isinstance(found, list) and not self.findings.is_over:
             judge = partial(self._judge_named, judge, holders=list(grads))
@@ -124,9 +123,7 @@ class Steps:
 
     def _judge_named(self, judge: Callable[[Event], None], event: Event, *, holders: list[int]) -> None:
         """Judge gradients whose values have come from a device, and name the parameter of the first bad one."""
-        if event.bad:
-            self.gradients.blame_late(event, holders)
-        judge(event)
+        judge(self.gradients.blamed_late(event, holders) if event.bad else event)
 
     def _decide(self, event: Event) -> None:
         """Judge the gradients at a step; `event.inputs` is set if a fused optimizer was given `found_inf`."""
