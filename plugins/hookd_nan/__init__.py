@@ -78,19 +78,34 @@ model, and bad outputs are not traced back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hookd import Module, Rate, hookimpl
-from hookd_nan.backward import Backward
-from hookd_nan.forward import Forward
+from hookd import Context, Module, Plugin, PluginError, Rate, hookimpl
+from hookd_nan.backward import Backward, Fates
+from hookd_nan.findings import Checks, Findings
+from hookd_nan.forward import Outputs
+from hookd_nan.gradients import Gradients
+from hookd_nan.implied import Implied
+from hookd_nan.judge import Judge
+from hookd_nan.loss import Losses
+from hookd_nan.pending import Queue
+from hookd_nan.policy import POLICIES, Policy
+from hookd_nan.recorder import Recorder
+from hookd_nan.report import Reporter
+from hookd_nan.scan import Scan
+from hookd_nan.steps import Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from torch.optim import Optimizer
+
+    from hookd import Call
 
 __all__ = ["NaN"]
 
 
-class NaN(Forward, Backward):
+class NaN(Plugin):
     """Checks every output, gradient and loss, and names the first that is not finite."""
 
     name = "nan"
@@ -107,6 +122,46 @@ class NaN(Forward, Backward):
     mutating = ("step_pre", "closure_done")  # with a policy other than report
 
     @hookimpl
+    def configure(self, context: Context) -> None:
+        """Read the options, and make the parts."""
+        self.context = context
+        scan = self.scan = Scan(context, neginf=context.option("neginf", default=False))
+        patience = context.option("amp_patience", 30)
+        if patience < 1:
+            raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
+        recorder = self.recorder = Recorder(context)
+        policy = self.policy = Policy(context, context.option("policy", "report", POLICIES))
+        self.mutates = policy.name != "report"
+        self.reporter = Reporter(context, recorder, policy)
+        judge, checks, queue = self.judge, self.checks, self.queue = Judge(patience), Checks(context), Queue(context)
+        gradients = self.gradients = Gradients(context, scan)
+        findings = self.findings = Findings(context, scan, checks, gradients, self.reporter)
+        fates = self.fates = Fates(context, judge, ("step_pre", "closure_done"))
+        self.implied = Implied(context.per_module())
+        seen = context, scan, checks, judge, queue, findings
+        self.outputs = Outputs(*seen, gradients, self.implied, recorder)
+        self.between = Backward(*seen, fates)
+        self.losses = Losses(*seen, fates, gradients, recorder)
+        self.steps = Steps(*seen, fates, gradients, recorder, policy)
+
+    @hookimpl
+    def succeed(self, predecessor: NaN) -> None:
+        """Take over the state of a predecessor with other options, so that its first NaN is not reported twice."""
+        self.judge.succeed(predecessor.judge)
+        self.checks.succeed(predecessor.checks)
+        self.scan.succeed(predecessor.scan)
+        self.fates.succeed(predecessor.fates)
+        self.outputs.succeed(predecessor.outputs)
+        self.between.succeed(predecessor.between)
+        self.steps.succeed(predecessor.steps)
+        self.gradients.succeed(predecessor.gradients)
+        self.recorder.succeed(predecessor.recorder)
+        self.reporter.succeed(predecessor.reporter)
+        self.queue.succeed(predecessor.queue)
+        self.findings.succeed(predecessor.findings)
+        self.policy.succeed(predecessor.policy)
+
+    @hookimpl
     def select(self, module: Module) -> set[str]:
         """Select every module.
 
@@ -114,6 +169,68 @@ class NaN(Forward, Backward):
         """
         self.implied.learn(module)
         hooks = {"root_forward", "forward_error", "forwards", "backward_pre", "backward"}
-        if self.masks:
+        if not self.scan.neginf:
             hooks.add("suspect")
         return hooks if module.leaf else hooks - {"backward"}
+
+    @hookimpl
+    def forwards(self, calls: Sequence[Call]) -> None:
+        """Check the outputs of a portion."""
+        self.outputs.forwards(calls)
+
+    @hookimpl
+    def suspect(self, call: Call) -> None:
+        """Check a call that C found bad."""
+        self.outputs.suspect(call)
+
+    @hookimpl
+    def root_forward(
+        self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
+    ) -> None:
+        """Act on what was found late, and check the output of a model."""
+        self.policy.act()
+        self.outputs.root_forward(module, inputs, kwargs, output, versions)
+
+    @hookimpl
+    def forward_error(self, module: Module) -> None:
+        """Forget the calls that will not return."""
+        self.outputs.forward_error(module)
+
+    @hookimpl
+    def backward_pre(self, module: Module, grad_output: tuple[Any, ...]) -> None:
+        """Record the order in which gradients reach the modules; check those that reach a container."""
+        self.between.backward_pre(module, grad_output)
+
+    @hookimpl
+    def backward(self, module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...]) -> None:
+        """Check the gradient that leaves the module."""
+        self.between.backward(module, grad_input, grad_output)
+
+    @hookimpl
+    def loss(self, tensors: tuple[Any, ...]) -> None:
+        """Check the loss, and find out what became of the gradients of the previous backward."""
+        self.losses.loss(tensors)
+
+    @hookimpl
+    def loss_done(self) -> None:
+        """Check the parameters' gradients if a GradScaler may skip the optimizer step; `loss` enables this hook."""
+        self.steps.loss_done()
+
+    @hookimpl
+    def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """Check the gradients that are about to be used."""
+        self.steps.step_pre(optimizer, has_closure)
+
+    @hookimpl
+    def closure_done(self, optimizer: Optimizer) -> None:
+        """Check the gradients that a closure has made inside the optimizer's step."""
+        self.steps.closure_done(optimizer)
+
+    @hookimpl
+    def step_post(self) -> None:
+        """End the step: request the values on devices, and judge those that have arrived."""
+        self.steps.step_post()
+        self.reporter.step_done()
+        # Once the origin is known, everything after it is bad, and sampled steps are enough.
+        self.context.listen("suspect", wanted=not self.reporter.is_over)
+        self.queue.flush()

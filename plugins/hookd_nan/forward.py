@@ -3,37 +3,69 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import Call, Module, hookimpl, is_whole, peek, versions
+from hookd import Call, Module, is_whole, peek, versions
 from hookd import tensors as tensors_in
-from hookd_nan import trace
-from hookd_nan.looking import Looking
-from hookd_nan.scan import INF, Found, is_within, on_host, own_tensors
+from hookd_nan.scan import INF, Found, Seen, is_within, on_host, own_tensors
+from hookd_nan.trace import traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
-    from hookd_nan.judge import Event
+    from hookd import Context
+    from hookd_nan.findings import Checks, Findings
+    from hookd_nan.gradients import Gradients
+    from hookd_nan.implied import Implied
+    from hookd_nan.judge import Event, Judge
+    from hookd_nan.pending import Queue
+    from hookd_nan.recorder import Recorder
+    from hookd_nan.scan import Scan
 
 
-class Forward(Looking):
-    """The hooks for calls of modules."""
+@dataclass
+class Outputs:
+    """Checks what modules and models return, and finds the origin of a bad output."""
 
-    @hookimpl
+    context: Context
+    scan: Scan
+    checks: Checks
+    judge: Judge
+    queue: Queue
+    findings: Findings
+    gradients: Gradients
+    implied: Implied
+    recorder: Recorder
+    _seen: Seen = field(default_factory=Seen)
+    _judged_whole: set[int] = field(default_factory=set)
+    """By module.id: whether all of its output is checked is known."""
+    _unseen: list[str] = field(default_factory=list)
+    """Names of modules whose output is not checked as a whole."""
+    _is_inside: bool = False
+    """A root is being called, and its modules are checked."""
+    _traced: set[int] = field(default_factory=set)
+    """Threads in whose outermost call a bad output was traced back."""
+
+    def succeed(self, predecessor: Outputs) -> None:
+        """Take over what a predecessor knows of the modules and of the calls in progress."""
+        self._seen, self._judged_whole = predecessor._seen, predecessor._judged_whole  # noqa: SLF001
+        self._unseen = predecessor._unseen  # noqa: SLF001
+        self._is_inside, self._traced = predecessor._is_inside, predecessor._traced  # noqa: SLF001
+
     def forwards(self, calls: Sequence[Call]) -> None:
         """Check the outputs of a portion at once, and one by one only if that finds something bad."""
         if not calls[-1].module.depth:
-            self.outputs.note(self.context.step)
-            self.is_inside = True
+            self.checks.outputs.note(self.context.step)
+            self._is_inside = True
         if not self.judge.pending and self._are_finite(calls):
             return
-        if get_ident() in self.traced:  # earlier modules of this outermost call were not checked
+        if get_ident() in self._traced:  # earlier modules of this outermost call were not checked
             return
         changed: list[str] = []
         for call in calls:
@@ -42,14 +74,13 @@ class Forward(Looking):
             else:
                 self._look(call, changed, is_good=call.was_finite)
 
-    @hookimpl
     def suspect(self, call: Call) -> None:
         """Check a call that C found bad when it returned, or a later one, which may have to judge it."""
         if not self._is_traced(call):
             self._look(call, [])
         if not call.module.depth:
-            self.outputs.note(self.context.step)
-            self.is_inside = True
+            self.checks.outputs.note(self.context.step)
+            self._is_inside = True
 
     def _is_traced(self, call: Call) -> bool:
         """Trace a bad output back if an earlier call could not be checked.
@@ -57,18 +88,17 @@ class Forward(Looking):
         Returns:
             Whether the output was traced back.
         """
-        if self.reporter.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
+        if self.findings.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
             return False
         found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._look_at_inputs(call)
         if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
             return False
         stack = call.stack()
-        event = self._event("output", call.module.name, self.outputs, stack)
-        event.is_certain = False
-        self._trace(event, stack[0], call, found, unknown="")
-        self._count(event)
-        self.reporter.report(event)
-        self.traced.add(get_ident())
+        event = self.checks.event("output", call.module.name, self.checks.outputs, stack, is_certain=False)
+        event = self._traced_back(event, stack[0], call, found, unknown="")
+        self.findings.count(event)
+        self.findings.report_as_found(event)
+        self._traced.add(get_ident())
         return True
 
     def _are_finite(self, calls: Sequence[Call]) -> bool:
@@ -77,16 +107,16 @@ class Forward(Looking):
         A container mostly returns the same tensor as the last module in it; that tensor is read once.
         """
         if calls[-1].version < 0:  # only the last output of a portion may be something other than a single tensor
-            outputs = [*self.implied.to_read(calls[:-1], *self.seen.last()), *self._outputs(calls[-1])]
+            outputs = [*self.implied.to_read(calls[:-1], *self._seen.last()), *self._outputs(calls[-1])]
         else:
-            outputs = self.implied.to_read(calls, *self.seen.last())
+            outputs = self.implied.to_read(calls, *self._seen.last())
         if not outputs:
             found: list[float | Tensor] = []
         else:
             found = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
         if len(found) > 1 or any(not isinstance(one, float) or not one < INF for one in found):
             return False
-        self.seen.note(calls[-1])
+        self._seen.note(calls[-1])
         return True
 
     def _look(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
@@ -98,7 +128,7 @@ class Forward(Looking):
             is_good: the output is known to have been good; it may have been changed since.
         """
         found = "" if is_good else self.scan(self._outputs(call), masks=True)
-        if self.reporter.is_over:
+        if self.findings.is_over:
             self._spread(call.module, found)
         elif found or self.judge.pending:
             self._returned(call, found, changed)
@@ -108,32 +138,42 @@ class Forward(Looking):
     def _spread(self, module: Module, found: Found) -> None:
         """Count a consequence of the origin."""
         if found and isinstance(found, str):
-            self.reporter.noticed(self.context.step)
-            self.nonfinite.labels(module.name, "output", found).inc()
+            self.findings.count_one(module.name, "output", found, self.context.step)
         elif found:
-            self.queue.submit(self._count, self._event("output", module.name), found, masks=self.masks)
+            self.queue.submit(
+                self.findings.count, self.checks.event("output", module.name), found, masks=not self.scan.neginf
+            )
 
     def _returned(self, call: Call, found: Found, changed: list[str]) -> None:
         """Judge a call whose output is or may be bad, or that must judge a call of a module in it."""
-        event = self._event("output", call.module.name, self.outputs, call.stack())
         module = call.module.torch()
         own = own_tensors(module)
-        event.may_write = peek(module, "training") is True
         in_own = [self.scan(one.values(), masks=True) or self.scan.trained(one.values()) for one in own]
         in_inputs, unknown = self._look_at_inputs(call)
-        if all(isinstance(one, str) for one in (found, in_inputs, *in_own)):
-            event.kind, event.inputs = str(found), str(in_inputs)
-            event.details = self._numbers(event, call, own, *map(str, in_own))
-            event.at = self._place(call)
-            if event.kind and not in_inputs and self.masks and self.scan(tensors_in((call.inputs, call.kwargs))):
-                event.details["neginf_in"] = "inputs"
-        else:
-            event.own = tuple(list(one) for one in own)
+        is_known = all(isinstance(one, str) for one in (found, in_inputs, *in_own))
+        event = self.checks.event(
+            "output",
+            call.module.name,
+            self.checks.outputs,
+            call.stack(),
+            may_write=peek(module, "training") is True,
+            is_certain=not changed,
+            own=() if is_known else tuple(list(one) for one in own),
+        )
+        if is_known:
+            event = replace(event, kind=str(found), inputs=str(in_inputs), at=self._place(call))
+            event = replace(event, details=self._numbers(event, call, own, *map(str, in_own)))
+            if (
+                event.kind
+                and not in_inputs
+                and not self.scan.neginf
+                and self.scan(tensors_in((call.inputs, call.kwargs)))
+            ):
+                event = event.having(neginf_in="inputs")
         if unknown:
-            event.details = {**event.details, "inputs": unknown}
-        event.is_certain = not changed
-        self._add_unseen(event, changed)
-        self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=self.masks)
+            event = event.having(inputs=unknown)
+        event = self._with_unseen(event, changed)
+        self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=not self.scan.neginf)
 
     def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
         """Check the inputs of a call.
@@ -150,17 +190,22 @@ class Forward(Looking):
     def _outputs(self, call: Call) -> list[Tensor]:
         """Return the tensors in an output; record the module in `unseen` if its output has parts that cannot be checked."""
         module = call.module
-        if module.id not in self.judged_whole and not issubclass(type(call.output), torch.Tensor):
-            self.judged_whole.add(module.id)
+        if module.id not in self._judged_whole and not issubclass(type(call.output), torch.Tensor):
+            self._judged_whole.add(module.id)
             if not is_whole(call.output):
-                self.unseen.append(module.name)
+                self._unseen.append(module.name)
         return tensors_in(call.output)
 
-    def _add_unseen(self, event: Event, names: Iterable[str] = ()) -> None:
-        """Add the names of other modules that may be the origin to an event, as `or_in`."""
-        names = [*event.details.get("or_in", ()), *names, *(one for one in self.unseen if is_within(one, event.module))]
+    def _with_unseen(self, event: Event, names: Iterable[str] = ()) -> Event:
+        """Return the event with the names of other modules that may be the origin, as `or_in`."""
+        names = [
+            *event.details.get("or_in", ()),
+            *names,
+            *(one for one in self._unseen if is_within(one, event.module)),
+        ]
         if names and event.where == "output":
-            event.details = {**event.details, "or_in": list(dict.fromkeys(names))}
+            return event.having(or_in=list(dict.fromkeys(names)))
+        return event
 
     def _numbers(
         self, event: Event, call: Call, own: tuple[Mapping[str, Tensor], ...], parameters: str, buffers: str
@@ -169,13 +214,13 @@ class Forward(Looking):
         if not event.kind:
             return {}
         if parameters:
-            return self._details(own[0], parameters)
+            return self.scan.details(own[0], parameters)
         if not buffers or event.inputs:
-            return self._details(dict(enumerate(tensors_in(call.output))), event.kind)
-        of_buffer = self._details(own[1], buffers)
+            return self.scan.details(dict(enumerate(tensors_in(call.output))), event.kind)
+        of_buffer = self.scan.details(own[1], buffers)
         if not event.may_write:
             return of_buffer
-        of_output = self._details(dict(enumerate(tensors_in(call.output))), event.kind)
+        of_output = self.scan.details(dict(enumerate(tensors_in(call.output))), event.kind)
         return {**of_output, "buffer": of_buffer["parameter"]}
 
     def _place(self, call: Call) -> int | None:
@@ -185,71 +230,64 @@ class Forward(Looking):
         return next(places, None)
 
     def _judge_call(self, event: Event) -> None:
-        self._count(event)
+        self.findings.count(event)
         if event.ends and not event.kind:
             self.recorder.seen.append((event.module, *event.ends))
         origin = self.judge.call(event)
-        if origin is not None and origin.where == "output" and not self.reporter.is_over:
-            self.gradients.blame_below(origin)
+        if origin is not None and origin.where == "output" and not self.findings.is_over:
+            origin = self.gradients.blamed_below(origin)
         if origin is not None and origin.where != "output":
-            origin.is_certain = True
-            origin.details.pop("or_in", None)
-        self._blame_update(origin)
-        self.reporter.report(origin)
+            origin = replace(origin, is_certain=True).without("or_in")
+        self.findings.report(origin)
 
-    @hookimpl
     def root_forward(
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
         """Check the output of a model in steps in which its modules are not checked."""
-        self.policy.act()
-        if self.traced:
-            self.traced.discard(get_ident())
-        self.gates.note(self.context.step)
+        if self._traced:
+            self._traced.discard(get_ident())
+        self.checks.gates.note(self.context.step)
         if self.context.has_seen_all():
-            self.outputs.note(self.context.step)
-        if self.is_inside:
-            self.is_inside = False
-            self.seen.forget()
+            self.checks.outputs.note(self.context.step)
+        if self._is_inside:
+            self._is_inside = False
+            self._seen.forget()
             return
         found = self.scan(tensors_in(output), masks=True)
-        if self.reporter.is_over:
+        if self.findings.is_over:
             self._spread(module, found)
         elif found:
             self._gate_hit(Call(module, inputs, kwargs, output, -1, versions, None), found)
 
     def _gate_hit(self, call: Call, found: Found) -> None:
         """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
-        event = self._event("output", call.module.name, self.outputs)
-        event.is_certain = call.module.leaf
+        event = self.checks.event("output", call.module.name, self.checks.outputs, is_certain=call.module.leaf)
         in_inputs, unknown = self._look_at_inputs(call)
         if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
-            self._trace(event, call.module, call, found, unknown=unknown)
+            event = self._traced_back(event, call.module, call, found, unknown=unknown)
             found = event.kind
-        self.queue.submit(self._judge_gate, event, found, in_inputs, masks=self.masks)
+        self.queue.submit(self._judge_gate, event, found, in_inputs, masks=not self.scan.neginf)
 
-    def _trace(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> None:
-        """Put the origin of a bad output into its event: a parameter, or the first call with a bad output."""
-        event.details = self._details(dict(enumerate(tensors_in(call.output))), found)
-        event.kind = found
-        if self.gradients.blame_parameter(event, root):
-            return
-        trace.back(event, self.context.returned(), self.scan, unknown=unknown)
-        self.gradients.blame_buffer(event, root)
+    def _traced_back(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> Event:
+        """Return the event with the origin of a bad output: a parameter, or the first call with a bad output."""
+        details = self.scan.details(dict(enumerate(tensors_in(call.output))), found)
+        event = self.gradients.blamed_parameter(replace(event, kind=found, details=details), root)
+        if event.where == "param":
+            return event
+        event = traced(event, self.context.returned(), self.scan, unknown=unknown)
+        event = self.gradients.blamed_buffer(event, root)
         if event.where == "output":
-            self.gradients.blame_below(event)
-        self._add_unseen(event)
+            event = self.gradients.blamed_below(event)
+        return self._with_unseen(event)
 
     def _judge_gate(self, event: Event) -> None:
-        self._count(event)
+        self.findings.count(event)
         origin = self.judge.root(event)
-        self._blame_update(origin)
-        self.reporter.report(origin)
+        self.findings.report(origin)
 
-    @hookimpl
     def forward_error(self, module: Module) -> None:
         """Forget the call whose caller was to judge it: that caller will not return."""
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:
-            self.is_inside = False
-            self.traced.discard(get_ident())
+            self._is_inside = False
+            self._traced.discard(get_ident())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,8 +95,8 @@ class Gradients:
             and any(grad is not None for group in groups_of(optimizer) for grad in map(_grad, group["params"]))
         }
 
-    def blame(self, event: Event, optimizer: Optimizer | None) -> None:
-        """Put the last bad gradient in the model's order into an event: the first one in the order of the backward.
+    def blamed(self, event: Event, optimizer: Optimizer | None) -> Event:
+        """Return the event with the last bad gradient in the model's order: the first one in the order of the backward.
 
         Args:
             event: the event, with the number of its optimizer.
@@ -106,18 +107,16 @@ class Gradients:
             named = (one for one in named if self._holders.get(id(one[1]), 0) == event.optimizer)
         bad = [found for found in named if self._scan([found[2]])]
         if not bad:
-            return
-        name, parameter, grad = bad[-1]
+            return event
+        name, parameter, tensor = bad[-1]
         owner, own_name = _owner(name)
         if self._scan([parameter]):
-            event.where, event.since, tensor = "param", event.own_since, parameter
-        else:
-            tensor = grad
-        event.kind = str(self._scan([tensor]))
-        event.module, event.details = owner, {"parameter": own_name, **self._scan.counts(tensor)}
+            event, tensor = replace(event, where="param", since=event.own_since), parameter
+        details = {"parameter": own_name, **self._scan.counts(tensor)}
+        return replace(event, kind=str(self._scan([tensor])), module=owner, details=details)
 
-    def blame_late(self, event: Event, holders: list[int]) -> None:
-        """Put the last bad gradient in the model's order into an event whose values have come from a device.
+    def blamed_late(self, event: Event, holders: list[int]) -> Event:
+        """Return an event whose values have come from a device, with the last bad gradient in the model's order.
 
         Args:
             event: the event; its `bad` has the positions of the bad gradients among those checked.
@@ -125,9 +124,10 @@ class Gradients:
         """
         bad = {holders[at] for at in event.bad}
         names = [name for root in self._context.roots() for name, one in named_parameters(root) if id(one) in bad]
-        if names:
-            event.module, own_name = _owner(names[-1])
-            event.details = {**event.details, "parameter": own_name}
+        if not names:
+            return event
+        owner, own_name = _owner(names[-1])
+        return replace(event, module=owner).having(parameter=own_name)
 
     def _named(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield names, parameters and gradients in the model's order."""
@@ -141,17 +141,17 @@ class Gradients:
             if grad is not None:
                 yield name, parameter, grad
 
-    def blame_parameter(self, event: Event, root: Module) -> bool:
-        """Put the first bad parameter of a model into an event; return whether there is one."""
+    def blamed_parameter(self, event: Event, root: Module) -> Event:
+        """Return the event with the first bad parameter of a model, if there is one."""
         called = self._called()
         for name, module in _modules(root):
-            if self._blame_own(event, name, parameters_of(module), is_called=name in called):
-                event.is_certain = True
-                return True
-        return False
+            event = self._blamed_own(event, name, parameters_of(module), is_called=name in called)
+            if event.where == "param":
+                return replace(event, is_certain=True)
+        return event
 
-    def blame_update(self, event: Event, *, is_seen: bool) -> None:
-        """Put the first parameter that unchecked gradients have made bad into an event, and the number of such parameters.
+    def blamed_update(self, event: Event, *, is_seen: bool) -> Event:
+        """Return the event with the first parameter that unchecked gradients have made bad, and the number of them.
 
         Args:
             event: the first bad value that was found.
@@ -161,19 +161,18 @@ class Gradients:
         named = [one for root in self._context.roots() for one in named_parameters(root)]
         bad = [(name, parameter) for name, parameter in named if self._scan.trained([parameter])]
         if not bad:
-            return
+            return event
         if event.where != "param":
             name, parameter = bad[0]
-            event.module, own_name = _owner(name)
-            event.where, event.kind, event.is_certain = "param", self._scan.trained([parameter]), True
-            event.details = {"parameter": own_name, **self._scan.counts(parameter)}
-        event.since = 0
-        event.details.update({"gradients": "unknown", "bad_parameters": len(bad), "last_bad": bad[-1][0]})
-        if not is_seen:
-            event.details["since_if_used"] = event.own_since
+            owner, own_name = _owner(name)
+            details = {"parameter": own_name, **self._scan.counts(parameter)}
+            kind = self._scan.trained([parameter])
+            event = replace(event, where="param", module=owner, kind=kind, is_certain=True, details=details)
+        event = replace(event, since=0).having(gradients="unknown", bad_parameters=len(bad), last_bad=bad[-1][0])
+        return event if is_seen else event.having(since_if_used=event.own_since)
 
-    def blame_buffer(self, event: Event, root: Module) -> None:
-        """Put a bad buffer of a module that may be the origin into the event of a bad output.
+    def blamed_buffer(self, event: Event, root: Module) -> Event:
+        """Return the event of a bad output with a bad buffer of a module that may be the origin.
 
         The call of a module in training may have written the buffer itself, so there it is mentioned, and not blamed.
         """
@@ -183,36 +182,40 @@ class Gradients:
             is_training = peek(module, "training") is True
             if is_training and name == event.module:
                 bad = [own_name for own_name, tensor in buffers.items() if self._scan([tensor], masks=True)]
-                event.details.update({"buffer": bad[0]} if bad else {})
-            elif not is_training and self._blame_own(event, name, buffers):
-                return
+                event = event.having(buffer=bad[0]) if bad else event
+            elif not is_training:
+                event = self._blamed_own(event, name, buffers)
+                if event.where == "param":
+                    return event
+        return event
 
-    def blame_below(self, event: Event) -> None:
-        """Blame a bad tensor of a module inside the event's module, whose code may use it without a call.
+    def blamed_below(self, event: Event) -> Event:
+        """Return the event with a bad tensor of a module inside its module, whose code may use it without a call.
 
         Some bad tensors are mentioned, and not blamed: if the training has continued since (values on a device), because
         the tensor may have gone bad later; tensors elsewhere in the model; and an infinity in a buffer, which may be a
         legitimate value.
         """
         module, called, below = self._module(event.module), self._called(), set[int]()
+        container = event.module
         for path, inner in modules_in(module) if module is not None else ():
             below.add(id(inner))
-            name = _within(event.module, path)
+            name = _within(container, path)
             is_called = not path or name in called
             parameters, buffers = _own(inner, is_called=is_called)
             if event.is_late:
                 if is_bad(self._scan([*parameters.values(), *buffers.values()], masks=True)):
-                    event.details = {**event.details, "parameters": "unknown"}
-                    return
-            elif self._blame_own(event, name, parameters, is_called=is_called) or self._blame_own(
-                event, name, buffers, is_called=False, within=event.module
-            ):
-                return
-        if not event.is_late:
-            self._mention_others(event, below, called)
+                    return event.having(parameters="unknown")
+                continue
+            event = self._blamed_own(event, name, parameters, is_called=is_called)
+            if event.where != "param":
+                event = self._blamed_own(event, name, buffers, is_called=False, within=container)
+            if event.where == "param":
+                return event
+        return event if event.is_late else self._with_others(event, below, called)
 
-    def _mention_others(self, event: Event, below: set[int], called: set[str]) -> None:
-        """Mention a bad tensor elsewhere in the model, which the module's code may use by a reference."""
+    def _with_others(self, event: Event, below: set[int], called: set[str]) -> Event:
+        """Return the event with a bad tensor elsewhere in the model, which the module's code may use by a reference."""
         roots = (root for root in self._context.roots() if any(name == event.module for name, _ in _modules(root)))
         for name, module in (one for root in roots for one in _modules(root)):
             if id(module) in below:
@@ -220,8 +223,8 @@ class Gradients:
             for kind, own in zip(("parameter", "buffer"), _own(module, is_called=name in called)):
                 bad = [own_name for own_name, tensor in own.items() if self._is_nan(tensor)]
                 if bad:
-                    event.details = {**event.details, "elsewhere": f"{name} {kind} {bad[0]}"}
-                    return
+                    return event.having(elsewhere=f"{name} {kind} {bad[0]}")
+        return event
 
     def _is_nan(self, tensor: Tensor) -> bool:
         return self._scan([tensor], masks=True) == "nan" and self._is_used(tensor) is not False
@@ -253,10 +256,10 @@ class Gradients:
         found = (one for root in self._context.roots() for known, one in _modules(root) if known == name)
         return next(found, None)
 
-    def _blame_own(
+    def _blamed_own(
         self, event: Event, name: str, own: Mapping[str, Tensor], *, is_called: bool = True, within: str = ""
-    ) -> bool:
-        """Put the first bad tensor of a module into an event; return whether there is one.
+    ) -> Event:
+        """Return the event of a bad output with the first bad tensor of a module; `where` is "param" if there is one.
 
         Args:
             event: the event of a bad output.
@@ -275,15 +278,14 @@ class Gradients:
             if is_used is False:
                 continue
             if within and found == "inf":
-                event.details = {"buffer": f"{name} {own_name}", **event.details}
+                event = replace(event, details={"buffer": f"{name} {own_name}", **event.details})
                 continue
             details = {"parameter": own_name, **self._scan.counts(tensor)}
             if is_used is None:
                 details["if_used_in"] = event.module
-            event.where, event.module, event.kind, event.since = "param", name, found, event.own_since
-            event.details = details
-            return True
-        return False
+            since = event.own_since
+            return replace(event, where="param", module=name, kind=found, since=since, details=details)
+        return event
 
 
 def _own(module: torch.nn.Module, *, is_called: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 
-@dataclass
+@dataclass(frozen=True)
 class Event:
     """The result of a check at one place.
 
@@ -54,7 +54,7 @@ class Event:
     is_late: bool = False
     ends: tuple[float, float] | tuple[()] = ()
     at: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     own_since: int = 0
     optimizer: int = 0
     is_first_step: bool = False
@@ -62,24 +62,32 @@ class Event:
     bad: tuple[int, ...] = ()
     own: tuple[list[str], ...] = ()
 
-    def blame_own(self, parameters: str, buffers: str) -> None:
-        """Blame the module's own tensors for its bad output, if they are bad.
+    def having(self, **details: Any) -> Event:
+        """Return the event with more details, or with other values of them."""
+        return replace(self, details={**self.details, **details})
+
+    def without(self, *names: str) -> Event:
+        """Return the event without some details."""
+        return replace(self, details={name: value for name, value in self.details.items() if name not in names})
+
+    def blamed_own(self, parameters: str, buffers: str) -> Event:
+        """Return the event with the module's own tensors blamed for its bad output, if they are bad.
 
         Args:
             parameters: "inf" or "nan" if a parameter has one, else "".
             buffers: the same for buffers. They are blamed last: an infinity may be a legitimate value ("best loss so far").
         """
         if parameters or (buffers and not self.inputs and not self.may_write):
-            self.where, self.kind, self.since = "param", parameters or buffers, self.own_since
-            for why_not in ("inputs", "neginf_in"):
-                self.details.pop(why_not, None)
+            event = replace(self, where="param", kind=parameters or buffers, since=self.own_since)
+            return event.without("inputs", "neginf_in")
+        return self
 
-    def name_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> None:
-        """Put the name of the blamed parameter or buffer into the details, given the positions of the bad ones."""
+    def named_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> Event:
+        """Return the event with the name of the blamed parameter or buffer, given the positions of the bad ones."""
         for names, bad in zip(self.own, (parameters, buffers)):
             if self.where == "param" and bad:
-                self.details = {**self.details, "parameter": names[bad[0]]}
-                return
+                return self.having(parameter=names[bad[0]])
+        return self
 
 
 class Looks:
@@ -103,39 +111,68 @@ class Looks:
         return self.before if self.latest == step else self.latest
 
 
+@dataclass
+class Known:
+    """The bad calls and gradients that a judge has not decided on yet.
+
+    Attributes:
+        first: the first bad gradient in a backward since gradients were last known to be good.
+        in_a_row: by optimizer: the skipped steps in a row.
+    """
+
+    pending: dict[int, Event] = field(default_factory=dict)
+    suspects: dict[int, Event] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
+    skipped: int = 0
+    first: Event | None = None
+    in_a_row: dict[int, int] = field(default_factory=dict)
+
+
 class Judge:
     """Finds the origin in a sequence of events, given in the order of execution.
 
     Each method that judges returns the event of the origin, with the `where` and `module` to report, or None.
     Optimizers are identified by numbers (`Event.optimizer`).
-
-    Attributes:
-        pending: by thread: a call with bad inputs; its caller decides when it returns.
-        suspects: by optimizer: its bad gradients, until their fate is known.
-        settled: optimizers whose bad gradients have a known fate; the gradients may stay in memory for a while.
-        skipped: steps in which bad gradients were discarded.
     """
 
     def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self.pending: dict[int, Event] = {}
-        self.suspects: dict[int, Event] = {}
-        self.settled: set[int] = set()
-        self.skipped = 0
-        self._first: Event | None = (
-            None  # the first bad gradient in a backward since gradients were last known to be good
-        )
-        self._in_a_row: dict[int, int] = {}
+        self._patience = patience
+        self._known = Known()
+
+    def succeed(self, predecessor: Judge) -> None:
+        """Go on with the knowledge of a predecessor; the events that it still has to judge change it for both."""
+        self._known = predecessor._known  # noqa: SLF001
+        predecessor._patience = self._patience  # noqa: SLF001
+
+    @property
+    def pending(self) -> dict[int, Event]:
+        """By thread: a call with bad inputs; its caller decides when it returns."""
+        return self._known.pending
+
+    @property
+    def suspects(self) -> dict[int, Event]:
+        """By optimizer: its bad gradients, until their fate is known."""
+        return self._known.suspects
+
+    @property
+    def settled(self) -> set[int]:
+        """Optimizers whose bad gradients have a known fate; the gradients may stay in memory for a while."""
+        return self._known.settled
+
+    @property
+    def skipped(self) -> int:
+        """Number of steps in which bad gradients were discarded."""
+        return self._known.skipped
 
     @property
     def is_suspicious(self) -> bool:
         """Whether there is a bad gradient whose fate is unknown."""
-        return self._first is not None or bool(self.suspects)
+        return self._known.first is not None or bool(self.suspects)
 
     @property
     def is_calm(self) -> bool:
         """Whether no bad gradient is remembered, so that good gradients change nothing."""
-        return not (self.is_suspicious or self.settled or self._in_a_row)
+        return not (self.is_suspicious or self.settled or self._known.in_a_row)
 
     def call(self, event: Event) -> Event | None:
         """Judge a module call that has returned; `where` is "output", or "param" if one of its own parameters is bad."""
@@ -145,7 +182,7 @@ class Judge:
             if not event.inputs and not event.kind:
                 # Made between the two calls, and removed again before the outer one returned.
                 return replace(waiting, where="input", details={})
-            event.kind = event.kind or waiting.kind
+            event = replace(event, kind=event.kind or waiting.kind)
         if not event.kind:
             return None
         if event.where == "param" or not event.inputs:
@@ -163,8 +200,8 @@ class Judge:
 
     def flow(self, event: Event) -> None:
         """Keep the first bad gradient in a backward until its fate is known."""
-        if event.kind and (self._first is None or event.order < self._first.order):
-            self._first = event
+        if event.kind and (self._known.first is None or event.order < self._known.first.order):
+            self._known.first = event
 
     def gradients(self, event: Event) -> None:
         """Keep the bad gradients of an optimizer's parameters after a backward until their fate is known."""
@@ -181,7 +218,7 @@ class Judge:
         """
         origin = None
         self.settled.difference_update(cleared)
-        if not self.suspects and self._first is not None and is_clear:
+        if not self.suspects and self._known.first is not None and is_clear:
             return self._skip(0) or (event if event.kind else None)
         for optimizer in [one for one in self.suspects if one in cleared]:
             origin = origin or self._skip(optimizer)
@@ -195,19 +232,19 @@ class Judge:
         (self.settled.add if event.kind or found_inf else self.settled.discard)(event.optimizer)
         if found_inf:
             return self._skip(event.optimizer, event)
-        first, suspect = self._first, self.suspects.pop(event.optimizer, None)
+        first, suspect = self._known.first, self.suspects.pop(event.optimizer, None)
         for optimizer in (event.optimizer, 0) if event.is_first_step else (event.optimizer,):
-            self._in_a_row.pop(optimizer, None)
+            self._known.in_a_row.pop(optimizer, None)
         if event.kind or not self.suspects:
-            self._first = None
+            self._known.first = None
         found = first or suspect
         return (found if found is not None and found.module else event) if event.kind else None
 
     def _skip(self, optimizer: int, suspect: Event | None = None) -> Event | None:
         suspect = self.suspects.pop(optimizer, suspect)
-        found = self._first or suspect
+        found = self._known.first or suspect
         if not self.suspects:
-            self._first = None
-        self.skipped += 1
-        self._in_a_row[optimizer] = self._in_a_row.get(optimizer, 0) + 1
-        return found if self._in_a_row[optimizer] >= self.patience else None
+            self._known.first = None
+        self._known.skipped += 1
+        self._known.in_a_row[optimizer] = self._known.in_a_row.get(optimizer, 0) + 1
+        return found if self._known.in_a_row[optimizer] >= self._patience else None

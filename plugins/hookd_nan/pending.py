@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Callable
 
@@ -26,6 +26,8 @@ LARGEST = 1024
 """Largest number of events whose values are requested together."""
 MOST = 64
 """Largest number of batches in flight: a model that is called without ever a step must not fill the memory."""
+# Numbers that cannot be read from a device never arrive, and all later batches wait for them. So the oldest batch is dropped,
+# and its events are not judged: a bad value that only they have seen is not reported.
 
 
 @dataclass
@@ -60,19 +62,22 @@ class Entry:
         """Whether no value is on a device."""
         return all(isinstance(found, str) for found in self.found)
 
-    def judge(self, values: Iterator[float]) -> None:
-        """Judge the event with the next numbers of an iterator: those of `self.values`, in order."""
+    def judge(self, values: Iterator[float], *, is_late: bool) -> None:
+        """Judge the event.
+
+        Args:
+            values: an iterator whose next numbers are those of `self.values`, in order.
+            is_late: the training code has continued since the check.
+        """
         read = [found if isinstance(found, str) else list(_read(found, values)) for found in self.found]
-        if not isinstance(read[0], str):
-            self.event.ends = read[0][0][1:]
+        ends = () if isinstance(read[0], str) else read[0][0][1:]
         bad = [() if isinstance(result, str) else self._bad(result) for result in read]
         kinds = [result if isinstance(result, str) else self._worst(result) for result in read]
-        self.event.kind, self.event.bad = kinds[0], bad[0]
-        self.event.inputs = kinds[1] if len(kinds) > 1 else ""
+        inputs = kinds[1] if len(kinds) > 1 else ""
+        event = replace(self.event, kind=kinds[0], bad=bad[0], inputs=inputs, ends=ends, is_late=is_late)
         if kinds[0] and len(kinds) > 2:
-            self.event.blame_own(*kinds[2:])
-            self.event.name_own(*bad[2:])
-        self.judge_with(self.event)
+            event = event.blamed_own(*kinds[2:]).named_own(*bad[2:])
+        self.judge_with(event)
 
     def _worst(self, read: list[_Numbers]) -> str:
         return max(kind_of(low, high, masks=self.masks) for _, low, high in read)
@@ -110,8 +115,7 @@ class Batch:
         """Judge all events."""
         values = iter(self.numbers)
         for entry in self.entries:
-            entry.event.is_late = True
-            entry.judge(values)
+            entry.judge(values, is_late=True)
 
 
 @dataclass
@@ -134,7 +138,7 @@ class Queue:
             if len(self.entries) >= LARGEST:
                 self.flush()
         else:
-            entry.judge(iter(()))
+            entry.judge(iter(()), is_late=False)
 
     def succeed(self, predecessor: Queue) -> None:
         """Take over the events of a predecessor.

@@ -29,6 +29,10 @@ class Policy:
         self._due = ""
         self._has_refused = False
 
+    def succeed(self, predecessor: Policy) -> None:
+        """Take over the counts of a predecessor."""
+        self.acted.adopt(predecessor.acted)
+
     def may_skip(self, optimizer: Optimizer) -> bool:
         """Whether a step is to be skipped if its gradients are bad."""
         if self.name != "skip" or peek(optimizer, "found_inf") is not None:

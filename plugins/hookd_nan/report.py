@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ import hookd
 from hookd_nan.judge import Event
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hookd import Context
     from hookd_nan.policy import Policy
     from hookd_nan.recorder import Recorder
@@ -23,6 +25,17 @@ CASES = 8
 """Largest number of cases that are reported: a training that recovers again and again must not flood the user."""
 SHOWN = 16
 """Largest number of places with a series of `hookd_nan_origin`."""
+DOUBTS = {"inputs", "buffer", "or_in", "parameters", "if_used_in", "elsewhere"}
+"""Details by which an incident is not exact."""
+SENTENCES = {
+    "if_used_in": "if {0} uses it without a call of its module, which hookd cannot see; otherwise in the output of {0}",
+    "or_in": "born there, or in {}, whose outputs are gone, were changed in place, or were not fully checked",
+    "parameters": "a parameter or buffer inside of it is bad now; it may have been bad before, and used without a call"
+    " of its module",
+    "elsewhere": "{} is bad as well, and may be used there",
+    "buffer": "its buffer {} is bad as well, either before the call or because of it",
+}
+"""What the message says about a detail."""
 _OURS = (f"{Path(hookd.__file__).parent}/", f"{Path(__file__).parent}/", "<hookd")
 
 
@@ -113,7 +126,8 @@ class Reporter:
             self._context.log(f"the origin of the {NAMES[hit.kind]} at step {hit.step} cannot be found any more: the"
                               " optimizer has used bad gradients since then")  # fmt: skip
         else:
-            event.since = min(event.since, hit.since) if event.step - hit.step <= 1 else event.since
+            if event.step - hit.step <= 1:
+                event = replace(event, since=min(event.since, hit.since))
             for module in case.shown:
                 self._origin.remove(module, hit.where, hit.kind)
             message, fields = self._described(event, "origin of the")
@@ -161,51 +175,15 @@ def place(event: Event) -> str:
 
 def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
     """Return the message and the fields of an incident."""
-    masked = event.details.get("neginf_in", "")
-    is_known = not {
-        "inputs",
-        "buffer",
-        "or_in",
-        "parameters",
-        "if_used_in",
-        "elsewhere",
-    } & event.details.keys() and not isinstance(masked, list)
+    is_known = not DOUBTS & event.details.keys() and not isinstance(event.details.get("neginf_in"), list)
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
     message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
     if not is_step_absolute:
         message += " (counted from the attach)"
     if is_exact:
         message += ", exact"
-    elif event.since == event.step:
-        pass
-    elif event.since:
-        message += f", born since step {event.since}"
-    else:
-        message += "; it may be older than that"
-    if "if_used_in" in event.details:
-        user = event.details["if_used_in"]
-        message += f"; if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
-    if "or_in" in event.details:
-        message += f"; born there, or in {', '.join(event.details['or_in'])}, whose outputs are gone, were changed in place, or were not fully checked"
-    elif not event.is_certain:
-        message += "; it may have originated elsewhere"
-    if not event.is_certain:
-        message += "; every module is checked from now on"
-    subject = "it" if event.is_certain else "the model"
-    if event.details.get("inputs") == "unknown":
-        message += f"; {subject} has changed its inputs in place, so they may have been bad before"
-    elif "inputs" in event.details:
-        message += f"; {subject} was given more than can be checked, and the rest may have been bad before"
-    if masked:
-        where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
-        message += f"; {where} -inf, which is taken for a mask unless neginf=true"
-    if "parameters" in event.details:
-        message += "; a parameter or buffer inside of it is bad now; it may have been bad before, and used without a call of its module"
-    message += _unseen_update(event)
-    if "elsewhere" in event.details:
-        message += f"; {event.details['elsewhere']} is bad as well, and may be used there"
-    if "buffer" in event.details:
-        message += f"; its buffer {event.details['buffer']} is bad as well, either before the call or because of it"
+    elif event.since != event.step:
+        message += f", born since step {event.since}" if event.since else "; it may be older than that"
     fields = {
         "step": event.step,
         "since_step": event.since or None,
@@ -214,18 +192,46 @@ def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tu
         "is_exact": is_exact,
         "stack": list(event.stack),
     }
-    return message, {**fields, **event.details}
+    return "; ".join([message, *_remarks(event)]), {**fields, **event.details}
 
 
-def _unseen_update(event: Event) -> str:
-    """Return the part of the message about gradients that were not checked, "" if all were."""
-    if "gradients" not in event.details:
-        return ""
-    count, last = event.details["bad_parameters"], event.details["last_bad"]
+def _remarks(event: Event) -> Iterator[str]:
+    """Yield the rest of the message: the reasons for doubt, and what else is bad."""
+    details = event.details
+    if "if_used_in" in details:
+        yield SENTENCES["if_used_in"].format(details["if_used_in"])
+    if "or_in" in details:
+        yield SENTENCES["or_in"].format(", ".join(details["or_in"]))
+    elif not event.is_certain:
+        yield "it may have originated elsewhere"
+    if not event.is_certain:
+        yield "every module is checked from now on"
+    subject = "it" if event.is_certain else "the model"
+    if details.get("inputs") == "unknown":
+        yield f"{subject} has changed its inputs in place, so they may have been bad before"
+    elif "inputs" in details:
+        yield f"{subject} was given more than can be checked, and the rest may have been bad before"
+    if details.get("neginf_in"):
+        masked = details["neginf_in"]
+        where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
+        yield f"{where} -inf, which is taken for a mask unless neginf=true"
+    if "parameters" in details:
+        yield SENTENCES["parameters"]
+    if "gradients" in details:
+        yield from _unseen_update(event)
+    for name in ("elsewhere", "buffer"):
+        if name in details:
+            yield SENTENCES[name].format(details[name])
+
+
+def _unseen_update(event: Event) -> Iterator[str]:
+    """Yield the part of the message about gradients that were not checked."""
     since = event.details.get("since_if_used")
-    text = "; not all gradients were checked"
-    text += f": if the parameter is used in every step, it went bad in step {since}" if since else ""
-    return f"{text}; {count} parameters are bad, the last in the model is {last}" if count > 1 else text
+    used = f": if the parameter is used in every step, it went bad in step {since}" if since else ""
+    yield f"not all gradients were checked{used}"
+    count, last = event.details["bad_parameters"], event.details["last_bad"]
+    if count > 1:
+        yield f"{count} parameters are bad, the last in the model is {last}"
 
 
 def training_stack() -> list[str]:

@@ -57,6 +57,10 @@ class Scan:
         self.largest: float | None = None
         self.is_strict = False
 
+    def succeed(self, predecessor: Scan) -> None:
+        """Take over from a predecessor whether unchecked gradients were used."""
+        self.is_strict = predecessor.is_strict
+
     def trained(self, found: Iterable[Tensor]) -> str:
         """Check parameters in host memory, `-inf` included, if unchecked gradients may have made them bad."""
         checked = [one for one in found if on_host(one) and of_tensor(one, "requires_grad")] if self.is_strict else []
@@ -95,6 +99,13 @@ class Scan:
             else list(of_tensor(tensor, "shape")),  # a nested tensor has several, or raises
             "dtype": str(of_tensor(tensor, "dtype")).replace("torch.", ""),
         }
+
+    def details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:
+        """Return the counts of the first tensor with a bad value of this kind, and its name if it has one."""
+        for name, tensor in candidates.items():
+            if (self([tensor], masks=True) or self.trained([tensor])) == kind:
+                return {**({"parameter": name} if isinstance(name, str) else {}), **self.counts(tensor)}
+        return {}
 
     def gradients(self, optimizer: Optimizer) -> Found:
         """Check the gradients that an optimizer would use, in its order."""

@@ -5,6 +5,7 @@ hookd keeps only weak references to outputs, so some are gone; `or_in` then list
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from hookd_nan.scan import Scan
 
 
-def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -> None:
-    """Put the first call with a bad output into an event, as far as outputs still exist, unchanged.
+def traced(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -> Event:
+    """Return the event with the first call with a bad output, as far as outputs still exist, unchanged.
 
     Args:
         event: the model's output. If no call in the model has a bad output, the event stays that: the model's own code
@@ -37,22 +38,20 @@ def back(event: Event, calls: Iterable[Returned], scan: Scan, *, unknown: str) -
         elif tensor is None or not isinstance(found, str):  # on a device: not known yet
             gone.append(returned.module.name)
         elif found:
-            event.at = at
-            gone += _blame(event, returned, tensor, scan)
+            event, more = _blamed(replace(event, at=at), returned, tensor, scan)
+            gone += more
             break
         else:
             gone.clear()  # an earlier NaN would most likely have reached this output
             unknown = ""
-    event.is_certain = not gone and not unknown
-    event.since = event.step
+    event = replace(event, is_certain=not gone and not unknown, since=event.step)
     if gone:
-        event.details["or_in"] = list(dict.fromkeys(gone))
-    if unknown:
-        event.details["inputs"] = unknown
+        event = event.having(or_in=list(dict.fromkeys(gone)))
+    return event.having(inputs=unknown) if unknown else event
 
 
-def _blame(event: Event, returned: Returned, tensor: Tensor, scan: Scan) -> list[str]:
-    """Put a call, or its caller if an input is bad, into an event; return other modules that may be the origin."""
+def _blamed(event: Event, returned: Returned, tensor: Tensor, scan: Scan) -> tuple[Event, list[str]]:
+    """Return the event with a call, or its caller if an input is bad; and other modules that may be the origin."""
     inputs = [ref() for ref in returned.inputs]
     module, parent, more = returned.module, returned.module.parent, []
     bad = [x for x in inputs if x is not None and x is not tensor and scan([x], masks=True)]
@@ -60,9 +59,8 @@ def _blame(event: Event, returned: Returned, tensor: Tensor, scan: Scan) -> list
         module, tensor = parent, bad[0]
     elif parent is not None and (not inputs or None in inputs):
         more = [parent.name]
-    event.module, event.stack = module.name, path(module)
-    event.kind, event.details = str(scan([tensor], masks=True)), scan.counts(tensor)
-    return more
+    kind, details = str(scan([tensor], masks=True)), scan.counts(tensor)
+    return replace(event, module=module.name, stack=path(module), kind=kind, details=details), more
 
 
 def path(module: Module) -> tuple[str, ...]:
