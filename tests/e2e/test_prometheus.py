@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 
-from tests.support import forked, tool, training
 from tests.support import prometheus as prometheus_server
+from tests.support import forked, tool, training
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
