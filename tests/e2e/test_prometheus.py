@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from tests.support import prometheus as prometheus_server
-from tests.support import forked, tool, training
+from tests.support import tool, training
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import HOOKD
@@ -63,8 +63,7 @@ def page_of(url, run):
 def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon, prometheus):
     url, host = daemon
     run = f"prom-{os.getpid()}"
-    environment = training.environment(HOOKD_RUN=run)
-    target = stack.enter_context(Process(PUPPET.command(), env=environment, stdin=True, popen=forked.Popen))
+    target = stack.enter_context(Process(PUPPET.command(), env=training.environment(HOOKD_RUN=run), stdin=True))
     target.expect("^ready$")
     wait_until(lambda: prometheus.value('up{job="hookd"}') == 1, what="the first scrape")
 

@@ -72,11 +72,11 @@ def start(job: Job, *more: str, **extra: str | Path) -> Process:
     return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent)
 
 
-def start_warm(job: Job, *more: str, **extra: str | Path) -> Process:
+def start_warm(job: Job, *more: str) -> Process:
     """Start a job where torch has been imported, in a fork; one of several ranks, or that compiles, as any other."""
     if job.ranks or "compile" in str(job):
-        return start(job, *more, **extra)
-    return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent, popen=forked.Popen)
+        return start(job, *more)
+    return Process(job.command(*more), env=environment(), cwd=job.path.parent, popen=forked.Popen)
 
 
 @functools.cache
