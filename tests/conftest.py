@@ -69,8 +69,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Ctrl-C reach child processes, also below `nohup` and CI runners, which pass SIGINT on as ignored; set the scope."""
-    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    """Let Ctrl-C and hang-ups reach child processes, also below `nohup` and CI runners, which pass them on as ignored; set the scope."""
+    defaults = {
+        signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
+    }  # fmt: skip
+    for number, default in defaults.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
     has_workers = getattr(config.option, "numprocesses", None)

@@ -229,6 +229,38 @@ def test_a_tool_that_goes_and_a_detach_end_the_recording(traced):
     training.step()
 
 
+def test_a_trace_that_two_threads_abandon_at_once_is_removed_once(traced, monkeypatch):
+    """The control thread, whose tool has gone, and a training thread that detaches."""
+    with running("timing") as agent:
+        ours_now = agent.parts.tracing
+        _, future = traced()
+        wait_until(lambda: ours_now.state == "waiting")
+        removed, has_come = [], threading.Event()
+        other = threading.Thread(target=ours_now.abandon)
+        stop, release = ours_now._spans.stop, ours_now._profiler.release
+
+        def stopped():
+            if threading.current_thread() is other:
+                has_come.set()
+            stop()
+
+        def released():
+            removed.append(threading.current_thread())
+            if len(removed) == 1:
+                other.start()
+                assert has_come.wait(PATIENCE_S)
+            return release()
+
+        monkeypatch.setattr(ours_now._spans, "stop", stopped)
+        monkeypatch.setattr(ours_now._profiler, "release", released)
+        ours_now.abandon()
+        other.join(PATIENCE_S)
+        assert removed == [threading.current_thread()]
+        monkeypatch.undo()
+        assert_nothing_is_left(agent)
+        assert future.exception(PATIENCE_S) is not None
+
+
 def test_a_child_forked_in_a_trace_records_nothing(tmp_path):
     training = Training()
     with running("timing") as agent:

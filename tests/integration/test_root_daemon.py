@@ -80,9 +80,9 @@ def test_status_says_where_it_is_and_what_one_can_do(beside):
 
 def test_the_doctor_says_so_too(beside):
     found = checks.daemon(None)
-    assert (found.state, found.found) == ("note", ROOTS.told)
+    assert (found.state, found.found) == ("note", ROOTS.description)
     assert "sudo hookd status" in found.cure
-    assert "http" not in RootDaemon(4711, "/run/hookd/control.sock", None).told
+    assert "http" not in RootDaemon(4711, "/run/hookd/control.sock", None).description
 
 
 def test_an_evaluation_says_so_too(beside):

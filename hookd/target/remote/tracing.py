@@ -23,7 +23,7 @@ from hookd.target.plugins.faults import Failure, is_from_signal_handler
 from hookd.target.remote import profiler
 from hookd.target.tensors import torch_state
 from hookd.wire.descriptors import Descriptor, moved_up, read, real_path
-from hookd.wire.originals import Local, clock
+from hookd.wire.originals import Local, RLock, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -164,6 +164,7 @@ class Tracing:
         self._spans = Spans()
         self._profiler = profiler.Profiler(self._yielded)
         self._asked_by: Any = None
+        self._clearing = RLock()  # a signal handler may detach while its own thread holds it
         self._clear()
 
     def _clear(self) -> None:
@@ -226,6 +227,12 @@ class Tracing:
         self._spans.stop()
         self._profiler.end(wait=False)
         self._aside.finish(HANDOVER_S, Spans.name)
+        with self._clearing:  # a detach and the end of the connection may come at once, in two threads
+            if self.state != "idle":
+                self._remove()
+
+    def _remove(self) -> None:
+        """Give back what the trace has used, in one thread at a time: a file must not be closed twice."""
         try:
             self.residue += self._profiler.release()
             if self._registry.has(Spans.name):
