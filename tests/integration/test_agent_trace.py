@@ -258,7 +258,7 @@ def test_a_trace_that_two_threads_abandon_at_once_is_removed_once(traced, monkey
         assert removed == [threading.current_thread()]
         monkeypatch.undo()
         assert_nothing_is_left(agent)
-        assert future.exception(PATIENCE_S) is not None
+    assert future.exception(PATIENCE_S) is not None
 
 
 def test_a_child_forked_in_a_trace_records_nothing(tmp_path):
