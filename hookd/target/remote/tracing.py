@@ -232,7 +232,7 @@ class Tracing:
                 self._remove()
 
     def _remove(self) -> None:
-        """Give back what the trace has used, in one thread at a time: a file must not be closed twice."""
+        """Return what the trace has used to the process, in one thread at a time: a file must not be closed twice."""
         try:
             self.residue += self._profiler.release()
             if self._registry.has(Spans.name):
