@@ -219,7 +219,7 @@ class Outputs:
             return self.scan.details(dict(enumerate(tensors_in(call.output))), event.kind)
         of_buffer = self.scan.details(own[1], buffers)
         if not event.may_write:
-            return of_buffer
+            return {**of_buffer, "is_buffer": True}
         of_output = self.scan.details(dict(enumerate(tensors_in(call.output))), event.kind)
         return {**of_output, "buffer": of_buffer["parameter"]}
 

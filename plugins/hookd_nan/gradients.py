@@ -184,7 +184,7 @@ class Gradients:
                 bad = [own_name for own_name, tensor in buffers.items() if self._scan([tensor], masks=True)]
                 event = event.having(buffer=bad[0]) if bad else event
             elif not is_training:
-                event = self._blamed_own(event, name, buffers)
+                event = self._blamed_own(event, name, buffers, are_buffers=True)
                 if event.where == "param":
                     return event
         return event
@@ -209,7 +209,7 @@ class Gradients:
                 continue
             event = self._blamed_own(event, name, parameters, is_called=is_called)
             if event.where != "param":
-                event = self._blamed_own(event, name, buffers, is_called=False, within=container)
+                event = self._blamed_own(event, name, buffers, is_called=False, are_buffers=True, within=container)
             if event.where == "param":
                 return event
         return event if event.is_late else self._with_others(event, below, called)
@@ -257,7 +257,14 @@ class Gradients:
         return next(found, None)
 
     def _blamed_own(
-        self, event: Event, name: str, own: Mapping[str, Tensor], *, is_called: bool = True, within: str = ""
+        self,
+        event: Event,
+        name: str,
+        own: Mapping[str, Tensor],
+        *,
+        is_called: bool = True,
+        are_buffers: bool = False,
+        within: str = "",
     ) -> Event:
         """Return the event of a bad output with the first bad tensor of a module; `where` is "param" if there is one.
 
@@ -267,6 +274,7 @@ class Gradients:
             own: its parameters, or its buffers.
             is_called: the module was called. If not, an unused tensor is not blamed, and one that may be unused is
                 blamed with `if_used_in`.
+            are_buffers: they are its buffers.
             within: for buffers of a module inside the event's module, the name of the latter: an infinity in them is
                 mentioned, and not blamed. "": it is blamed.
         """
@@ -281,6 +289,8 @@ class Gradients:
                 event = replace(event, details={"buffer": f"{name} {own_name}", **event.details})
                 continue
             details = {"parameter": own_name, **self._scan.counts(tensor)}
+            if are_buffers:
+                details["is_buffer"] = True
             if is_used is None:
                 details["if_used_in"] = event.module
             since = event.own_since

@@ -84,9 +84,9 @@ class Event:
 
     def named_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> Event:
         """Return the event with the name of the blamed parameter or buffer, given the positions of the bad ones."""
-        for names, bad in zip(self.own, (parameters, buffers)):
+        for names, bad, kind in zip(self.own, (parameters, buffers), ({}, {"is_buffer": True})):
             if self.where == "param" and bad:
-                return self.having(parameter=names[bad[0]])
+                return self.having(parameter=names[bad[0]], **kind)
         return self
 
 

@@ -168,8 +168,9 @@ class Reporter:
 
 def place(event: Event) -> str:
     """Return the place of an event in words."""
-    parameter = event.details.get("parameter", "")
-    words = {"param": f"parameter {parameter}", "grad": f"gradient {parameter}"}.get(event.where, event.where)
+    name = event.details.get("parameter", "")
+    owned = "buffer" if event.details.get("is_buffer") else "parameter"
+    words = {"param": f"{owned} {name}", "grad": f"gradient {name}"}.get(event.where, event.where)
     return f"{event.module} {words}".replace("  ", " ").strip()
 
 

@@ -83,7 +83,8 @@ class TestBuffers:
         hook.start("nan", every=every)
         train(model, strike=lambda: model[1].running_mean.fill_(NAN))
         assert place(hook.incident) == ("1", "param", "nan", AT)
-        assert hook.incident["parameter"] == "running_mean"
+        assert (hook.incident["parameter"], hook.incident["is_buffer"]) == ("running_mean", True)
+        assert "1 buffer running_mean" in hook.incident["message"]
 
     def test_infinity_that_a_buffer_may_well_have_is_not_blamed(self, hook, every):
         born = Born()
@@ -228,6 +229,7 @@ def test_what_is_used_without_a_call_of_its_module_is_named(hook, every, make, o
     train(model, strike=lambda: tensor.data.view(-1)[:1].fill_(NAN))
     assert place(hook.incident) == (owner, "param", "nan", AT)
     assert hook.incident["parameter"] == name
+    assert hook.incident.get("is_buffer", False) is (name == "running_mean")
 
 
 def test_a_bad_tensor_that_nothing_uses_is_not_blamed_for_what_a_batch_brings(hook):
