@@ -75,7 +75,6 @@ class Host(Protocol):
     def step_offset(self) -> int | None: ...  # noqa: D102
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
     def returned_now(self) -> Sequence[Returned]: ...  # noqa: D102
-    def model_roots(self) -> list[Module]: ...  # noqa: D102
     def outermost_modules(self) -> list[tuple[Module, nn.Module]]: ...  # noqa: D102
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
@@ -465,14 +464,10 @@ class Context:
         """
         return self._host.returned_now()
 
-    def roots(self) -> list[Module]:
-        """Return the roots of all models seen, in the order of their first calls."""
-        return self._host.model_roots()
-
     def models(self) -> list[tuple[Module, nn.Module]]:
-        """Return each root with the module that the training calls: a DistributedDataParallel around it, which the root omits.
+        """Return the root of each model seen, in the order of their first calls, with the module that the training calls.
 
-        Never keep them.
+        That is the root's own module, or a DistributedDataParallel around it. Never keep them.
         """
         return self._host.outermost_modules()
 

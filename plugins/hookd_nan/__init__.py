@@ -82,12 +82,14 @@ from typing import TYPE_CHECKING, Any
 
 from hookd import Context, Module, Plugin, PluginError, Rate, hookimpl
 from hookd_nan.backward import Backward, Fates
+from hookd_nan.blame import Blame
 from hookd_nan.findings import Checks, Findings
 from hookd_nan.forward import Outputs
-from hookd_nan.gradients import Gradients
 from hookd_nan.implied import Implied
 from hookd_nan.judge import Judge
 from hookd_nan.loss import Losses
+from hookd_nan.models import Models
+from hookd_nan.optimizers import Optimizers
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
 from hookd_nan.recorder import Recorder
@@ -134,15 +136,17 @@ class NaN(Plugin):
         self.mutates = policy.name != "report"
         self.reporter = Reporter(context, recorder, policy)
         judge, checks, queue = self.judge, self.checks, self.queue = Judge(patience), Checks(context), Queue(context)
-        gradients = self.gradients = Gradients(context, scan)
-        findings = self.findings = Findings(context, scan, checks, gradients, self.reporter)
+        models = Models(context)
+        optimizers = self.optimizers = Optimizers(models)
+        blame = Blame(context, scan, models, optimizers)
+        findings = self.findings = Findings(context, scan, checks, blame, self.reporter)
         fates = self.fates = Fates(context, judge, ("step_pre", "closure_done"))
         self.implied = Implied(context.per_module())
         seen = context, scan, checks, judge, queue, findings
-        self.outputs = Outputs(*seen, gradients, self.implied, recorder)
+        self.outputs = Outputs(*seen, blame, self.implied, recorder)
         self.between = Backward(*seen, fates)
-        self.losses = Losses(*seen, fates, gradients, recorder)
-        self.steps = Steps(*seen, fates, gradients, recorder, policy)
+        self.losses = Losses(*seen, fates, optimizers, recorder)
+        self.steps = Steps(*seen, fates, optimizers, blame, recorder, policy)
 
     @hookimpl
     def succeed(self, predecessor: NaN) -> None:
@@ -154,7 +158,7 @@ class NaN(Plugin):
         self.outputs.succeed(predecessor.outputs)
         self.between.succeed(predecessor.between)
         self.steps.succeed(predecessor.steps)
-        self.gradients.succeed(predecessor.gradients)
+        self.optimizers.succeed(predecessor.optimizers)
         self.recorder.succeed(predecessor.recorder)
         self.reporter.succeed(predecessor.reporter)
         self.queue.succeed(predecessor.queue)

@@ -9,7 +9,7 @@ from hookd_nan.judge import Event, Looks
 
 if TYPE_CHECKING:
     from hookd import Context, Module
-    from hookd_nan.gradients import Gradients
+    from hookd_nan.blame import Blame
     from hookd_nan.report import Reporter
     from hookd_nan.scan import Scan
 
@@ -68,8 +68,8 @@ class Checks:
 class Findings:
     """Counts bad values, and reports the origin."""
 
-    def __init__(self, context: Context, scan: Scan, checks: Checks, gradients: Gradients, reporter: Reporter) -> None:
-        self._scan, self._checks, self._gradients, self._reporter = scan, checks, gradients, reporter
+    def __init__(self, context: Context, scan: Scan, checks: Checks, blame: Blame, reporter: Reporter) -> None:
+        self._scan, self._checks, self._blame, self._reporter = scan, checks, blame, reporter
         labels = ["module", "where", "kind"]
         self._nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
 
@@ -96,7 +96,7 @@ class Findings:
         """Report an origin, or the parameter that unchecked gradients have made bad, if there is one."""
         if origin is not None and self._scan.is_strict and not origin.is_late and not self.is_over:
             is_seen = self._checks.used.last(origin.step) >= origin.own_since
-            origin = self._gradients.blamed_update(origin, is_seen=is_seen)
+            origin = self._blame.update(origin, is_seen=is_seen)
         self.report_as_found(origin)
 
     def report_as_found(self, event: Event | None) -> None:

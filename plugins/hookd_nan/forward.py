@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookd import Context
+    from hookd_nan.blame import Blame
     from hookd_nan.findings import Checks, Findings
-    from hookd_nan.gradients import Gradients
     from hookd_nan.implied import Implied
     from hookd_nan.judge import Event, Judge
     from hookd_nan.pending import Queue
@@ -39,7 +39,7 @@ class Outputs:
     judge: Judge
     queue: Queue
     findings: Findings
-    gradients: Gradients
+    blame: Blame
     implied: Implied
     recorder: Recorder
     _seen: Seen = field(default_factory=Seen)
@@ -235,7 +235,7 @@ class Outputs:
             self.recorder.seen.append((event.module, *event.ends))
         origin = self.judge.call(event)
         if origin is not None and origin.where == "output" and not self.findings.is_over:
-            origin = self.gradients.blamed_below(origin)
+            origin = self.blame.below(origin)
         if origin is not None and origin.where != "output":
             origin = replace(origin, is_certain=True).without("or_in")
         self.findings.report(origin)
@@ -271,13 +271,13 @@ class Outputs:
     def _traced_back(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> Event:
         """Return the event with the origin of a bad output: a parameter, or the first call with a bad output."""
         details = self.scan.details(dict(enumerate(tensors_in(call.output))), found)
-        event = self.gradients.blamed_parameter(replace(event, kind=found, details=details), root)
+        event = self.blame.parameter(replace(event, kind=found, details=details), root)
         if event.where == "param":
             return event
         event = traced(event, self.context.returned(), self.scan, unknown=unknown)
-        event = self.gradients.blamed_buffer(event, root)
+        event = self.blame.buffer(event, root)
         if event.where == "output":
-            event = self.gradients.blamed_below(event)
+            event = self.blame.below(event)
         return self._with_unseen(event)
 
     def _judge_gate(self, event: Event) -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hookd import Context
     from hookd_nan.backward import Fates
     from hookd_nan.findings import Checks, Findings
-    from hookd_nan.gradients import Gradients
     from hookd_nan.judge import Event, Judge
+    from hookd_nan.optimizers import Optimizers
     from hookd_nan.pending import Queue
     from hookd_nan.recorder import Recorder
     from hookd_nan.scan import Scan
@@ -33,7 +33,7 @@ class Losses:
     queue: Queue
     findings: Findings
     fates: Fates
-    gradients: Gradients
+    optimizers: Optimizers
     recorder: Recorder
 
     def loss(self, tensors: tuple[Any, ...]) -> None:
@@ -78,11 +78,11 @@ class Losses:
         If some are left, the training is still accumulating gradients.
         """
         if self.queue.entries and not self._is_any_unknown():
-            having = self.gradients.having()
-            return self.gradients.numbers() - having, not having
-        grads = self.gradients.by_optimizer()
+            having = self.optimizers.having()
+            return self.optimizers.numbers() - having, not having
+        grads = self.optimizers.by_optimizer()
         if self.queue.entries:  # which gradients were bad is not known yet
-            return self.gradients.numbers() - set(grads), not grads
+            return self.optimizers.numbers() - set(grads), not grads
         bad = {number for number, found in grads.items() if self.scan.many(list(found.values()))}
         return {*self.judge.suspects, *self.judge.settled} - bad, not bad
 
@@ -90,7 +90,7 @@ class Losses:
         """Whether gradients that no known optimizer holds may be bad; finding them means a search of all models."""
         waiting = (entry.event for entry in self.queue.entries)
         is_asked = any(event.where == "grad" and not event.optimizer for event in waiting)
-        return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.gradients.knows_any
+        return is_asked or self.judge.is_suspicious or 0 in self.judge.settled or not self.optimizers.knows_any
 
     def _is_waiting(self) -> bool:
         """Whether there may have been bad gradients, so that their fate must be found out."""

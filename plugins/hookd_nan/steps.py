@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from hookd import Context
     from hookd_nan.backward import Fates
+    from hookd_nan.blame import Blame
     from hookd_nan.findings import Checks, Findings
-    from hookd_nan.gradients import Gradients, Held
     from hookd_nan.judge import Event, Judge
+    from hookd_nan.optimizers import Held, Optimizers
     from hookd_nan.pending import Queue
     from hookd_nan.policy import Policy
     from hookd_nan.recorder import Recorder
@@ -39,7 +40,8 @@ class Steps:
     queue: Queue
     findings: Findings
     fates: Fates
-    gradients: Gradients
+    optimizers: Optimizers
+    blame: Blame
     recorder: Recorder
     policy: Policy
     _stepping: Optimizer | None = None
@@ -55,7 +57,7 @@ class Steps:
         `loss` enables this hook.
         """
         if self._stepping is None:
-            for number, grads in self.gradients.by_optimizer().items():
+            for number, grads in self.optimizers.by_optimizer().items():
                 if self.queue.is_known() and number in self.judge.suspects:
                     continue
                 found = self.scan.many(list(grads.values()))
@@ -82,10 +84,10 @@ class Steps:
             self._is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
             found_inf = peek(optimizer, "found_inf")
             flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
-            number, is_first = self.gradients.meet(optimizer)
+            number, is_first = self.optimizers.meet(optimizer)
             if not (found or flag or self.fates.undecided) and self.judge.is_calm and self.queue.is_known():
                 return
-            held = self.gradients.held_by(optimizer)
+            held = self.optimizers.held_by(optimizer)
             self._judge_gradients(self._decide, optimizer, number, held, found, flag, is_first=is_first)
         if self._is_skipping:
             self.policy.skip(optimizer)
@@ -115,7 +117,7 @@ class Steps:
         is_certain = self.checks.backwards.latest == self.context.step
         event = self.checks.event("grad", "", optimizer=number, is_first_step=is_first, is_certain=is_certain)
         if found and isinstance(found, str) and not self.findings.is_over:  # expensive, and reported only once
-            event = self.gradients.blamed(event, optimizer)
+            event = self.blame.gradient(event, optimizer)
             found = event.kind or found
         if isinstance(found, list) and not self.findings.is_over:
             judge = partial(self._judge_named, judge, holders=list(grads))
@@ -123,7 +125,7 @@ class Steps:
 
     def _judge_named(self, judge: Callable[[Event], None], event: Event, *, holders: list[int]) -> None:
         """Judge gradients whose values have come from a device, and name the parameter of the first bad one."""
-        judge(self.gradients.blamed_late(event, holders) if event.bad else event)
+        judge(self.blame.late_gradient(event, holders) if event.bad else event)
 
     def _decide(self, event: Event) -> None:
         """Judge the gradients at a step; `event.inputs` is set if a fused optimizer was given `found_inf`."""

@@ -463,7 +463,7 @@ def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when
             model(torch.ones(1)).backward()
             optimizer.step()
         assert set(agent.values("hookd_returning_calls")) == {("0",), ("(root)",)}, "and not what `then` calls"
-        assert [root.type for root in agent.parts.host.model_roots()] == ["Sequential"]
+        assert [root.type for root, _ in agent.parts.host.outermost_modules()] == ["Sequential"]
         assert agent.state("returning") == "quarantined"
         trouble = agent.parts.registry.named("returning").last_trouble
         assert (trouble["hook"], "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in trouble["where"]) == (

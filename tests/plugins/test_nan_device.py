@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import hookd_nan.forward
-import hookd_nan.gradients
+import hookd_nan.models
 import hookd_nan.scan
 import pytest
 import torch
@@ -172,8 +172,8 @@ def test_under_a_scaler_the_parameter_is_named_once_an_overflow_has_become_an_in
 
 def test_no_model_is_searched_for_gradients_in_a_step_in_which_nothing_was_bad(hook, monkeypatch):
     searched = []
-    parameters = hookd_nan.gradients.named_parameters
-    monkeypatch.setattr(hookd_nan.gradients, "named_parameters", lambda root: searched.append(root) or parameters(root))
+    parameters = hookd_nan.models.named_parameters
+    monkeypatch.setattr(hookd_nan.models, "named_parameters", lambda root: searched.append(root) or parameters(root))
     hook.start("nan")
     model = net()
     train(model, steps=2)

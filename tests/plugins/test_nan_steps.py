@@ -166,8 +166,8 @@ class TestClosures:
 def test_bad_gradients_that_recur_are_not_searched_for_their_parameter_again(hook, monkeypatch):
     """Which is dear: at every step it would have been most of what a small model's step takes."""
     asked = []
-    blame = hookd_nan.gradients.Gradients.blamed
-    monkeypatch.setattr(hookd_nan.gradients.Gradients, "blamed", lambda *args: asked.append(1) or blame(*args))
+    blame = hookd_nan.blame.Blame.gradient
+    monkeypatch.setattr(hookd_nan.blame.Blame, "gradient", lambda *args: asked.append(1) or blame(*args))
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hook.start("nan", policy="skip")

@@ -105,10 +105,6 @@ class PluginHost:
         """Return the outputs of the calling thread's module calls."""
         return self._portions.returned(self._local.thread)
 
-    def model_roots(self) -> list[Module]:
-        """Return the roots of all models that are alive."""
-        return [model.root for model, _ in self._names.live_roots()]
-
     def outermost_modules(self) -> list[tuple[Module, nn.Module]]:
         """Return the roots of all models that are alive, with their outermost wrappers."""
         return [(model.root, root) for model, root in self._names.live_roots()]

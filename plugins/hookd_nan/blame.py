@@ -1,0 +1,202 @@
+"""Find the tensor to blame for a bad value: a gradient, a parameter or a buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hookd import buffers_of, modules_in, parameters_of, peek
+from hookd_nan.models import modules, owner_of, within
+from hookd_nan.scan import is_bad, own_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from hookd import Context, Module
+    from hookd_nan.judge import Event
+    from hookd_nan.models import Models
+    from hookd_nan.optimizers import Optimizers
+    from hookd_nan.scan import Scan
+
+
+class Blame:
+    """Returns events of bad values with the tensor to blame, or as they were if there is none."""
+
+    def __init__(self, context: Context, scan: Scan, models: Models, optimizers: Optimizers) -> None:
+        self._context, self._scan, self._models, self._optimizers = context, scan, models, optimizers
+
+    def gradient(self, event: Event, optimizer: Optimizer | None) -> Event:
+        """Return the event with the last bad gradient in the model's order: the first one in the order of the backward.
+
+        Args:
+            event: the event, with the number of its optimizer.
+            optimizer: that optimizer if it is stepping now, else None.
+        """
+        named = self._models.named_gradients(optimizer)
+        if optimizer is None:
+            named = (one for one in named if self._optimizers.holder(one[1]) == event.optimizer)
+        bad = [found for found in named if self._scan([found[2]])]
+        if not bad:
+            return event
+        name, parameter, tensor = bad[-1]
+        owner, own_name = owner_of(name)
+        if self._scan([parameter]):
+            event, tensor = replace(event, where="param", since=event.own_since), parameter
+        details = {"parameter": own_name, **self._scan.counts(tensor)}
+        return replace(event, kind=str(self._scan([tensor])), module=owner, details=details)
+
+    def late_gradient(self, event: Event, holders: list[int]) -> Event:
+        """Return an event whose values have come from a device, with the last bad gradient in the model's order.
+
+        Args:
+            event: the event; its `bad` has the positions of the bad gradients among those checked.
+            holders: the ids of the parameters whose gradients were checked.
+        """
+        bad = {holders[at] for at in event.bad}
+        names = [name for name, parameter in self._models.named_parameters() if id(parameter) in bad]
+        if not names:
+            return event
+        owner, own_name = owner_of(names[-1])
+        return replace(event, module=owner).having(parameter=own_name)
+
+    def parameter(self, event: Event, root: Module) -> Event:
+        """Return the event with the first bad parameter of a model, if there is one."""
+        called = self._called()
+        for name, module in modules(root):
+            event = self._blamed_own(event, name, parameters_of(module), is_called=name in called)
+            if event.where == "param":
+                return replace(event, is_certain=True)
+        return event
+
+    def update(self, event: Event, *, is_seen: bool) -> Event:
+        """Return the event with the first parameter that unchecked gradients have made bad, and the number of them.
+
+        Args:
+            event: the first bad value that was found.
+            is_seen: the gradients of the last step were checked. Then the step is unknown: a parameter that went bad
+                earlier need not have been used since.
+        """
+        named = self._models.named_parameters()
+        bad = [(name, parameter) for name, parameter in named if self._scan.trained([parameter])]
+        if not bad:
+            return event
+        if event.where != "param":
+            name, parameter = bad[0]
+            owner, own_name = owner_of(name)
+            details = {"parameter": own_name, **self._scan.counts(parameter)}
+            kind = self._scan.trained([parameter])
+            event = replace(event, where="param", module=owner, kind=kind, is_certain=True, details=details)
+        event = replace(event, since=0).having(gradients="unknown", bad_parameters=len(bad), last_bad=bad[-1][0])
+        return event if is_seen else event.having(since_if_used=event.own_since)
+
+    def buffer(self, event: Event, root: Module) -> Event:
+        """Return the event of a bad output with a bad buffer of a module that may be the origin.
+
+        The call of a module in training may have written the buffer itself, so there it is mentioned, and not blamed.
+        """
+        names = {event.module, *event.details.get("or_in", ())}
+        for name, module in modules(root):
+            buffers = own_tensors(module)[1] if name in names else {}
+            is_training = peek(module, "training") is True
+            if is_training and name == event.module:
+                bad = [own_name for own_name, tensor in buffers.items() if self._scan([tensor], masks=True)]
+                event = event.having(buffer=bad[0]) if bad else event
+            elif not is_training:
+                event = self._blamed_own(event, name, buffers, are_buffers=True)
+                if event.where == "param":
+                    return event
+        return event
+
+    def below(self, event: Event) -> Event:
+        """Return the event with a bad tensor of a module inside its module, whose code may use it without a call.
+
+        Some bad tensors are mentioned, and not blamed: if the training has continued since (values on a device), because
+        the tensor may have gone bad later; tensors elsewhere in the model; and an infinity in a buffer, which may be a
+        legitimate value.
+        """
+        module, called, below = self._models.module(event.module), self._called(), set[int]()
+        container = event.module
+        for path, inner in modules_in(module) if module is not None else ():
+            below.add(id(inner))
+            name = within(container, path)
+            is_called = not path or name in called
+            parameters, buffers = _own(inner, is_called=is_called)
+            if event.is_late:
+                if is_bad(self._scan([*parameters.values(), *buffers.values()], masks=True)):
+                    return event.having(parameters="unknown")
+                continue
+            event = self._blamed_own(event, name, parameters, is_called=is_called)
+            if event.where != "param":
+                event = self._blamed_own(event, name, buffers, is_called=False, are_buffers=True, within=container)
+            if event.where == "param":
+                return event
+        return event if event.is_late else self._with_others(event, below, called)
+
+    def _with_others(self, event: Event, below: set[int], called: set[str]) -> Event:
+        """Return the event with a bad tensor elsewhere in the model, which the module's code may use by a reference."""
+        roots = (root for root in self._models.roots() if any(name == event.module for name, _ in modules(root)))
+        for name, module in (one for root in roots for one in modules(root)):
+            if id(module) in below:
+                continue
+            for kind, own in zip(("parameter", "buffer"), _own(module, is_called=name in called)):
+                bad = [own_name for own_name, tensor in own.items() if self._is_nan(tensor)]
+                if bad:
+                    return event.having(elsewhere=f"{name} {kind} {bad[0]}")
+        return event
+
+    def _is_nan(self, tensor: Tensor) -> bool:
+        return self._scan([tensor], masks=True) == "nan" and self._optimizers.is_used(tensor) is not False
+
+    def _called(self) -> set[str]:
+        """Return the names of the modules that have returned in this outermost call."""
+        return {returned.module.name for returned in self._context.returned()}
+
+    def _blamed_own(
+        self,
+        event: Event,
+        name: str,
+        own: Mapping[str, Tensor],
+        *,
+        is_called: bool = True,
+        are_buffers: bool = False,
+        within: str = "",
+    ) -> Event:
+        """Return the event of a bad output with the first bad tensor of a module; `where` is "param" if there is one.
+
+        Args:
+            event: the event of a bad output.
+            name: name of the module.
+            own: its parameters, or its buffers.
+            is_called: the module was called. If not, an unused tensor is not blamed, and one that may be unused is
+                blamed with `if_used_in`.
+            are_buffers: they are its buffers.
+            within: for buffers of a module inside the event's module, the name of the latter: an infinity in them is
+                mentioned, and not blamed. "": it is blamed.
+        """
+        for own_name, tensor in own.items():
+            found = self._scan([tensor], masks=True) or self._scan.trained([tensor])
+            if not found or not isinstance(found, str):
+                continue
+            is_used = True if is_called else self._optimizers.is_used(tensor)
+            if is_used is False:
+                continue
+            if within and found == "inf":
+                event = replace(event, details={"buffer": f"{name} {own_name}", **event.details})
+                continue
+            details = {"parameter": own_name, **self._scan.counts(tensor)}
+            if are_buffers:
+                details["is_buffer"] = True
+            if is_used is None:
+                details["if_used_in"] = event.module
+            since = event.own_since
+            return replace(event, where="param", module=name, kind=found, since=since, details=details)
+        return event
+
+
+def _own(module: nn.Module, *, is_called: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Return the parameters of a module, and its buffers unless the call may have written them."""
+    is_written = is_called and peek(module, "training") is True
+    return parameters_of(module), {} if is_written else buffers_of(module)
