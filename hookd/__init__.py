@@ -30,6 +30,7 @@ from hookd.api.passive import (
 from hookd.api.plugin import Plugin
 from hookd.api.rates import Rate
 from hookd.api.refs import tensor_ref
+from hookd.api.stack import training_stack
 from hookd.api.summary import Largest, Summary
 from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.version import __version__
@@ -75,5 +76,6 @@ __all__ = [
     "stop",
     "tensor_ref",
     "tensors",
+    "training_stack",
     "versions",
 ]

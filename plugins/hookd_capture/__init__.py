@@ -29,14 +29,11 @@ loss is computed outside of any module.
 from __future__ import annotations
 
 import math
-import traceback
-from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-import hookd
 from hookd import (
     Context,
     Module,
@@ -48,6 +45,7 @@ from hookd import (
     parameters_of,
     peek,
     tensors,
+    training_stack,
     versions,
 )
 from hookd_capture.calls import Call, LastCalls, States
@@ -63,14 +61,12 @@ __all__ = ["Capture"]
 
 MOST = 2
 """Largest number of bundles in a run."""
-FRAMES = 12
 NAMES = {"nan": "NaN", "inf": "Inf"}
 LATE = "the values were on a device: when hookd had read them, the module's inputs no longer existed"
 OF_LOSS = (
     "the gradient that reached the model was bad: the loss is computed by the training's own functions, not by a module"
 )
 NOT_REACHED = "in this step no gradient reached the model's last call, or it was changed in place since then"
-_OURS = (f"{Path(hookd.__file__).parent}/", f"{Path(__file__).parent}/", "<hookd")
 _grad: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses a `grad` that a class of parameters defines
 
 
@@ -293,7 +289,7 @@ class Capture(Plugin):
         """Save a call, if there may be another bundle."""
         is_between = where == "output" and not call.module.depth and not call.module.leaf and self.context.interval > 1
         if self.left:
-            fields = {**self._fields(call.module.name, where, kind), "python_stack": _training_stack()}
+            fields = {**self._fields(call.module.name, where, kind), "python_stack": training_stack()}
             self.bundles.save(call, self._words(fields, parameter), fields)
         self._limit(self.left - 1 if is_between else 0)
 
@@ -335,14 +331,3 @@ def _gradients(optimizer: Optimizer) -> list[Tensor]:
     """Return the gradients that an optimizer would use."""
     found = (_grad(one) for group in groups_of(optimizer) for one in group["params"])
     return [one for one in found if one is not None]
-
-
-def _training_stack() -> list[str]:
-    """Return at most `FRAMES` lines of the training code's own Python stack, the outermost first."""
-    frames = ((frame.f_code, line) for frame, line in traceback.walk_stack(None))
-    lines = [
-        f"{code.co_filename}:{line} {code.co_name}"
-        for code, line in frames
-        if not code.co_filename.startswith(_OURS) and "/torch/" not in code.co_filename
-    ]
-    return lines[:FRAMES][::-1]

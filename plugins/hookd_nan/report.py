@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hookd
+from hookd import training_stack
 from hookd_nan.judge import Event
 
 if TYPE_CHECKING:
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from hookd_nan.recorder import Recorder
 
 NAMES = {"nan": "NaN", "inf": "Inf"}
-FRAMES = 12
 QUIET = 100
 """Number of steps without a bad value after which the next one is a new case."""
 CASES = 8
@@ -36,7 +33,6 @@ SENTENCES = {
     "buffer": "its buffer {} is bad as well, either before the call or because of it",
 }
 """What the message says about a detail."""
-_OURS = (f"{Path(hookd.__file__).parent}/", f"{Path(__file__).parent}/", "<hookd")
 
 
 @dataclass
@@ -233,18 +229,3 @@ def _unseen_update(event: Event) -> Iterator[str]:
     count, last = event.details["bad_parameters"], event.details["last_bad"]
     if count > 1:
         yield f"{count} parameters are bad, the last in the model is {last}"
-
-
-def training_stack() -> list[str]:
-    """Return the Python stack of the training code, without frames of hookd and torch.
-
-    Returns:
-        At most `FRAMES` frames as `file:line function`, the outermost first.
-    """
-    frames = ((frame.f_code, line) for frame, line in traceback.walk_stack(None))
-    lines = [
-        f"{code.co_filename}:{line} {code.co_name}"
-        for code, line in frames
-        if not code.co_filename.startswith(_OURS) and "/torch/" not in code.co_filename
-    ]
-    return lines[FRAMES - 1 :: -1] if len(lines) >= FRAMES else lines[::-1]
