@@ -77,4 +77,4 @@ class Attached:
 
     def intervals(self) -> dict[str, int]:
         """Give the steps between two calls of the rarest hooks of each plugin, as the governor has set them."""
-        return {entry.name: entry.stretch for entry in self.parts.registry.entries.values()}
+        return {entry.name: entry.stretch for entry in self.parts.registry.loaded.values()}

@@ -202,7 +202,7 @@ def test_what_a_tool_has_prepared_is_forgotten_when_it_goes(tool):
                 tool("configure", "adds:number=8").result()
         wait_until(lambda: agent.parts.changes.current.state == "aborted")
         assert training.step() == 1.0
-        assert len(agent.parts.registry.entries) == 1
+        assert len(agent.parts.registry.loaded) == 1
         done = tool("configure", "adds:number=8")
         wait_until(lambda: is_armed(agent))
         assert training.step() == 8.0

@@ -279,7 +279,7 @@ def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_told_o
 def test_who_goes_through_the_plugins_does_not_mind_one_that_goes() -> None:
     """The training's threads and hookd's own go through them at any time."""
     with running(Steady, WithOdd, Inventing) as agent:
-        entries = iter(agent.parts.registry.entries.values())
+        entries = iter(agent.parts.registry.loaded.values())
         assert next(entries).name == "steady"
         agent.parts.loading.unload("odd")
         assert [entry.name for entry in entries] == ["odd", "inventing"]

@@ -72,7 +72,7 @@ def tables(parts) -> list[int]:
         known.audience._tastes,
         known.seen._called,
     ]
-    contexts = [entry.context for entry in parts.registry.entries.values()]
+    contexts = [entry.context for entry in parts.registry.loaded.values()]
     held += [table for context in contexts for table in context._per_module]
     return [len(one) for one in held] + [parts.page._series_count, len(parts.page._modules)]
 

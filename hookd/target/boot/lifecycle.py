@@ -37,7 +37,7 @@ from hookd.wire.proven import unproven
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hookd.target.plugins.listeners import Entry
+    from hookd.target.plugins.listeners import Loaded
     from hookd.wire.agent import (
         AgentConfig,
         AgentStatus,
@@ -128,15 +128,15 @@ class Agent:
 
     def _tell_options(self) -> None:
         """Publish each plugin's options, and its settings including the defaults, in the page."""
-        entries = [entry for entry in self.parts.registry if entry.state != "waiting"]
+        entries = [loaded for loaded in self.parts.registry if loaded.state != "waiting"]
         told: dict[str, PluginSettings] = {
-            entry.name: {
-                "options": dict(entry.context.options),
-                "settings": {k: _text(v) for k, v in list(entry.context.settings.items()) if v is not None},
-                "source": entry.source,
-                "error": entry.last_trouble,
+            loaded.name: {
+                "options": dict(loaded.context.options),
+                "settings": {k: _text(v) for k, v in list(loaded.context.settings.items()) if v is not None},
+                "source": loaded.source,
+                "error": loaded.last_trouble,
             }
-            for entry in entries
+            for loaded in entries
         }
         if told != self._told:
             self._told = told
@@ -203,9 +203,9 @@ class Agent:
         with self._renewing(request):
             plugin, options = self._made(spec), dict(spec.get("options") or {})
             self.parts.loading.forget_stopped(plugin.name)
-            entry = self.parts.loading.ready(plugin, options, by_name=bool(spec.get("by_name")))
-        entry.source = source_of(spec)
-        return {**self._change("load", None, entry), **entry.source}
+            loaded = self.parts.loading.ready(plugin, options, by_name=bool(spec.get("by_name")))
+        loaded.source = source_of(spec)
+        return {**self._change("load", None, loaded), **loaded.source}
 
     def _reload(self, request: Request) -> Changed:
         """Replace a plugin by a new one from new source.
@@ -222,9 +222,9 @@ class Agent:
             plugin = self._made(spec)
             if plugin.name != old.name:
                 raise PluginError(f"the new source of {old.name} has another name: {plugin.name!r}")
-            entry = self.parts.loading.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
-        entry.source = source_of(spec)
-        return {**self._change("reload", old, entry), **entry.source}
+            loaded = self.parts.loading.ready(plugin, dict(old.context.options), by_name=old.by_name, old=old)
+        loaded.source = source_of(spec)
+        return {**self._change("reload", old, loaded), **loaded.source}
 
     def _found_here(self, request: Request) -> PluginConfig:
         """Return the specification of the requested plugin.
@@ -257,17 +257,17 @@ class Agent:
         If it refuses them, the old one stays.
         """
         self.parts.changes.require_idle()
-        entry = self.parts.registry.named(str(request.get("name")))
+        loaded = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
-        cold, old = self.parts.cold, entry.plugin
-        after = cold.call(old, "changed", old.changed, entry.context.options, given)
-        if after == entry.context.options:
+        cold, old = self.parts.cold, loaded.plugin
+        after = cold.call(old, "changed", old.changed, loaded.context.options, given)
+        if after == loaded.context.options:
             return {"options": after, "state": "done"}
-        new = self.parts.loading.ready(type(entry.plugin)(), after, by_name=entry.by_name, old=entry)
-        new.source = entry.source
-        return {"options": after, **self._change("configure", entry, new)}
+        new = self.parts.loading.ready(type(loaded.plugin)(), after, by_name=loaded.by_name, old=loaded)
+        new.source = loaded.source
+        return {"options": after, **self._change("configure", loaded, new)}
 
-    def _change(self, kind: str, old: Entry | None, new: Entry | None) -> Changed:
+    def _change(self, kind: str, old: Loaded | None, new: Loaded | None) -> Changed:
         parts, connection = self.parts, self._control.asking
         if (old is not None and old.changes_training) or (new is not None and new.plugin.mutates):
             parts.changes.prepare(kind, old, new, {"uid": connection.uid, "pid": connection.pid})
@@ -344,12 +344,12 @@ class Agent:
     # -- plugins
 
     def _load(self, spec: PluginConfig) -> None:
-        entry = self.parts.loading.load(
+        loaded = self.parts.loading.load(
             self._made(spec), dict(spec.get("options") or {}), by_name=bool(spec.get("by_name"))
         )
-        entry.source = source_of(spec)
+        loaded.source = source_of(spec)
         by = self._config.get("by") or {"uid": posix.getuid(), "pid": self._pid}
-        self.parts.changes.loaded(entry, by)
+        self.parts.changes.loaded(loaded, by)
 
     def _made(self, spec: PluginConfig) -> Plugin:
         module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
@@ -387,8 +387,8 @@ class Agent:
             clock.sleep(0.002)
         restored = "pending" if frames_inside() else restored
         ours = self.parts
-        for entry in ours.registry:
-            ours.cold.unconfigure(entry)
+        for loaded in ours.registry:
+            ours.cold.unconfigure(loaded)
         residue = [
             *ours.tracing.residue, *ours.arming.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry),
             *self._questions.residue(),

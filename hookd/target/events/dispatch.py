@@ -173,8 +173,8 @@ class Dispatch:
 
         A plugin that is no longer active does not get them.
         """
-        entry = next((e for e in self._registry if e.context is context), None)
-        if entry is None or entry.state != "active":
+        loaded = next((e for e in self._registry if e.context is context), None)
+        if loaded is None or loaded.state != "active":
             return
         accounts, thread = self.accounts, self._local.thread
         mark = accounts.clock() if accounts.is_metered else 0
@@ -183,8 +183,8 @@ class Dispatch:
             thread.busy = True
             then(numbers)
         except BaseException as failure:  # noqa: BLE001  counts against the plugin
-            self._fault(entry.number, "later", failure)
+            self._fault(loaded.number, "later", failure)
         finally:
             thread.busy = was_busy
         if mark and not was_busy:  # inside of a hook, the time is charged with that hook
-            accounts.charge(entry.number, mark)
+            accounts.charge(loaded.number, mark)

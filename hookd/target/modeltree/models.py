@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.step_count import StepCount
-    from hookd.target.plugins.listeners import Entry as PluginEntry
-    from hookd.target.plugins.listeners import Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.routing import Audience
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
@@ -345,7 +344,7 @@ class Models:
 
     # -- plans
 
-    def prepare_plugin(self, entry: PluginEntry) -> None:
+    def prepare_plugin(self, entry: Loaded) -> None:
         """Ask a new plugin about all known modules; raises what `Audience.prepare` raises."""
         self.audience.prepare(entry, [module for _, _, module in list(self.names.known.values())])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hookd.api.metrics import Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from hookd.target.plugins.listeners import Entry
+    from hookd.target.plugins.listeners import Loaded
     from hookd.wire.page import PageWriter
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -71,39 +71,39 @@ class CoreMetrics:
             page, "hookd_series_dropped", "Series dropped because the page was full."
         ).labels()
 
-    def show(self, entry: Entry) -> None:
+    def show(self, loaded: Loaded) -> None:
         """Publish the state of a plugin."""
         for state in PLUGIN_STATES:
-            self.plugin_state.labels(entry.name, state).set(1.0 if entry.state == state else 0.0)
-        self.plugin_errors.labels(entry.name).inc(0.0)
-        self.overhead.labels(entry.name).inc(0.0)
-        self.show_interval(entry)
-        if type(entry.plugin).mutates or entry.plugin.mutates:
-            self.changes_training.labels(entry.name).set(float(entry.changes_training))
+            self.plugin_state.labels(loaded.name, state).set(1.0 if loaded.state == state else 0.0)
+        self.plugin_errors.labels(loaded.name).inc(0.0)
+        self.overhead.labels(loaded.name).inc(0.0)
+        self.show_interval(loaded)
+        if type(loaded.plugin).mutates or loaded.plugin.mutates:
+            self.changes_training.labels(loaded.name).set(float(loaded.changes_training))
         else:  # with earlier options it may have been a mutator
-            self.changes_training.remove(entry.name)
+            self.changes_training.remove(loaded.name)
 
-    def show_interval(self, entry: Entry) -> None:
+    def show_interval(self, loaded: Loaded) -> None:
         """Publish a plugin's sampling interval: the fixed one, or else the one that the budget allows; 0 for never."""
-        fixed = [entry.context.fixed(hook) for hook, rate in entry.rates.items() if rate.is_usual]
+        fixed = [loaded.context.fixed(hook) for hook, rate in loaded.rates.items() if rate.is_usual]
         asked = min((interval for interval in fixed if interval is not None), default=0)
-        never = not self._has_budget and entry.is_governed
-        self.sampling_interval.labels(entry.name).set(asked or (0 if never else entry.interval))
+        never = not self._has_budget and loaded.is_governed
+        self.sampling_interval.labels(loaded.name).set(asked or (0 if never else loaded.interval))
 
-    def show_cost(self, entry: Entry) -> None:
+    def show_cost(self, loaded: Loaded) -> None:
         """Publish the mean cost of a plugin's call, once some were measured."""
-        if entry.calls:
-            self.call_seconds.labels(entry.name).set(entry.call_ns / entry.calls / 1e9)
+        if loaded.calls:
+            self.call_seconds.labels(loaded.name).set(loaded.call_ns / loaded.calls / 1e9)
 
-    def hide(self, entry: Entry) -> None:
+    def hide(self, loaded: Loaded) -> None:
         """End the series of a plugin that was unloaded."""
         for state in PLUGIN_STATES:
-            self.plugin_state.remove(entry.name, state)
+            self.plugin_state.remove(loaded.name, state)
         for metric in (
             self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training, self.call_seconds,
             self.plugin_series_refused,
             self.plugin_held,
         ):  # fmt: skip
-            metric.remove(entry.name)
-        for name in entry.context.bound.bad:
-            self.plugin_bad_values.remove(entry.name, name)
+            metric.remove(loaded.name)
+        for name in loaded.context.bound.bad:
+            self.plugin_bad_values.remove(loaded.name, name)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.core_metrics import CoreMetrics
-    from hookd.target.plugins.listeners import Entry, Listener, Registry
+    from hookd.target.plugins.listeners import Listener, Loaded, Registry
 
     _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """The kind of a step: the plugins' numbers, and for each plugin its `Entry.kind` and the number of its sampled hooks called."""
+    """The kind of a step: the plugins' numbers, and for each plugin its `Loaded.kind` and the number of its sampled hooks called."""
 
 METERED_EVERY, CALM_EVERY = 5, 17
 """Odd, so that a training that alternates between two kinds of step (generator, discriminator) is metered in both."""
@@ -68,7 +68,7 @@ class _Draw(NamedTuple):
     """One sampled hook of a plugin, and when it is called.
 
     Attributes:
-        kind: the kind of a step in which it is called, see `Entry.kind`; `NONE` if its interval is fixed.
+        kind: the kind of a step in which it is called, see `Loaded.kind`; `NONE` if its interval is fixed.
         fixed: its fixed interval in steps; None: the governor chooses.
         tier: the group that it is drawn with if its interval is not fixed: `LAST`, `USUAL`, or `ALL` for a rare hook.
         totals: the totals that are kept instead of calling the hook; None: it is called.
@@ -82,11 +82,11 @@ class _Draw(NamedTuple):
     totals: Switched | None = None
 
     @classmethod
-    def of(cls, entry: Entry, one: Listener) -> _Draw:
+    def of(cls, loaded: Loaded, one: Listener) -> _Draw:
         """Return the draw of a listener."""
-        rate, fixed = entry.rates[one.hook], entry.context.fixed(one.hook)
+        rate, fixed = loaded.rates[one.hook], loaded.context.fixed(one.hook)
         tier = ALL if rate.longest else LAST if rate.stretched_last else USUAL
-        dearest = ALL if tier == USUAL and not entry.rarest else tier
+        dearest = ALL if tier == USUAL and not loaded.rarest else tier
         totals = one.totals if isinstance(one.totals, Switched) else None
         return cls(one, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
 
@@ -114,7 +114,7 @@ class Governor:
         models: Models,
         counting: Counting,
         core: CoreMetrics,
-        quarantine: Callable[[Entry, str], None],
+        quarantine: Callable[[Loaded, str], None],
     ) -> None:
         self.budget = budget
         self.ratio = 0.0
@@ -123,7 +123,7 @@ class Governor:
         self._overhead, self._overhead_ratio = core.overhead, core.overhead_ratio
         self._ended_ns = self._elapsed_ns = 0  # end and duration of the last step
         self._runaway: dict[int, int] = {}  # by plugin: consecutive metered steps above its limit
-        self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by the entries' kinds in the step
+        self._own: dict[tuple[int, ...], int] = {}  # ns of hookd itself, by the plugins' kinds in the step
         self._costs: dict[_Kind, dict[int, int]] = {}  # ns of each plugin, by kind of step
         self._last: dict[tuple[int, int | _Kind], list[int]] = {}  # metered costs, see `_typical`
         self._window_ns = self._window_steps = self._calm_windows = 0
@@ -134,7 +134,7 @@ class Governor:
         self._window_spent: dict[int, int] = {}
         self._kind: _Kind = ((), (), ())  # of the step in progress
         self._metered: dict[_Kind, int] = {}  # the last metered step of each kind
-        self._drawn: list[tuple[Entry, list[_Draw], tuple[int, ...]]] = []  # sampled hooks, fixed intervals
+        self._drawn: list[tuple[Loaded, list[_Draw], tuple[int, ...]]] = []  # sampled hooks, fixed intervals
         self._numbers: tuple[int, ...] = ()
         self._next_draw = 0  # until this step the draw stays the same
         self._always_flows = False  # whether a hook of `FLOWS` is called in every step
@@ -182,7 +182,7 @@ class Governor:
             return False
         if step - self._metered.get(self._kind, -every) < every:
             return False
-        if self._allowance < 1 and all(entry.kind in entry.cost_ns for entry, _, _ in self._drawn):
+        if self._allowance < 1 and all(loaded.kind in loaded.cost_ns for loaded, _, _ in self._drawn):
             return False
         self._allowance -= 1
         self._metered[self._kind] = step
@@ -191,9 +191,9 @@ class Governor:
     def _hold_back(self, step_ns: int) -> None:
         """Stretch intervals on an assumed cost after an attach, while the model is being learnt and nothing is metered."""
         wanted = self._models.size() * UNKNOWN_NS / (self.budget * step_ns)
-        for entry in self._entries():
-            if min(wanted, entry.rare_limit) > entry.stretch and self._can_stretch(entry):
-                self.stretch_to(entry, min(1 << math.ceil(math.log2(wanted)), entry.rare_limit))
+        for loaded in self._all():
+            if min(wanted, loaded.rare_limit) > loaded.stretch and self._can_stretch(loaded):
+                self.stretch_to(loaded, min(1 << math.ceil(math.log2(wanted)), loaded.rare_limit))
 
     def switch(self, step: int) -> None:
         """Set which hooks are called from the next step on, after a plugin was loaded, unloaded or changed.
@@ -211,25 +211,25 @@ class Governor:
             step: number of steps completed.
         """
         drawn, flows = [], False
-        for entry in self._entries():
+        for loaded in self._all():
             draws = []
-            for one in entry.listeners:
-                on = entry.state == "active" and entry.context.is_wanted(one.name)
-                is_sampled = entry.is_sampled(one)
-                if on and is_sampled and (self.budget > 0 or entry.context.fixed(one.hook) is not None):
-                    draws.append(_Draw.of(entry, one))
+            for one in loaded.listeners:
+                on = loaded.state == "active" and loaded.context.is_wanted(one.name)
+                is_sampled = loaded.is_sampled(one)
+                if on and is_sampled and (self.budget > 0 or loaded.context.fixed(one.hook) is not None):
+                    draws.append(_Draw.of(loaded, one))
                 else:
                     one.is_on = on and not is_sampled
                     if isinstance(one.totals, Switched):
-                        one.totals.switch(is_on=on and not is_sampled, is_active=entry.state == "active")
+                        one.totals.switch(is_on=on and not is_sampled, is_active=loaded.state == "active")
                     flows = flows or (on and not is_sampled and one.hook in FLOWS)
-            drawn.append((entry, draws, tuple({one.fixed for one in draws if one.fixed})))
-            entry.drawn, entry.has_fixed = None, any(one.fixed is not None for one in draws)
+            drawn.append((loaded, draws, tuple({one.fixed for one in draws if one.fixed})))
+            loaded.drawn, loaded.has_fixed = None, any(one.fixed is not None for one in draws)
         drawn.sort(key=lambda one: one[0].plugin.apart)  # `apart` plugins last: they are drawn depending on the others
-        numbers = tuple(entry.number for entry, _, _ in drawn)
+        numbers = tuple(loaded.number for loaded, _, _ in drawn)
         if numbers != self._numbers:
             self._is_changed = True  # the accounts belong to the training thread: `begin` renews them
-        active = [entry.number for entry, _, _ in drawn if entry.state == "active"]
+        active = [loaded.number for loaded, _, _ in drawn if loaded.state == "active"]
         self._runaway = {number: self._runaway.get(number, 0) for number in active}
         self._drawn, self._numbers, self._always_flows, self._next_draw = drawn, numbers, flows, 0
         self._draw(step)
@@ -240,46 +240,51 @@ class Governor:
         if step < self._next_draw:
             return False
         is_turned, somebody_looks, following = False, False, step + FAR
-        for entry, draws, fixed in self._drawn:
-            is_on = bool(draws) and entry.state == "active"  # it may have been quarantined since `listen`
-            if is_on and entry.plugin.apart:
-                usual = entry.is_due_apart(step, is_alone=not somebody_looks)
+        for loaded, draws, fixed in self._drawn:
+            is_on = bool(draws) and loaded.state == "active"  # it may have been quarantined since `listen`
+            if is_on and loaded.plugin.apart:
+                usual = loaded.is_due_apart(step, is_alone=not somebody_looks)
             else:
-                usual = is_on and entry.is_due(step)
-            rare = usual and entry.is_due_rarely(step)
-            last = usual or (is_on and entry.is_due_last(step))
-            drawn = (is_on, last, usual, rare, entry.stretch, *(step % one == 0 for one in fixed))
-            if drawn != entry.drawn:
-                entry.drawn, is_turned = drawn, True
-                self._turn(entry, draws, (False, last, usual, rare), step)
-            somebody_looks = somebody_looks or entry.looks
-            if draws and entry.state == "active":
-                following = min(following, entry.next_draw(step), *(_next_fixed(step, one) for one in fixed if one > 1))
+                usual = is_on and loaded.is_due(step)
+            rare = usual and loaded.is_due_rarely(step)
+            last = usual or (is_on and loaded.is_due_last(step))
+            drawn = (is_on, last, usual, rare, loaded.stretch, *(step % one == 0 for one in fixed))
+            if drawn != loaded.drawn:
+                loaded.drawn, is_turned = drawn, True
+                self._turn(loaded, draws, (False, last, usual, rare), step)
+            somebody_looks = somebody_looks or loaded.looks
+            if draws and loaded.state == "active":
+                following = min(
+                    following, loaded.next_draw(step), *(_next_fixed(step, one) for one in fixed if one > 1)
+                )
         self._next_draw = following
         if is_turned:
             flows = (one.listener.is_on for _, draws, _ in self._drawn for one in draws if one.is_backward)
             self._dispatch.hears_gradients = self._always_flows or any(flows)
-            kinds, heard = [entry.kind for entry, _, _ in self._drawn], [entry.listening for entry, _, _ in self._drawn]
+            kinds, heard = (
+                [loaded.kind for loaded, _, _ in self._drawn],
+                [loaded.listening for loaded, _, _ in self._drawn],
+            )
             self._kind = self._numbers, tuple(kinds), tuple(heard)
         return is_turned
 
-    def _turn(self, entry: Entry, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
+    def _turn(self, loaded: Loaded, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
         """Set the switches of one plugin; `due` holds by tier whether it is called."""
-        is_on, looks, is_fixed, dearest, listening = entry.state == "active", False, False, NONE, 0
+        is_on, looks, is_fixed, dearest, listening = loaded.state == "active", False, False, NONE, 0
         for one in draws:
             is_called = is_on and (step % one.fixed == 0 if one.fixed else due[one.tier])
             one.listener.is_on = is_called
             if one.totals is not None:
-                steps = one.fixed or (entry.rare_interval if one.tier == ALL else entry.interval)
+                steps = one.fixed or (loaded.rare_interval if one.tier == ALL else loaded.interval)
                 one.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
             if is_called:
                 listening += 1
                 looks = looks or one.tier != LAST
                 is_fixed = is_fixed or bool(one.fixed)
                 dearest = max(dearest, one.kind)
-        entry.kind, entry.listening, entry.looks = FIXED * is_fixed + dearest, listening, looks
+        loaded.kind, loaded.listening, loaded.looks = FIXED * is_fixed + dearest, listening, looks
 
-    def _entries(self) -> Iterable[Entry]:
+    def _all(self) -> Iterable[Loaded]:
         return list(self._registry)
 
     # -- accounts
@@ -306,13 +311,13 @@ class Governor:
         if len(self._costs) >= KINDS:
             self._forget(next(iter(self._costs)))
         costs = self._costs[self._kind] = {}
-        for entry in self._entries():
-            ns = ledger.spent.get(entry.number, 0)
-            entry.calls += ledger.calls.get(entry.number, 0)
-            entry.call_ns += ns
-            entry.cost_ns[entry.kind] = self._typical((entry.number, entry.kind), ns)
-            costs[entry.number] = self._typical((entry.number, self._kind), ns)
-            self._watch(entry, ns, elapsed)
+        for loaded in self._all():
+            ns = ledger.spent.get(loaded.number, 0)
+            loaded.calls += ledger.calls.get(loaded.number, 0)
+            loaded.call_ns += ns
+            loaded.cost_ns[loaded.kind] = self._typical((loaded.number, loaded.kind), ns)
+            costs[loaded.number] = self._typical((loaded.number, self._kind), ns)
+            self._watch(loaded, ns, elapsed)
         # `_pay` charges the least of these for a kind that was never metered.
         self._own[kinds] = self._typical((OWN, self._kind), ledger.spent.get(OWN, 0))
         spent, taken_for = sum(ledger.spent.values()), sum(known.values()) + self._own[kinds]
@@ -328,9 +333,9 @@ class Governor:
 
     def _listening(self, hooks: tuple[str, ...]) -> int:
         """Return the number of the first plugin that listens to one of `hooks` in this step: it pays for the work done in C."""
-        for entry in self._entries():
-            if any(one.hook in hooks and one.is_on for one in entry.listeners):
-                return entry.number
+        for loaded in self._all():
+            if any(one.hook in hooks and one.is_on for one in loaded.listeners):
+                return loaded.number
         return OWN
 
     def _forget(self, kind: _Kind) -> None:
@@ -362,11 +367,11 @@ class Governor:
         """Charge all unpaid steps at once: charging each step by itself would cost more than many of the hooks."""
         for (numbers, kinds, listening), steps in self._unpaid.items():
             costs = self._costs.get((numbers, kinds, listening), {})
-            for entry, kind in zip(map(self._registry.get, numbers), kinds):
-                if entry is not None:
-                    ns = steps * costs.get(entry.number, entry.cost_ns.get(kind, 0))
-                    entry.spent_ns += ns
-                    self._charge(entry.number, entry.name, ns)
+            for loaded, kind in zip(map(self._registry.get, numbers), kinds):
+                if loaded is not None:
+                    ns = steps * costs.get(loaded.number, loaded.cost_ns.get(kind, 0))
+                    loaded.spent_ns += ns
+                    self._charge(loaded.number, loaded.name, ns)
             self._charge(OWN, "hookd", steps * self._own.get(kinds, min(self._own.values(), default=0)))
         self._unpaid.clear()
 
@@ -374,15 +379,15 @@ class Governor:
         self._window_spent[number] = self._window_spent.get(number, 0) + ns
         self._overhead.labels(name).inc(ns / 1e9)
 
-    def _watch(self, entry: Entry, ns: int, elapsed: int) -> None:
+    def _watch(self, loaded: Loaded, ns: int, elapsed: int) -> None:
         """Quarantine a plugin that takes much of the training's time, if its interval cannot be stretched."""
         # With `longest = 1` a plugin declares that it must see every step, at whatever cost: its limit is higher.
-        limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
-        is_runaway = ns > limit * elapsed and not (entry.plugin.mutates or entry.context.is_fixed)
-        self._runaway[entry.number] = self._runaway.get(entry.number, 0) + 1 if is_runaway else 0
-        if self._runaway[entry.number] >= RUNAWAY_STEPS and not self.stretch(entry):
+        limit = RUNAWAY_RATIO if loaded.plugin.longest > 1 else DEAR_RATIO
+        is_runaway = ns > limit * elapsed and not (loaded.plugin.mutates or loaded.context.is_fixed)
+        self._runaway[loaded.number] = self._runaway.get(loaded.number, 0) + 1 if is_runaway else 0
+        if self._runaway[loaded.number] >= RUNAWAY_STEPS and not self.stretch(loaded):
             share = f"{100 * ns / elapsed:.0f} % of a step"
-            self._quarantine(entry, f"it takes {share} and cannot be sampled")
+            self._quarantine(loaded, f"it takes {share} and cannot be sampled")
 
     # -- decisions
 
@@ -391,8 +396,8 @@ class Governor:
         if self._own:  # else nothing has been metered yet, and the ratio is unknown
             self.ratio = sum(self._window_spent.values()) / self._window_ns
             self._overhead_ratio.labels().set(self.ratio)
-        for entry in self._entries():
-            self._core.show_cost(entry)
+        for loaded in self._all():
+            self._core.show_cost(loaded)
         self._calm_windows += 1
         step_ns = self._window_ns / self._window_steps
         weight = 1.0 if self._is_alarmed or not self._step_ns or step_ns < self._step_ns else 1 / SMOOTHED
@@ -405,7 +410,7 @@ class Governor:
 
     def _adapt(self) -> None:
         self._with_own = self._find_own()
-        governed = [entry for entry in self._entries() if self._can_stretch(entry)]
+        governed = [loaded for loaded in self._all() if self._can_stretch(loaded)]
         taken, allowed = self._taken(governed), self._allowed(governed)
         if taken <= allowed:
             self._relax_all(governed, allowed / 2 - taken)
@@ -414,61 +419,65 @@ class Governor:
             self.stretch(costliest)
             taken = self._taken(governed)
 
-    def _allowed(self, governed: list[Entry]) -> float:
+    def _allowed(self, governed: list[Loaded]) -> float:
         """Return the share of step time that hooks with stretchable intervals may take.
 
         That is the budget without the costs that a longer interval cannot reduce: those of every step, and those of hooks at
         their longest interval. Hooks with a fixed interval are not counted: the person who fixed it accepts their cost.
         """
-        ns = min(self._own.values(), default=0) + sum(entry.cost_ns.get(NONE, 0) for entry in self._entries())
-        longest = sum(entry.share_ns(at_longest=True) for entry in governed) * self._with_own
+        ns = min(self._own.values(), default=0) + sum(loaded.cost_ns.get(NONE, 0) for loaded in self._all())
+        longest = sum(loaded.share_ns(at_longest=True) for loaded in governed) * self._with_own
         return max(self.budget - (ns + longest) / self._step_ns, self.budget * LEFT_RATIO)
 
-    def _taken(self, governed: list[Entry]) -> float:
+    def _taken(self, governed: list[Loaded]) -> float:
         """Return the share of step time of all hooks that can still be stretched, dispatch overhead included."""
         return sum(map(self._share, governed))
 
-    def _share(self, entry: Entry) -> float:
+    def _share(self, loaded: Loaded) -> float:
         """Return the share of step time of a plugin's hooks that can still be stretched, dispatch overhead included."""
-        return entry.share_ns(at_longest=False) * self._with_own / self._step_ns
+        return loaded.share_ns(at_longest=False) * self._with_own / self._step_ns
 
     def _find_own(self) -> float:
         """Return the factor that adds hookd's dispatch overhead to a plugin's own time."""
         dearest = max(self._own, key=sum, default=())
-        extra = sum(max(0, entry.cost(ALL) - entry.cost(NONE)) for entry in self._entries())
+        extra = sum(max(0, loaded.cost(ALL) - loaded.cost(NONE)) for loaded in self._all())
         own = self._own.get(dearest, 0) - min(self._own.values(), default=0)
         return 1 + own / extra if extra > 0 and own > 0 else 1.0
 
-    def _relax_all(self, governed: list[Entry], room: float) -> None:
+    def _relax_all(self, governed: list[Loaded], room: float) -> None:
         """Halve intervals, those of the cheapest plugins first, while the added share of step time fits into `room`."""
-        for entry in sorted(governed, key=self._share):
-            wanted, stretch, before = wanted_interval(entry.plugin, entry.context), entry.stretch, self._share(entry)
+        for loaded in sorted(governed, key=self._share):
+            wanted, stretch, before = (
+                wanted_interval(loaded.plugin, loaded.context),
+                loaded.stretch,
+                self._share(loaded),
+            )
             if stretch > wanted:
-                self.stretch_to(entry, max(wanted, stretch // 2))
-                more = self._share(entry) - before  # includes hooks that were at their longest interval before
+                self.stretch_to(loaded, max(wanted, stretch // 2))
+                more = self._share(loaded) - before  # includes hooks that were at their longest interval before
                 if more <= room:
                     room -= more
                 else:
-                    self.stretch_to(entry, stretch)
+                    self.stretch_to(loaded, stretch)
 
     @staticmethod
-    def _can_stretch(entry: Entry) -> bool:
-        return entry.is_governed and entry.limit > 1
+    def _can_stretch(loaded: Loaded) -> bool:
+        return loaded.is_governed and loaded.limit > 1
 
-    def stretch(self, entry: Entry, times: int = 2) -> bool:
+    def stretch(self, loaded: Loaded, times: int = 2) -> bool:
         """Multiply a plugin's interval by `times`, up to its limit; return whether that was possible."""
-        if not self._can_stretch(entry) or entry.stretch >= entry.limit:
+        if not self._can_stretch(loaded) or loaded.stretch >= loaded.limit:
             return False
-        self.stretch_to(entry, min(entry.stretch * times, entry.limit))
+        self.stretch_to(loaded, min(loaded.stretch * times, loaded.limit))
         return True
 
-    def stretch_to(self, entry: Entry, stretch: int) -> None:
-        """Set a plugin's `Entry.stretch`, from the next step on."""
+    def stretch_to(self, loaded: Loaded, stretch: int) -> None:
+        """Set a plugin's `Loaded.stretch`, from the next step on."""
         # Rare hooks are called in sampled steps only, so their interval is a multiple of the others'. Beyond `rare_limit`
-        # the one number encodes two intervals, see `Entry.stretch`.
-        whole = entry.rare_limit if stretch > entry.rare_limit else entry.longest if stretch > entry.longest else 1
-        entry.stretch, self._next_draw = stretch // whole * whole, 0
-        self._core.show_interval(entry)
+        # the one number encodes two intervals, see `Loaded.stretch`.
+        whole = loaded.rare_limit if stretch > loaded.rare_limit else loaded.longest if stretch > loaded.longest else 1
+        loaded.stretch, self._next_draw = stretch // whole * whole, 0
+        self._core.show_interval(loaded)
 
 
 def _next_fixed(step: int, interval: int) -> int:

@@ -123,7 +123,7 @@ class PluginHost:
 
     def is_alone(self, plugin: str) -> bool:
         """Whether no other plugin's sampled hooks are called in this step."""
-        return not any(entry.looks for entry in self._registry if entry.name != plugin)
+        return not any(loaded.looks for loaded in self._registry if loaded.name != plugin)
 
     def resample(self) -> None:
         """Set the switches again after a plugin has changed which hooks it wants; at the end of a step, for the next one."""
@@ -131,8 +131,8 @@ class PluginHost:
             self._governor.is_to_listen = True
         else:
             self._governor.listen(self._count.turns)
-        for entry in self._registry:
-            self._core.show_interval(entry)
+        for loaded in self._registry:
+            self._core.show_interval(loaded)
 
     def shows_in_c(self) -> bool:
         """Whether C computes the statistics of outputs."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.lifecycle_hooks import Cold
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.wire.page import PageWriter
 
 
@@ -29,20 +29,20 @@ class Readmission:
         registry: Registry,
         cold: Cold,
         page: PageWriter,
-        switch: Callable[[Entry | None, Entry | None], None],
+        switch: Callable[[Loaded | None, Loaded | None], None],
     ) -> None:
         self._registry, self._cold, self._page, self._switch = registry, cold, page, switch
 
     def tick(self) -> None:
         """Switch on the plugins whose quarantine is over; on probation, one error quarantines them again."""
         now = clock.monotonic()
-        for entry in self._registry:
-            is_stuck = self._cold.holds(entry.plugin)
-            if entry.state == "quarantined" and entry.probation.is_over(now) and not is_stuck:
-                entry.strikes = 0
-                entry.probation.admit(now)
-                self._switch(None, entry)
-                self._page.log("info", f"plugin {entry.name} is readmitted, on probation")
+        for loaded in self._registry:
+            is_stuck = self._cold.holds(loaded.plugin)
+            if loaded.state == "quarantined" and loaded.probation.is_over(now) and not is_stuck:
+                loaded.strikes = 0
+                loaded.probation.admit(now)
+                self._switch(None, loaded)
+                self._page.log("info", f"plugin {loaded.name} is readmitted, on probation")
 
 
 class Refusals:
@@ -54,19 +54,19 @@ class Refusals:
 
     def tick(self) -> None:
         """Publish each plugin's number of series over its limits, and of invalid values; log the first of each."""
-        for entry in self._registry:
-            bound = entry.context.bound
+        for loaded in self._registry:
+            bound = loaded.context.bound
             more = bound.refused - bound.told
             if more:
                 if not bound.told:
-                    self._page.log("error", f"plugin {entry.name}: {bound.why}: others are not served")
-                self._series.labels(entry.name).inc(more)
+                    self._page.log("error", f"plugin {loaded.name}: {bound.why}: others are not served")
+                self._series.labels(loaded.name).inc(more)
                 bound.told += more
             for metric, bad in list(bound.bad.items()):
                 told = bound.bad_told.get(metric, 0)
                 if not told:
                     self._page.log(
-                        "error", f"plugin {entry.name}: {metric} was given an invalid amount: it is not stored"
+                        "error", f"plugin {loaded.name}: {metric} was given an invalid amount: it is not stored"
                     )
-                self._values.labels(entry.name, metric).inc(bad - told)
+                self._values.labels(loaded.name, metric).inc(bad - told)
                 bound.bad_told[metric] = bad

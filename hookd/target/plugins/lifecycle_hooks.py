@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookd.api.plugin import Plugin
     from hookd.target.boot.work import Work
     from hookd.target.plugins.accounts import Accounts
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.plugin_errors import Errors
     from hookd.target.plugins.telling import Telling
     from hookd.wire.page import PageWriter
@@ -149,29 +149,29 @@ class Cold:
             return plugin.select(module)
         return self.call(plugin, "select", plugin.select, module)
 
-    def succeed(self, old: Entry, new: Entry) -> None:
+    def succeed(self, old: Loaded, new: Loaded) -> None:
         """Call `succeed`, in which a plugin takes over the state of the one that it replaces."""
         if hasattr(new.plugin, "succeed"):
             self.run(new, "succeed", new.plugin.succeed, old.plugin)
 
-    def unconfigure(self, entry: Entry) -> None:
+    def unconfigure(self, loaded: Loaded) -> None:
         """Call `unconfigure`, in which a plugin releases its resources; its errors are only logged."""
-        if not hasattr(entry.plugin, "unconfigure"):
+        if not hasattr(loaded.plugin, "unconfigure"):
             return
         time_s = SHORT_S if self._left else TIME_S
-        job = self._done(entry.plugin, "unconfigure", entry.plugin.unconfigure, time_s=time_s)
+        job = self._done(loaded.plugin, "unconfigure", loaded.plugin.unconfigure, time_s=time_s)
         if job.where is not None:
-            self._page.log("error", f"{entry.name}: {job.late}; that thread is left behind")
+            self._page.log("error", f"{loaded.name}: {job.late}; that thread is left behind")
         elif job.error is not None:
-            self._page.log("error", f"{entry.name}: unconfigure raised {worded(job.error)}")
+            self._page.log("error", f"{loaded.name}: unconfigure raised {worded(job.error)}")
 
-    def run(self, entry: Entry, hook: str, act: Callable[..., Any], *arguments: Any) -> None:
+    def run(self, loaded: Loaded, hook: str, act: Callable[..., Any], *arguments: Any) -> None:
         """Call a hook and count its errors, TrainingError included, as no training code could take it; quarantine it if it is stuck."""
-        job = self._done(entry.plugin, hook, act, *arguments)
+        job = self._done(loaded.plugin, hook, act, *arguments)
         if job.where is not None:
-            self._errors.late(entry, job.hook, job.late, job.where)
+            self._errors.late(loaded, job.hook, job.late, job.where)
         elif job.error is not None:
-            self._errors.failed(entry, job.hook, job.error)
+            self._errors.failed(loaded, job.hook, job.error)
 
     # -- the threads
 
@@ -246,8 +246,8 @@ class PluginTicks:
     def tick(self, now_s: float) -> None:
         """Call `tick` of all plugins that are switched on, in pluggy's order."""
         for one in self._registry.ordered("tick"):
-            entry = self._registry.get(one.plugin)
-            if entry is not None and one.is_on:
+            loaded = self._registry.get(one.plugin)
+            if loaded is not None and one.is_on:
                 self._cold.run(
-                    entry, "tick", self._tell, _Outside(), [one], {"now_s": now_s}, self._accounts.is_metered
+                    loaded, "tick", self._tell, _Outside(), [one], {"now_s": now_s}, self._accounts.is_metered
                 )

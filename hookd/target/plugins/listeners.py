@@ -86,7 +86,7 @@ class Listener:
 
 
 @dataclass
-class Entry:
+class Loaded:
     """One loaded plugin and its state.
 
     Attributes:
@@ -302,47 +302,47 @@ class Registry:
     """The loaded plugins, in the order in which pluggy would call them.
 
     Attributes:
-        entries: the plugins by number; replaced and never modified, so that any thread may iterate over it at any time.
+        loaded: the plugins by number; replaced and never modified, so that any thread may iterate over it at any time.
         agreed: the plugins that change the training by an agreement of all ranks.
         alone: the plugins that change the training without an agreement, in a job of one rank.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[int, Entry] = {}
+        self.loaded: dict[int, Loaded] = {}
         self._manager = PluginManager("hookd")
         self._manager.add_hookspecs(hookspecs)
         self._next = 0
-        self.agreed: list[Entry] = []
-        self.alone: list[Entry] = []
+        self.agreed: list[Loaded] = []
+        self.alone: list[Loaded] = []
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[Loaded]:
         """Iterate over the loaded plugins, in the order in which they were loaded."""
-        return iter(self.entries.values())
+        return iter(self.loaded.values())
 
-    def get(self, number: int) -> Entry | None:
+    def get(self, number: int) -> Loaded | None:
         """Return a loaded plugin by its number."""
-        return self.entries.get(number)
+        return self.loaded.get(number)
 
-    def named(self, name: str) -> Entry:
-        """Return a loaded plugin by its name; while its options are changed, the first of its two entries.
+    def named(self, name: str) -> Loaded:
+        """Return a loaded plugin by its name; while its options are changed, the first of the two.
 
         Raises:
             PluginError: none of this name is loaded.
         """
-        for entry in self.entries.values():
-            if entry.name == name:
-                return entry
+        for loaded in self.loaded.values():
+            if loaded.name == name:
+                return loaded
         raise PluginError(f"no plugin {name!r} is loaded", reason="no-such-plugin")
 
     def has(self, name: str) -> bool:
         """Whether a plugin of this name is loaded."""
-        return any(entry.name == name for entry in self.entries.values())
+        return any(loaded.name == name for loaded in self.loaded.values())
 
     def is_active(self, name: str) -> bool:
         """Whether a plugin of this name is loaded and switched on."""
-        return any(entry.name == name and entry.state == "active" for entry in self.entries.values())
+        return any(loaded.name == name and loaded.state == "active" for loaded in self.loaded.values())
 
-    def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Entry:
+    def add(self, plugin: Plugin, context: Context, *, by_name: bool) -> Loaded:
         """Register a plugin that has passed the rules with pluggy, and freeze its listeners.
 
         Raises:
@@ -353,67 +353,67 @@ class Registry:
             self._manager.register(plugin, name=f"{plugin.name} {self._next}")
         except PluginValidationError as exc:
             raise PluginError(f"{plugin.name}: {exc}") from exc
-        entry = Entry(self._next, plugin.name, plugin, context, by_name, state="waiting")
+        loaded = Loaded(self._next, plugin.name, plugin, context, by_name, state="waiting")
         self._next += 1
-        entry.listeners = tuple(self._frozen(entry))
-        entry.stretch = wanted_interval(plugin, context)
-        entry.longest = max(plugin.longest, entry.stretch)
-        entry.readmits = wanted_readmission(plugin, context)
+        loaded.listeners = tuple(self._frozen(loaded))
+        loaded.stretch = wanted_interval(plugin, context)
+        loaded.longest = max(plugin.longest, loaded.stretch)
+        loaded.readmits = wanted_readmission(plugin, context)
         if "every" in context.options:
-            context.fix(entry.interval, but=[hook for hook, rate in entry.rates.items() if not rate.is_usual])
-        self.entries = {**self.entries, entry.number: entry}
-        return entry
+            context.fix(loaded.interval, but=[hook for hook, rate in loaded.rates.items() if not rate.is_usual])
+        self.loaded = {**self.loaded, loaded.number: loaded}
+        return loaded
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, loaded: Loaded) -> None:
         """Forget a plugin."""
-        self._manager.unregister(entry.plugin)
-        self.entries = {number: one for number, one in self.entries.items() if one is not entry}
+        self._manager.unregister(loaded.plugin)
+        self.loaded = {number: one for number, one in self.loaded.items() if one is not loaded}
 
     def note_changing(self) -> None:
         """Update `agreed` and `alone`, after a plugin came, went or changed its state."""
-        changing = [entry for entry in self.entries.values() if entry.changes_training]
-        self.agreed = [entry for entry in changing if entry.agreement is not None]
-        self.alone = [entry for entry in changing if entry.agreement is None]
+        changing = [loaded for loaded in self.loaded.values() if loaded.changes_training]
+        self.agreed = [loaded for loaded in changing if loaded.agreement is not None]
+        self.alone = [loaded for loaded in changing if loaded.agreement is None]
 
     def ordered(self, hook: str) -> list[Listener]:
         """Return the listeners of one hook in pluggy's order: last registered first, with tryfirst and trylast."""
         caller = getattr(self._manager.hook, hook)
-        by_plugin = {id(e.plugin): e for e in self.entries.values()}
+        by_plugin = {id(e.plugin): e for e in self.loaded.values()}
         listeners = []
         for impl in reversed(caller.get_hookimpls()):
-            entry = by_plugin.get(id(impl.plugin))
-            if entry is not None:
-                listeners += [one for one in entry.listeners if one.hook == hook and one.totals is None]
+            loaded = by_plugin.get(id(impl.plugin))
+            if loaded is not None:
+                listeners += [one for one in loaded.listeners if one.hook == hook and one.totals is None]
         return listeners + [
-            one for entry in self.entries.values() for one in entry.listeners if one.totals and one.hook == hook
+            one for loaded in self.loaded.values() for one in loaded.listeners if one.totals and one.hook == hook
         ]
 
-    def _frozen(self, entry: Entry) -> list[Listener]:
+    def _frozen(self, loaded: Loaded) -> list[Listener]:
         listeners = []
         for hook in sorted(hookspecs.HOT | {"tick"}):
             for impl in getattr(self._manager.hook, hook).get_hookimpls():
-                if impl.plugin is entry.plugin and hook == "output_summary":
-                    shown = entry.context.shown or entry.context.show_outputs({}, zeros=0.0)
+                if impl.plugin is loaded.plugin and hook == "output_summary":
+                    shown = loaded.context.shown or loaded.context.show_outputs({}, zeros=0.0)
                     shown.tell = _picking(impl.function, impl.argnames)
-                elif impl.plugin is entry.plugin:
+                elif impl.plugin is loaded.plugin:
                     names = tuple(impl.argnames)
-                    rights = _mutates(entry.plugin, hook), entry.plugin.remembers
-                    rate = entry.rates.get(hook, Rate())
+                    rights = _mutates(loaded.plugin, hook), loaded.plugin.remembers
+                    rate = loaded.rates.get(hook, Rate())
                     listeners.append(
-                        Listener(entry.number, hook, names, *rights, impl.function, unless_finite=rate.unless_finite)
+                        Listener(loaded.number, hook, names, *rights, impl.function, unless_finite=rate.unless_finite)
                     )
-        totals = entry.context.totals
+        totals = loaded.context.totals
         if totals is not None:
             names = ("module", "elapsed_ns", "self_ns", "recompute", "is_again")
-            listeners.append(Listener(entry.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
-        back = entry.context.backward_totals
+            listeners.append(Listener(loaded.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
+        back = loaded.context.backward_totals
         if back is not None:
             names = ("module", "elapsed_ns", "self_ns")
-            listeners.append(Listener(entry.number, "backward", names, False, False, back.add, back))  # noqa: FBT003
-        outputs = entry.context.shown
+            listeners.append(Listener(loaded.number, "backward", names, False, False, back.add, back))  # noqa: FBT003
+        outputs = loaded.context.shown
         if outputs is not None:
             names = ("module", "output")
-            listeners.append(Listener(entry.number, "output_summary", names, False, False, outputs.add, outputs))  # noqa: FBT003
+            listeners.append(Listener(loaded.number, "output_summary", names, False, False, outputs.add, outputs))  # noqa: FBT003
         return listeners
 
 

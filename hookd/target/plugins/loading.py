@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.governor import Governor
     from hookd.target.plugins.lifecycle_hooks import Cold
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.stopping import Stopping
     from hookd.wire.page import PageWriter
 
@@ -56,20 +56,20 @@ class Loading:
         self._governor, self._count, self._core, self._stopping = governor, count, core, stopping
         self._rest = rest
 
-    def load(self, plugin: Plugin, options: dict[str, str], *, by_name: bool) -> Entry:
+    def load(self, plugin: Plugin, options: dict[str, str], *, by_name: bool) -> Loaded:
         """Configure and register a plugin, and switch it on.
 
         Raises:
             PluginError: it breaks a rule, refuses its options, or would change only one rank of several.
         """
-        entry = self.ready(plugin, options, by_name=by_name)
-        if entry.plugin.mutates and self._process.world_size > 1:
-            self.discard(entry, None)
-            raise several_ranks(entry.name, self._process.world_size)
-        self.switch(None, entry)
-        return entry
+        loaded = self.ready(plugin, options, by_name=by_name)
+        if loaded.plugin.mutates and self._process.world_size > 1:
+            self.discard(loaded, None)
+            raise several_ranks(loaded.name, self._process.world_size)
+        self.switch(None, loaded)
+        return loaded
 
-    def ready(self, plugin: Plugin, options: dict[str, str], *, by_name: bool, old: Entry | None = None) -> Entry:
+    def ready(self, plugin: Plugin, options: dict[str, str], *, by_name: bool, old: Loaded | None = None) -> Loaded:
         """Configure and register a plugin, without switching it on.
 
         Args:
@@ -93,25 +93,25 @@ class Loading:
             wanted_interval(plugin, context)
             wanted_readmission(plugin, context)
             context.check_options()
-            entry = self._registry.add(plugin, context, by_name=by_name)
+            loaded = self._registry.add(plugin, context, by_name=by_name)
             self._rest()
-            self._models.prepare_plugin(entry)
+            self._models.prepare_plugin(loaded)
         except BaseException as exc:
             _retire(context, old)
             if isinstance(exc, PluginError) or not isinstance(exc, Failure):
                 raise
             raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
-        for one in entry.listeners:
+        for one in loaded.listeners:
             # A tick does not run in the training's threads, and totals are hookd's own code.
             if not one.mutates and one.totals is None and one.hook != "tick":
                 watch(one)
         if old is None:
-            self._core.show(entry)
+            self._core.show(loaded)
         self._governor.switch(self._count.turns)
         self._models.replan()
-        return entry
+        return loaded
 
-    def switch(self, old: Entry | None, new: Entry | None) -> None:
+    def switch(self, old: Loaded | None, new: Loaded | None) -> None:
         """Switch from one plugin to another, or one on or off. This only sets flags, so any thread may call it."""
         if old is not None:
             self._stopping.switch_off(old, "disabled")
@@ -123,18 +123,18 @@ class Loading:
         self._registry.note_changing()
         self._governor.switch(self._count.turns)
 
-    def discard(self, entry: Entry, heir: Entry | None) -> None:
+    def discard(self, loaded: Loaded, heir: Loaded | None) -> None:
         """Remove a plugin that was switched off, and its series, except those that its heir continues."""
-        self._registry.remove(entry)
+        self._registry.remove(loaded)
         self._models.replan()
-        self._cold.unconfigure(entry)
-        if heir is not None and heir.number > entry.number:  # an older heir stays because this one was refused
-            _count_on(entry.context, heir.context)
-        _retire(entry.context, heir)
+        self._cold.unconfigure(loaded)
+        if heir is not None and heir.number > loaded.number:  # an older heir stays because this one was refused
+            _count_on(loaded.context, heir.context)
+        _retire(loaded.context, heir)
         if heir is None:
-            self._core.hide(entry)
-        if entry.agreement is not None and (heir is None or heir.agreement is not entry.agreement):
-            entry.agreement.close()
+            self._core.hide(loaded)
+        if loaded.agreement is not None and (heir is None or heir.agreement is not loaded.agreement):
+            loaded.agreement.close()
         self._page.compact()
 
     def unload(self, name: str) -> None:
@@ -143,9 +143,9 @@ class Loading:
         Raises:
             PluginError: it is not loaded.
         """
-        entry = self._registry.named(name)
-        self.switch(entry, None)
-        self.discard(entry, None)
+        loaded = self._registry.named(name)
+        self.switch(loaded, None)
+        self.discard(loaded, None)
 
     def forget_stopped(self, name: str) -> None:
         """Remove a plugin that was stopped, so that it can be loaded again."""
@@ -153,7 +153,7 @@ class Loading:
             self.unload(name)
 
 
-def _retire(context: Context, heir: Entry | None) -> None:
+def _retire(context: Context, heir: Loaded | None) -> None:
     kept = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
     for metric in context.metrics:
         metric.retire(kept.get(metric.name))

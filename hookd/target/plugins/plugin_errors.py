@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookd.api import metrics
     from hookd.api.plugin import Plugin
     from hookd.target.boot.arming import Life
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.wire.page import PageWriter
 
 LOGGED = 10
@@ -38,9 +38,9 @@ class Errors:
     def __init__(self, *, registry: Registry, page: PageWriter, counter: metrics.Counter, life: Life) -> None:
         self._registry, self._page, self._counter, self._life = registry, page, counter, life
         self._failures: Counter[str] = Counter()
-        self._quarantine: Callable[[Entry, str], None] = _nobody
+        self._quarantine: Callable[[Loaded, str], None] = _nobody
 
-    def stop_with(self, quarantine: Callable[[Entry, str], None]) -> None:
+    def stop_with(self, quarantine: Callable[[Loaded, str], None]) -> None:
         """Set the function that quarantines a plugin; it is set late, because it reports errors here itself."""
         self._quarantine = quarantine
 
@@ -50,56 +50,56 @@ class Errors:
         """Count an exception that left a plugin, or raise it again if it belongs to the training code."""
         if is_from_signal_handler(error):
             raise error
-        entry = self._registry.get(number)
-        if entry is not None and entry.plugin.mutates and isinstance(error, TrainingError):
+        loaded = self._registry.get(number)
+        if loaded is not None and loaded.plugin.mutates and isinstance(error, TrainingError):
             raise for_program(error)
-        if entry is not None:
-            self._count(entry, hook, worded(error), error)
+        if loaded is not None:
+            self._count(loaded, hook, worded(error), error)
 
     def failed_aside(self, plugin: str, error: BaseException) -> None:
         """Count an exception that left a plugin's background work."""
         if self._registry.has(plugin):
             self.failed(self._registry.named(plugin), "aside", error)
 
-    def failed(self, entry: Entry, hook: str, error: BaseException) -> None:
+    def failed(self, loaded: Loaded, hook: str, error: BaseException) -> None:
         """Count an exception that left a plugin in a thread without training code."""
-        self._count(entry, hook, worded(error), error)
+        self._count(loaded, hook, worded(error), error)
 
-    def late(self, entry: Entry, hook: str, text: str, where: str) -> None:
+    def late(self, loaded: Loaded, hook: str, text: str, where: str) -> None:
         """Count a hook that takes far too long, and quarantine its plugin at once.
 
         Args:
-            entry: the plugin.
+            loaded: the plugin.
             hook: the hook's name.
             text: the error, in words.
             where: the line in the plugin's source that it is at; "" if unknown.
         """
-        self._count(entry, hook, text, None)
-        entry.last_trouble = {**entry.last_trouble, "where": where}
-        if entry.state == "active":
-            self._quarantine(entry, text)
+        self._count(loaded, hook, text, None)
+        loaded.last_trouble = {**loaded.last_trouble, "where": where}
+        if loaded.state == "active":
+            self._quarantine(loaded, text)
 
     def stray(self, number: int, hook: str) -> None:
         """Count a value returned by an observer, which may not return one."""
-        entry = self._registry.get(number)
-        if entry is not None:
-            call = next((one.call for one in entry.listeners if one.hook == hook), None)
+        loaded = self._registry.get(number)
+        if loaded is not None:
+            call = next((one.call for one in loaded.listeners if one.hook == hook), None)
             text = f"{hook} returned something, which only a mutating plugin may ({where(call)})"
-            self._count(entry, hook, text, None)
+            self._count(loaded, hook, text, None)
 
-    def _count(self, entry: Entry, hook: str, text: str, error: BaseException | None) -> None:
-        entry.errors += 1
-        entry.last_error = text
-        entry.last_trouble = trouble(entry.plugin, hook, text, error)
-        self._counter.labels(entry.name).inc()
-        if hook not in entry.logged:
-            entry.logged.add(hook)
-            last = entry.last_trouble
+    def _count(self, loaded: Loaded, hook: str, text: str, error: BaseException | None) -> None:
+        loaded.errors += 1
+        loaded.last_error = text
+        loaded.last_trouble = trouble(loaded.plugin, hook, text, error)
+        self._counter.labels(loaded.name).inc()
+        if hook not in loaded.logged:
+            loaded.logged.add(hook)
+            last = loaded.last_trouble
             line = f" ({last['where']})" if last["where"] else ""
-            self._page.log("error", f"plugin {entry.name}: {hook}: {text}{line}\n{last['traceback']}".rstrip())
-        entry.strikes += 1
-        if entry.strikes >= entry.max_strikes and entry.state == "active":
-            self._quarantine(entry, f"{entry.errors} errors, the last in {hook}: {text}")
+            self._page.log("error", f"plugin {loaded.name}: {hook}: {text}{line}\n{last['traceback']}".rstrip())
+        loaded.strikes += 1
+        if loaded.strikes >= loaded.max_strikes and loaded.state == "active":
+            self._quarantine(loaded, f"{loaded.errors} errors, the last in {hook}: {text}")
 
     # -- of hookd
 
@@ -116,7 +116,7 @@ class Errors:
             self._page.log("error", f"hookd itself: {where}: {trace}")
 
 
-def _nobody(_entry: Entry, _why: str) -> None:
+def _nobody(_entry: Loaded, _why: str) -> None:
     """Stand in for the quarantine until it is set."""
 
 

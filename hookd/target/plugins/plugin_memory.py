@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hookd.api.metrics import Gauge
     from hookd.api.plugin import Plugin
     from hookd.target.plugins.incidents import Incidents
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
 
 EVERY_TICKS = 30
 LOOKS = 5
@@ -97,7 +97,7 @@ class Watch:
         registry: Registry,
         gauge: Gauge,
         incidents: Incidents,
-        quarantine: Callable[[Entry, str], None],
+        quarantine: Callable[[Loaded, str], None],
     ) -> None:
         self._registry, self._gauge, self._incidents, self._quarantine = registry, gauge, incidents, quarantine
         self._ticks = 0
@@ -109,24 +109,24 @@ class Watch:
         self._ticks += 1
         if self._ticks % EVERY_TICKS == 0:
             entries = list(self._registry)
-            for entry in entries:
-                self._look(entry)
-            there = {entry.number for entry in entries}
+            for loaded in entries:
+                self._look(loaded)
+            there = {loaded.number for loaded in entries}
             for gone in set(self._last) - there:
                 del self._last[gone], self._grown[gone]
 
-    def _look(self, entry: Entry) -> None:
-        now, before = held(entry.plugin), self._last.get(entry.number, Held(0, 0))
-        self._gauge.labels(entry.name).set(float(now.bytes))
-        self._last[entry.number] = now
+    def _look(self, loaded: Loaded) -> None:
+        now, before = held(loaded.plugin), self._last.get(loaded.number, Held(0, 0))
+        self._gauge.labels(loaded.name).set(float(now.bytes))
+        self._last[loaded.number] = now
         has_grown = now.bytes > before.bytes or now.items > before.items
-        grown = self._grown[entry.number] = self._grown.get(entry.number, 0) + 1 if has_grown else 0
+        grown = self._grown[loaded.number] = self._grown.get(loaded.number, 0) + 1 if has_grown else 0
         is_much = now.bytes > LIMIT_BYTES or now.items > LIMIT_ITEMS
-        if grown < LOOKS or not is_much or entry.state != "active":
+        if grown < LOOKS or not is_much or loaded.state != "active":
             return
-        self._grown[entry.number] = 0
+        self._grown[loaded.number] = 0
         why = f"it keeps {now.bytes / 1e6:.4g} MB in tensors and {now.items} items in containers, more at each look"
-        if entry.plugin.mutates:  # stopping a mutator in mid-training would do more harm
-            self._incidents.report(entry.name, "plugin_memory", f"plugin {entry.name}: {why}", {"error": why})
+        if loaded.plugin.mutates:  # stopping a mutator in mid-training would do more harm
+            self._incidents.report(loaded.name, "plugin_memory", f"plugin {loaded.name}: {why}", {"error": why})
         else:
-            self._quarantine(entry, why)
+            self._quarantine(loaded, why)

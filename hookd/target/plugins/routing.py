@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.api.plugin import Plugin
-    from hookd.target.plugins.listeners import Entry, Listener, Registry
+    from hookd.target.plugins.listeners import Listener, Loaded, Registry
 
     Answers = tuple[tuple[int, "bool | frozenset[str]"], ...]
 
@@ -69,7 +69,7 @@ class Audience:
         self._general: dict[str, list[Listener]] = {}
         self._early: dict[tuple[int, int], bool | frozenset[str]] = {}
 
-    def prepare(self, entry: Entry, modules: Iterable[Module]) -> None:
+    def prepare(self, loaded: Loaded, modules: Iterable[Module]) -> None:
         """Ask a new plugin about all known modules, before the plans are locked, so that the training does not wait for it.
 
         Raises:
@@ -77,13 +77,13 @@ class Audience:
         """
         self._early = {}
         try:
-            for module in modules if hasattr(entry.plugin, "select") else ():
-                if any(_may_be_told(one, module) for one in entry.listeners):
-                    self._early[entry.number, module.id] = self._select(entry, module, is_new=True)
+            for module in modules if hasattr(loaded.plugin, "select") else ():
+                if any(_may_be_told(one, module) for one in loaded.listeners):
+                    self._early[loaded.number, module.id] = self._select(loaded, module, is_new=True)
         except BaseException:
-            self._registry.remove(entry)
+            self._registry.remove(loaded)
             raise
-        entry.is_asked = True
+        loaded.is_asked = True
 
     def listeners(self, hook: str, module: Module | None) -> list[Listener]:
         """Return the listeners of a hook in calling order; for a module's hook, those at `module`."""
@@ -137,20 +137,20 @@ class Audience:
     def _ask(self, module: Module, known: dict[int, bool | frozenset[str]]) -> Answers:
         """Ask the plugins that have a hook for this module."""
         answers = []
-        for entry in self._registry:
-            if entry.is_asked and any(_may_be_told(one, module) for one in entry.listeners):
-                number = entry.number
-                answers.append((number, known[number] if number in known else self._select(entry, module)))
+        for loaded in self._registry:
+            if loaded.is_asked and any(_may_be_told(one, module) for one in loaded.listeners):
+                number = loaded.number
+                answers.append((number, known[number] if number in known else self._select(loaded, module)))
         return tuple(answers)
 
-    def _select(self, entry: Entry, module: Module, *, is_new: bool = False) -> bool | frozenset[str]:
+    def _select(self, loaded: Loaded, module: Module, *, is_new: bool = False) -> bool | frozenset[str]:
         """Ask a plugin which hooks of a module it wants: all, none, or those named."""
-        if (entry.number, module.id) in self._early:
-            return self._early.pop((entry.number, module.id))
-        plugin: Any = entry.plugin
+        if (loaded.number, module.id) in self._early:
+            return self._early.pop((loaded.number, module.id))
+        plugin: Any = loaded.plugin
         if not hasattr(plugin, "select"):
             return True
-        if entry.state not in ("active", "waiting"):
+        if loaded.state not in ("active", "waiting"):
             return False
         try:
             wanted = self._ask_plugin(plugin, module)
@@ -158,7 +158,7 @@ class Audience:
         except BaseException as failure:
             if is_new and isinstance(failure, PluginError) and failure.reason == "stuck":
                 raise
-            self._fault(entry.number, "select", failure)
+            self._fault(loaded.number, "select", failure)
             return False
 
 

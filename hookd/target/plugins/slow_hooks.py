@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.governor import Governor
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.plugin_errors import Errors
     from hookd.wire.page import PageWriter
 
-    Found = tuple[Entry, Listener, str]
+    Found = tuple[Loaded, Listener, str]
 
 DELIVER = Dispatch.deliver.__code__
 """Calls a plugin back with the numbers that it requested (`Context.later`, `Context.summary`)."""
@@ -85,9 +85,9 @@ class Overdue:
             self._looks.clear()
         try:
             found = self._found() if any(map(self._is_busy, list(self._states.values()))) else []
-            self._looks.append({entry.number for entry, _, _ in found})
-            for entry, one, where in found:
-                self._judge(entry, one, where)
+            self._looks.append({loaded.number for loaded, _, _ in found})
+            for loaded, one, where in found:
+                self._judge(loaded, one, where)
         except Failure as failure:
             self._errors.own_failure("a look at hooks that take long", failure)
 
@@ -115,33 +115,35 @@ class Overdue:
         """Whether a thread is inside a plugin that has not paused the training on purpose (`Context.pause`)."""
         return state.busy and self._cells[state.beat + PHASE - MODULE] != PAUSED
 
-    def _hooks(self) -> dict[CodeType, list[tuple[Entry, Listener]]]:
-        hooks: dict[CodeType, list[tuple[Entry, Listener]]] = {}
-        for entry in self._registry:
-            for one in entry.listeners:
+    def _hooks(self) -> dict[CodeType, list[tuple[Loaded, Listener]]]:
+        hooks: dict[CodeType, list[tuple[Loaded, Listener]]] = {}
+        for loaded in self._registry:
+            for one in loaded.listeners:
                 code = getattr(getattr(one.call, "__func__", one.call), "__code__", None)
                 if code is not None:
-                    hooks.setdefault(code, []).append((entry, one))
+                    hooks.setdefault(code, []).append((loaded, one))
         return hooks
 
-    def _judge(self, entry: Entry, one: Listener, where: str) -> None:
-        times = sum(entry.number in look for look in self._looks)
+    def _judge(self, loaded: Loaded, one: Listener, where: str) -> None:
+        times = sum(loaded.number in look for look in self._looks)
         share = times / len(self._looks)
-        limit = RUNAWAY_RATIO if entry.plugin.longest > 1 else DEAR_RATIO
-        if times < LOOKS or share < limit or entry.state != "active":
+        limit = RUNAWAY_RATIO if loaded.plugin.longest > 1 else DEAR_RATIO
+        if times < LOOKS or share < limit or loaded.state != "active":
             return
         self._looks.clear()
         why = f"{one.hook} blocked training for {times * LOOK_S:.2g} s within one step"
         at = f": it is at {where}" if where else ""
-        if entry.is_sampled(one) and self._put_off(entry, share):
-            self._page.log("info", f"plugin {entry.name}: {why}, and is called once in {entry.interval} steps now{at}")
-        elif not (entry.plugin.mutates or entry.context.is_fixed):
-            self._errors.late(entry, one.hook, why + at, where)
-        elif entry.number not in self._reported:  # the person accepted its cost: only log
-            self._reported.add(entry.number)
-            self._page.log("info", f"plugin {entry.name}: {why}{at}")
+        if loaded.is_sampled(one) and self._put_off(loaded, share):
+            self._page.log(
+                "info", f"plugin {loaded.name}: {why}, and is called once in {loaded.interval} steps now{at}"
+            )
+        elif not (loaded.plugin.mutates or loaded.context.is_fixed):
+            self._errors.late(loaded, one.hook, why + at, where)
+        elif loaded.number not in self._reported:  # the person accepted its cost: only log
+            self._reported.add(loaded.number)
+            self._page.log("info", f"plugin {loaded.name}: {why}{at}")
 
-    def _put_off(self, entry: Entry, share: float) -> bool:
+    def _put_off(self, loaded: Loaded, share: float) -> bool:
         """Stretch the plugin's interval as far as the budget demands, and switch its sampled hooks off for this step.
 
         Returns:
@@ -149,31 +151,31 @@ class Overdue:
         """
         budget = self._governor.budget
         times = max(2, math.ceil(share / budget)) if budget > 0 else 2
-        if not self._governor.stretch(entry, times):
+        if not self._governor.stretch(loaded, times):
             return False
-        for one in entry.listeners:
-            if entry.is_sampled(one) and entry.context.fixed(one.hook) is None:
+        for one in loaded.listeners:
+            if loaded.is_sampled(one) and loaded.context.fixed(one.hook) is None:
                 one.is_on = False
         self._turned()
         return True
 
 
-def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Entry, Listener]]]) -> Found | None:
+def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Loaded, Listener]]]) -> Found | None:
     """Return the hook that a thread is in: a plugin's function that hookd has called; for a callback it is named "later"."""
     innermost = frame
     while frame is not None:
-        if frame.f_code is DELIVER and (entry := frame.f_locals.get("entry")) is not None:
-            one = Listener(entry.number, "later", ("numbers",), mutates=False, remembers=False, call=DELIVER)
-            return entry, one, line_at(innermost, entry.plugin)
+        if frame.f_code is DELIVER and (loaded := frame.f_locals.get("loaded")) is not None:
+            one = Listener(loaded.number, "later", ("numbers",), mutates=False, remembers=False, call=DELIVER)
+            return loaded, one, line_at(innermost, loaded.plugin)
         known = hooks.get(frame.f_code)
         if known is not None and frame.f_back is not None and is_ours(frame.f_back.f_code.co_filename):
-            entry, one = known[0] if len(known) == 1 else _whose(frame, known)
-            return entry, one, line_at(innermost, entry.plugin)
+            loaded, one = known[0] if len(known) == 1 else _whose(frame, known)
+            return loaded, one, line_at(innermost, loaded.plugin)
         frame = frame.f_back
     return None
 
 
-def _whose(frame: Any, known: list[tuple[Entry, Listener]]) -> tuple[Entry, Listener]:
+def _whose(frame: Any, known: list[tuple[Loaded, Listener]]) -> tuple[Loaded, Listener]:
     """Return the plugin that the frame belongs to, of several that share its function, such as a class and its subclass."""
     plugin = frame.f_locals.get(frame.f_code.co_varnames[0])
-    return next(((entry, one) for entry, one in known if entry.plugin is plugin), known[0])
+    return next(((loaded, one) for loaded, one in known if loaded.plugin is plugin), known[0])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hookd.target.entry.counting import Counting
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.incidents import Incidents
-    from hookd.target.plugins.listeners import Entry
+    from hookd.target.plugins.listeners import Loaded
     from hookd.target.remote.marks import Marks
 
 
@@ -33,21 +33,21 @@ class Stopping:
         self._counting, self._core = counting, core
         self._incidents, self._marks = incidents, marks
 
-    def switch_off(self, entry: Entry, state: str) -> None:
+    def switch_off(self, loaded: Loaded, state: str) -> None:
         """Stop calling a plugin at once."""
-        entry.turn(state)
-        for one in entry.listeners:
+        loaded.turn(state)
+        for one in loaded.listeners:
             one.is_on = False
             if isinstance(one.totals, Switched):
                 one.totals.switch(is_on=False, is_active=False)
         self._counting.act_on_switches()
 
-    def quarantine(self, entry: Entry, why: str) -> None:
+    def quarantine(self, loaded: Loaded, why: str) -> None:
         """Stop calling a plugin, and report an incident."""
-        self.switch_off(entry, "quarantined")
-        self._core.show(entry)
-        self._marks.failed(entry)
-        again_s = entry.probation.put_aside(clock.monotonic()) if entry.readmits else 0.0
-        message = f"plugin {entry.name} is quarantined: {why}"
+        self.switch_off(loaded, "quarantined")
+        self._core.show(loaded)
+        self._marks.failed(loaded)
+        again_s = loaded.probation.put_aside(clock.monotonic()) if loaded.readmits else 0.0
+        message = f"plugin {loaded.name} is quarantined: {why}"
         message += f"; it is tried again in {again_s:g} s" if again_s else ""
-        self._incidents.report(entry.name, "quarantine", message, {"error": why, "again_s": again_s})
+        self._incidents.report(loaded.name, "quarantine", message, {"error": why, "again_s": again_s})

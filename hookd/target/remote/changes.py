@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.incidents import Incidents
-    from hookd.target.plugins.listeners import Entry, Registry
+    from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.loading import Loading
     from hookd.target.plugins.stopping import Stopping
     from hookd.target.remote.marks import Marks
@@ -51,7 +51,7 @@ class Change:
         at: the mark at which it was carried out; `step` is that step in words.
     """
 
-    def __init__(self, kind: str, old: Entry | None, new: Entry | None, by: Caller) -> None:
+    def __init__(self, kind: str, old: Loaded | None, new: Loaded | None, by: Caller) -> None:
         self.kind = kind
         self.old = old
         self.new = new
@@ -66,8 +66,8 @@ class Change:
     @property
     def name(self) -> str:
         """The plugin's name."""
-        entry = self.new or self.old
-        return entry.name if entry is not None else ""
+        loaded = self.new or self.old
+        return loaded.name if loaded is not None else ""
 
 
 class Changes:
@@ -107,14 +107,14 @@ class Changes:
 
     # -- in the control thread
 
-    def prepare(self, kind: str, old: Entry | None, new: Entry | None, by: Caller) -> Change:
+    def prepare(self, kind: str, old: Loaded | None, new: Loaded | None, by: Caller) -> Change:
         """Register a change that is ready, and return it."""
         self.current = Change(kind, old, new, by)
         return self.current
 
-    def loaded(self, entry: Entry, by: Caller) -> None:
+    def loaded(self, loaded: Loaded, by: Caller) -> None:
         """Record a plugin loaded with the agent; it is reported at the first step, when the step's number is known."""
-        self._loaded.append(Change("load", None, entry, by))
+        self._loaded.append(Change("load", None, loaded, by))
 
     def require_idle(self) -> None:
         """Raise if another change is in progress.
@@ -198,8 +198,8 @@ class Changes:
             change = self.current
             if change is not None and change.state == "armed" and (change.mark is None or mark >= change.mark):
                 self._carry_out(change, mark)
-            for entry in self._registry.agreed:
-                self._check(entry, before, mark)
+            for loaded in self._registry.agreed:
+                self._check(loaded, before, mark)
             if self._registry.alone:
                 self.require_alone()
         except Failure as failure:
@@ -225,10 +225,10 @@ class Changes:
         self.tell(change)
         change.state = "done"
 
-    def _check(self, entry: Entry, before: int, mark: int) -> None:
+    def _check(self, loaded: Loaded, before: int, mark: int) -> None:
         """Stop a plugin that has stopped on another rank."""
-        agreement = entry.agreement
-        end = agreement.ended() if agreement is not None and entry.state == "active" else None
+        agreement = loaded.agreement
+        end = agreement.ended() if agreement is not None and loaded.state == "active" else None
         if end is None or mark < end[0]:
             return
         at, rank = end
@@ -239,49 +239,49 @@ class Changes:
                    "weights of the ranks may differ")  # fmt: skip
         else:
             why = f"it ended on rank {rank}, and on this rank before the same step"
-        self._stop(entry, why, {"mark": mark, "ended_at": at, "by_rank": rank, "differs": before >= at})
+        self._stop(loaded, why, {"mark": mark, "ended_at": at, "by_rank": rank, "differs": before >= at})
 
     def require_alone(self) -> None:
         """Stop plugins that were started in a job of one rank, if it now has several."""
         world_size = _world_size()
-        for entry in self._registry.alone if world_size > 1 else ():
+        for loaded in self._registry.alone if world_size > 1 else ():
             why = f"this has become a job of {world_size} ranks, which have not agreed on it"
-            self._stop(entry, why, {})
+            self._stop(loaded, why, {})
 
-    def _stop(self, entry: Entry, why: str, fields: Mapping[str, object]) -> None:
-        self._stopping.switch_off(entry, "disabled")
+    def _stop(self, loaded: Loaded, why: str, fields: Mapping[str, object]) -> None:
+        self._stopping.switch_off(loaded, "disabled")
         self._registry.note_changing()
-        self._core.show(entry)
-        message = f"{entry.name} no longer changes the training from {self._count.origin()} on: {why}"
-        self._incidents.report(entry.name, "training_changed", message, {"change": "end", **fields})
+        self._core.show(loaded)
+        message = f"{loaded.name} no longer changes the training from {self._count.origin()} on: {why}"
+        self._incidents.report(loaded.name, "training_changed", message, {"change": "end", **fields})
 
     # -- the end
 
     def close(self) -> None:
         """Close the agreements once nothing uses them any more."""
-        for entry in self._registry:
-            if entry.agreement is not None:
-                entry.agreement.close()
+        for loaded in self._registry:
+            if loaded.agreement is not None:
+                loaded.agreement.close()
 
     def leave(self, timeout_s: float) -> None:
         """Stop agreed plugins before a detach: on all ranks at one boundary ahead; wait until this rank has reached it."""
         self.abandon()
-        agreed = [entry for entry in self._registry.agreed if entry.state == "active"]
+        agreed = [loaded for loaded in self._registry.agreed if loaded.state == "active"]
         if not agreed or not self._life.is_live:
             return
         self._is_leaving = True
         marks, span_s = self._marks.all()
         is_counting = len(set(marks)) > 1
         at = boundary_ahead([(marks, span_s)], LEAVE_AHEAD_S) if is_counting else marks[-1] + 1
-        for entry in agreed:
-            if entry.agreement is not None:
-                entry.agreement.end(self._process.rank, at)
+        for loaded in agreed:
+            if loaded.agreement is not None:
+                loaded.agreement.end(self._process.rank, at)
         deadline = clock.monotonic() + timeout_s
-        while any(entry.state == "active" for entry in agreed) and clock.monotonic() < deadline:
+        while any(loaded.state == "active" for loaded in agreed) and clock.monotonic() < deadline:
             clock.sleep(0.005)
-        for entry in agreed:
-            if entry.state == "active":
-                self._page.log("error", f"{entry.name}: no step has come within {timeout_s:g} s, so it ends here"
+        for loaded in agreed:
+            if loaded.state == "active":
+                self._page.log("error", f"{loaded.name}: no step has come within {timeout_s:g} s, so it ends here"
                                " before the boundary that was agreed on")  # fmt: skip
 
     def tell(self, change: Change) -> None:
@@ -300,11 +300,11 @@ class Changes:
         self._incidents.report(change.name, "training_changed", message, fields)
 
 
-def _options(entry: Entry) -> str:
-    return ", ".join(f"{key}={value}" for key, value in entry.context.options.items()) or "its defaults"
+def _options(loaded: Loaded) -> str:
+    return ", ".join(f"{key}={value}" for key, value in loaded.context.options.items()) or "its defaults"
 
 
-def _taken_back(old: Entry | None, new: Entry) -> str:
+def _taken_back(old: Loaded | None, new: Loaded) -> str:
     gone = [name for name in old.context.options if name not in new.context.options] if old is not None else []
     return f" (no longer with {', '.join(gone)})" if gone else ""
 

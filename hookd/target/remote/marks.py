@@ -9,7 +9,7 @@ from hookd.wire.originals import clock
 
 if TYPE_CHECKING:
     from hookd.target.boot.identity import Process
-    from hookd.target.plugins.listeners import Entry
+    from hookd.target.plugins.listeners import Loaded
 
 MOST = 64
 """Number of boundaries that are remembered."""
@@ -39,7 +39,7 @@ class Marks:
         marks = list(self._marks)
         return [mark for mark, _ in marks], marks[-1][1] - marks[0][1] if marks else 0.0
 
-    def failed(self, entry: Entry) -> None:
+    def failed(self, loaded: Loaded) -> None:
         """Report to the other ranks that a plugin has failed in this one since its last boundary."""
-        if entry.agreement is not None and self._marks:
-            entry.agreement.end(self._process.rank, max(1, self._marks[-1][0]))
+        if loaded.agreement is not None and self._marks:
+            loaded.agreement.end(self._process.rank, max(1, self._marks[-1][0]))
