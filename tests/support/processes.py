@@ -31,15 +31,20 @@ STARTED: list[Process] = []
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str | Callable[[], str] = "") -> T:
-    """Poll until `condition` gives something true, and give that.
+    """Poll until `condition` returns something true, and return that.
+
+    A condition that takes long, because it runs a command, is asked less often: the processor is for what is waited for.
 
     Raises:
         AssertionError: it did not in time; says `what` is missing.
     """
-    end = time.monotonic() + timeout_s
+    begun = time.monotonic()
+    end = begun + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < end, f"not within {timeout_s} s: {what if isinstance(what, str) else what()}"
-        time.sleep(0.01)
+        asked = time.monotonic()
+        assert asked < end, f"not within {timeout_s} s: {what if isinstance(what, str) else what()}"
+        time.sleep(min(0.25, max(0.01, 5 * (asked - begun))))
+        begun = time.monotonic()
     return value
 
 
