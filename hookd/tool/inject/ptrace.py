@@ -240,7 +240,8 @@ class Thread(abc.ABC):
                     raise lost(self.tid)
                 return state
         self._is_late = True
-        raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked")
+        hint = "It waits in the kernel, for a disk or a driver: try again when that has answered."
+        raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked", hint=hint)
 
     def _moments(self) -> Iterator[None]:
         """Spin a little, then sleep until a child changes state; the sleeps are short because a stop is short."""
