@@ -49,6 +49,8 @@ GRACE_S = 0.25
 """Time to release the thread after the calls have timed out."""
 RIVAL_S = 0.2
 """How long to wait for another tracer to finish: an attach takes 0.4 ms, a sample of py-spy some milliseconds."""
+MORE_MEMORY = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+"""The hint for a target in which no memory can be mapped."""
 
 
 def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:
@@ -219,6 +221,7 @@ class Thread(abc.ABC):
             raise AttachError(
                 f"process {self.tid} does not return from a call: it has made {self._events // 2} system calls",
                 reason="fault",
+                hint=how_to_report(self.tid),
             )
         request(how, self.tid, 0, number)
         self._runs = True
@@ -268,6 +271,11 @@ class Thread(abc.ABC):
             with contextlib.suppress(OSError):
                 return note, buffer, self._get_set(note, buffer)
         raise TargetUnsupported("this kernel does not provide the floating point state", reason="architecture")
+
+
+def how_to_report(tid: int) -> str:
+    """Return the hint for a call in a target that did not end as it should."""
+    return f"The process goes on as before. Report it, with the output of `hookd doctor {tid} --json`."
 
 
 def thread(memory: Memory, returns: tuple[int, int]) -> Thread:
