@@ -85,6 +85,7 @@ def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
         raise TargetUnsupported(
             f"process {pid} runs Python {word}; hookd supports {version_text(OLDEST_PYTHON)} and newer",
             reason="python-version",
+            hint="The training needs a newer Python.",
         )
     if _is_free_threaded(memory, version, symbols):
         raise TargetUnsupported(
@@ -158,10 +159,13 @@ def _require_machine(memory: Memory, program: Sequence[Mapping]) -> None:
         except elf.NotElfError:
             continue
         if found.bits == 32:
-            raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit")
+            hint = "hookd supports 64-bit programs only."
+            raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit", hint=hint)
         if ours not in elf.MACHINES or found.machine != elf.MACHINES[ours]:
             raise TargetUnsupported(
-                f"process {memory.pid} is built for another machine than {ours}", reason="architecture"
+                f"process {memory.pid} is built for another machine than {ours}",
+                reason="architecture",
+                hint="Run hookd on a machine of its architecture.",
             )
 
 

@@ -117,7 +117,8 @@ class Thread(abc.ABC):
         """Seize the thread; return the error if the cause may be another tracer."""
         before = status(self.tid)
         if before.state in "Tt":
-            return AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
+            reason = "traced" if before.tracer else "stopped"
+            return AttachError(f"process {self.tid} is stopped", reason=reason, hint=_how_to_continue(self.tid))
         try:
             request(SEIZE, self.tid, 0, _TRACE_SYSGOOD | _TRACE_EXEC)
         except OSError as exc:
@@ -200,7 +201,8 @@ class Thread(abc.ABC):
                     return
                 self._seized = False
                 request(DETACH, self.tid)  # a group stop: a signal has just stopped the whole process
-                raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped")
+                hint = _how_to_continue(self.tid)
+                raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped", hint=hint)
             self._resume(CONT, os.WSTOPSIG(state))  # a pending signal: pass it on
 
     def _proceed(self, how: int) -> int:
@@ -271,6 +273,10 @@ class Thread(abc.ABC):
             with contextlib.suppress(OSError):
                 return note, buffer, self._get_set(note, buffer)
         raise TargetUnsupported("this kernel does not provide the floating point state", reason="architecture")
+
+
+def _how_to_continue(tid: int) -> str:
+    return f"Continue it with `kill -CONT {tid}`, or end the debugger that holds it, then try again."
 
 
 def how_to_report(tid: int) -> str:

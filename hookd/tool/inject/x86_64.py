@@ -67,7 +67,8 @@ class X86Thread(ptrace.Thread):
         super().__init__(memory)
         self._sigreturn, self._syscall_ret = returns
         if not (self._sigreturn and self._syscall_ret):
-            raise AttachError(f"the C library of process {self.tid} is of an unknown kind", reason="libc")
+            hint = "Start the training with `hookd run -- ...`, which does not need this."
+            raise AttachError(f"the C library of process {self.tid} is of an unknown kind", reason="libc", hint=hint)
         self._frame = 0
         self._at_entry = False
         self._saved = _Registers()
