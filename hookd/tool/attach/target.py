@@ -85,7 +85,7 @@ def look(pid: int, *, is_forced: bool = False) -> Target:
 def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
     pid = memory.pid
     if discover.is_disabled(pid):
-        hint = "HOOKD_DISABLE is set in its environment. To observe it, start it without that variable."
+        hint = "HOOKD_DISABLE is set in its environment: whoever started it does not want hookd there."
         raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
     maps = memory.mappings()
     python = interpreter.find(memory, maps)

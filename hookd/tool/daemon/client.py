@@ -116,7 +116,7 @@ class DaemonClient:
         finally:
             connection.close()
         if not isinstance(answer, dict):
-            hint = "It may be of another version: start it again with this one's `hookd serve`."
+            hint = "It may be of another version: end it, and start `hookd serve` of this version."
             raise HookdError(f"the daemon on {self.path} does not speak our protocol", reason="protocol", hint=hint)
         if response.status >= 400:
             raise error_of(answer)

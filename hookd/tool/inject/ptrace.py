@@ -245,7 +245,7 @@ class Thread(abc.ABC):
                     raise lost(self.tid)
                 return state
         self._is_late = True
-        hint = "It waits in the kernel, for a disk or a driver: try again when that has answered."
+        hint = "It may wait in the kernel for a disk or a driver, or the machine is very busy: try again later."
         raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked", hint=hint)
 
     def _moments(self) -> Iterator[None]:
