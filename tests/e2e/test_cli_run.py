@@ -15,7 +15,7 @@ from tests.support.tool import Metrics
 
 TRAIN = REPOSITORY / "examples" / "train.py"
 FORKS = TARGETS / "forks.py"
-NOBODY = "hookd: no process of this command imported torch with hookd in it"
+NOBODY = "hookd: no process of this command was observed: none imported torch, or PYTHONPATH lost hookd's directory (env -i, python -I)"
 CONSOLE = Path(sys.executable).with_name("hookd")
 
 pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")

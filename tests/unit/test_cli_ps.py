@@ -53,7 +53,7 @@ def test_where_all_are_skipped_it_says_how_many_and_why(listed):
     assert "`hookd ps --all` lists what was skipped" in said
     assert "skipped 11: HOOKD_DISABLE is set" in said
     assert "skipped 12: a data loader's worker" in said
-    assert "no Python process with torch is running here" in listed([])[1]
+    assert "no process that is visible to you has loaded torch" in listed([])[1]
 
 
 def test_the_processes_of_one_user_can_be_asked_for(listed):
@@ -67,4 +67,4 @@ def test_the_processes_of_one_user_can_be_asked_for(listed):
     assert f"no process of user {STRANGER} can be attached to" in said
     assert "11" not in said
     _, said = listed([DISABLED], "--user", str(STRANGER))
-    assert f"no Python process with torch of user {STRANGER} is running here" in said
+    assert f"no process of user {STRANGER} that is visible to you has loaded torch" in said

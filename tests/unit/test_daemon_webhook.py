@@ -167,7 +167,7 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
         assert not snippet["is_genuine"]({**headers, "webhook-timestamp": "1"}, body, SECRET)
         assert json.loads(body)["labels"] == critical
     told = [record.message for record in caplog.records if "webhook" in record.name]
-    assert [("cannot be told" in one, "takes incidents again" in one) for one in told] == [(True, False), (False, True)]
+    assert [("cannot be sent" in one, "takes incidents again" in one) for one in told] == [(True, False), (False, True)]
     assert "/x" not in caplog.text, "an address may hold a secret"
 
 

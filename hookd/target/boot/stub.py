@@ -233,7 +233,7 @@ def _disabled() -> Started | None:
     name = "HOOKD_DISABLE"
     if {posix.environ.get(name.encode(), b""), environ.get(name, "")} <= {b"", b"0", "", "0"}:
         return None
-    hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+    hint = "HOOKD_DISABLE is set in its environment: whoever started it does not want hookd there."
     return _refusal("TargetUnsupported", "disabled", "hookd is disabled in this process", hint=hint)
 
 

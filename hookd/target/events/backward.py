@@ -53,7 +53,8 @@ _ACCUMULATE = 1 << 63
 class Marks(NamedTuple):
     """The functions of `hookd/native/marks.c` that are called from here.
 
-    They identify a call by the id of its thread's state, the lowest sequence number of its nodes, and its turn.
+    They identify a call by the id of its thread's state, the lowest sequence number of its nodes, and its turn, the
+    ordinal of its return.
 
     Attributes:
         turn: returns a number that is higher than the turns of all calls inside of the one that has returned.

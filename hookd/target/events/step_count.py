@@ -24,7 +24,7 @@ class StepCount:
 
     @property
     def turns(self) -> int:
-        """Steps since the attach, plus the calls that stood for steps."""
+        """Turns since the attach: steps, plus the calls that stood for steps."""
         return self.done + self.calls
 
     def number(self) -> int:

@@ -6,7 +6,7 @@ and for subclasses. A step is over when its first optimizer has stepped. Other o
 data, or an optimizer that has already stepped in it.
 
 Steps without an optimizer of torch are inferred from the parameters (`hookd.target.events.manual_updates`). In a process that
-does not train, each outermost call of a model is a *turn*, as a step is: sampling and the budget count turns.
+does not train, each outermost call of the largest model is a *turn*, as a step is: sampling and the budget count turns.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Governor:
         """Close the accounts of the last step, and set the switches for the next one.
 
         Args:
-            turn: number of steps completed since the attach.
+            turn: number of turns since the attach (`StepCount.turns`).
         """
         elapsed = self._elapsed_ns
         if self._is_changed:

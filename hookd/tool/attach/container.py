@@ -1,4 +1,4 @@
-"""Find the pod and container of a process from its cgroup and its environment.
+"""Find the pod and container of a process from its cgroup and its environment, for the labels of `hookd_target_info`.
 
 Read-only. The ids are part of the cgroup's path. The names come from environment variables that a pod's manifest passes to
 its container (Kubernetes' downward API): there is no other way to get them without asking the cluster. Both are hostile

@@ -136,11 +136,9 @@ class Control:
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError) as exc:
-            raise ControlError(
-                f"the agent in process {self.pid} does not speak our protocol", reason="protocol"
-            ) from exc
+            raise foreign(self.pid) from exc
         if not isinstance(answer, dict):
-            raise ControlError(f"the agent in process {self.pid} does not speak our protocol", reason="protocol")
+            raise foreign(self.pid)
         if not answer.get("ok"):
             message, reason = str(answer.get("error", "refused")), str(answer.get("reason", "control"))
             raise rebuild(answer.get("kind"), message, reason, answer.get("hint", ""), ControlError)
@@ -226,9 +224,16 @@ def _to_file(pid: int, control: str, timeout_s: float) -> socket.socket:
     return connection
 
 
+def foreign(pid: int) -> ControlError:
+    """Return the error for an answer that an agent of this version does not give."""
+    hint = f"It may be of another version: `hookd attach {pid}` replaces an older agent."
+    return ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol", hint=hint)
+
+
 def _require_peer(peer: int, pid: int) -> None:
     if peer != pid:
-        raise ControlError(f"process {peer} answers for process {pid}", reason="impostor")
+        hint = f"Find out what process {peer} is before you do anything else."
+        raise ControlError(f"process {peer} answers for process {pid}", reason="impostor", hint=hint)
 
 
 def _through_pair(pid: int, control: str) -> socket.socket:

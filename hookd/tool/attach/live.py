@@ -69,7 +69,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
                 delivery.finish()
             here = discover.identity(pid)
     if here is None:
-        raise AttachError(f"the agent in process {pid} ended at once", reason="died")
+        raise AttachError(f"the agent in process {pid} ended at once", reason="died", hint="Try again.")
     return AttachResult(
         pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
         loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from hookd.errors import ControlError
-from hookd.tool.attach.control import Control
+from hookd.tool.attach.control import Control, foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -89,24 +89,20 @@ def _checked(answer: Mapping[str, object], pid: int) -> Iterator[ModuleDescripti
     rows = answer.get("modules")
     # An empty answer that is not the last could be repeated forever.
     if not isinstance(rows, list) or not (rows or answer.get("is_over") is True):
-        raise _foreign(pid)
+        raise foreign(pid)
     for row in rows:
         if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
-            raise _foreign(pid)
+            raise foreign(pid)
         lists = [row.get(key) for key in ("parameters", "buffers", "hooks", "plugins")]
         if not all(isinstance(value, list) for value in lists):
-            raise _foreign(pid)
+            raise foreign(pid)
         tensors = [*row["parameters"], *row["buffers"]]
         if not all(isinstance(entry, dict) for entry in (*tensors, *row["hooks"])):
-            raise _foreign(pid)
+            raise foreign(pid)
         if any(not _is_size(tensor.get(key)) for tensor in tensors for key in _SIZES):
-            raise _foreign(pid)
+            raise foreign(pid)
         yield cast("ModuleDescription", row)
 
 
 def _is_size(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63)
-
-
-def _foreign(pid: int) -> ControlError:
-    return ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol")

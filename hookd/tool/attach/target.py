@@ -85,13 +85,13 @@ def look(pid: int, *, is_forced: bool = False) -> Target:
 def _find_python(memory: Opened, *, is_forced: bool) -> interpreter.Interpreter:
     pid = memory.pid
     if discover.is_disabled(pid):
-        hint = "Its environment has HOOKD_DISABLE; whoever started it does not want hookd there."
+        hint = "HOOKD_DISABLE is set in its environment: whoever started it does not want hookd there."
         raise TargetUnsupported(f"process {pid} has hookd disabled", reason="disabled", hint=hint)
     maps = memory.mappings()
     python = interpreter.find(memory, maps)
     foundation.require(memory, python, is_forced=is_forced)
     if not discover.has_torch(maps):
-        hint = "`hookd ps` lists training processes."
+        hint = "It may be a launcher (--tree attaches to its ranks), or import torch later. `hookd ps` lists training processes."
         raise TargetUnsupported(f"process {pid} has no torch loaded", reason="no-torch", hint=hint)
     if not is_forced:
         headroom.require(pid, maps)

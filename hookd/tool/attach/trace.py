@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hookd import errors
 from hookd.errors import ControlError, HookdError, PageError
 from hookd.tool.attach import discover
-from hookd.tool.attach.control import Control
+from hookd.tool.attach.control import Control, foreign
 from hookd.tool.linux import bounded, permission, proc, untrusted
 from hookd.wire.page import PageReader
 
@@ -63,7 +63,7 @@ def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: i
             number, done, first = (int(state[key]) for key in ("fd", "steps", "first"))
             pause_s, all_threads = float(state["pause_s"]), state["all_threads"] is True
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
-            raise ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol") from exc
+            raise foreign(pid) from exc
         size = _copy(pid, number, into, max_bytes)
     return Trace(done, first, size, pause_s, all_threads)
 

@@ -137,7 +137,7 @@ def native_code(directory: Path) -> Check:
     if not missing:
         return Check("native code", "ok", "module calls are entered, and tensors read, in C")
     cure = "Install a C compiler (apt-get install gcc), then reinstall hookd (pip install --force-reinstall)."
-    found = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch do it, at a higher cost"
+    found = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch take their place, at a higher cost"
     return Check("native code", "note", found, cure)
 
 

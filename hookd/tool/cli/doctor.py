@@ -40,5 +40,7 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
         found = [summary, *(check for check in found if check not in fine)]
     for line in target_checks.shown(found, MARKS):
         click.echo(line)
-    click.echo("Something is in the way." if bad else "Nothing is in the way.")
+    click.echo(
+        "Something is in the way of an attach: see the lines with ✗." if bad else "Nothing is in the way of an attach."
+    )
     return int(bool(bad))

@@ -73,7 +73,7 @@ def _nothing(processes: Sequence[Candidate], user: int | None) -> Iterator[str]:
 
     whose = "" if user is None else f" of user {user_name(user)}"
     if not processes:
-        yield f"no Python process with torch{whose} is running here that is visible to you"
+        yield f"no process{whose} that is visible to you has loaded torch; `hookd doctor` says whose processes hookd may enter"
         return
     yield f"no process{whose} can be attached to; `hookd ps --all` lists what was skipped:"
     yield from targets.told_skipped(map(targets.skipped, processes))

@@ -104,4 +104,7 @@ def _tell_end(prepared: Launch) -> None:
     for pid, why in prepared.failures().items():
         output.say(f"hookd: process {pid} was not observed: {why}")
     if not prepared.has_started():
-        output.say("hookd: no process of this command imported torch with hookd in it")
+        output.say(
+            "hookd: no process of this command was observed: none imported torch, or PYTHONPATH lost hookd's directory "
+            "(env -i, python -I)"
+        )

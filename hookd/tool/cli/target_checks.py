@@ -184,7 +184,11 @@ def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check
     yield from (Check(result.name, failed, result.found, cure) for result in results if not result.holds)
     if passed := ", ".join(f"{result.name} ({result.found})" for result in results if result.holds):
         newer = "" if python.is_proven else ", but this version is not yet proven"
-        yield Check("foundation", "note" if newer else "ok", f"holds{newer}: {passed}")
+        yield Check(
+            "foundation",
+            "note" if newer else "ok",
+            f"the parts of Python that an attach relies on are as expected{newer}: {passed}",
+        )
 
 
 def _torch(status: Mapping[str, Any], version: object) -> Iterator[Check]:

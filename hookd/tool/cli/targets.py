@@ -286,7 +286,7 @@ def select(
                 ),
             )
         )
-        where = f" among {', '.join(map(str, pids))} and what they started" if pids else ""
+        where = f" among {', '.join(map(str, pids))} and all descendants" if pids else ""
         why = "; ".join(told_skipped(left_out))
         raise NoSuchTarget(what + where, reason="no-match", hint=why or "`hookd ps --all` lists the reasons.")
     return Selection(usable, left_out, is_named=False)

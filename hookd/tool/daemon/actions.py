@@ -196,7 +196,7 @@ class Actions:
             control = Control.connect(target.pid)
             control.request("lease", seconds=self._lease_s)
         except (HookdError, OSError) as exc:
-            _log.warning("no lease: %s", exc)
+            _log.warning("the daemon has no lease on the agent in process %d, which may leave: %s", target.pid, exc)
             return
         if not target.take_lease(control):
             control.close()
@@ -233,7 +233,7 @@ class Actions:
                 status = control.request("status")
         except HookdError as exc:
             if _has_agent(target.pid):
-                _log.info("not taken over: %s", exc)
+                _log.info("the agent in process %d is not taken over: %s", target.pid, exc)
             return True
         except OSError:  # on our side, such as no free descriptor
             return False

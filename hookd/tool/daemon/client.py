@@ -116,7 +116,8 @@ class DaemonClient:
         finally:
             connection.close()
         if not isinstance(answer, dict):
-            raise HookdError(f"the daemon on {self.path} does not speak our protocol", reason="protocol")
+            hint = "It may be of another version: end it, and start `hookd serve` of this version."
+            raise HookdError(f"the daemon on {self.path} does not speak our protocol", reason="protocol", hint=hint)
         if response.status >= 400:
             raise error_of(answer)
         return answer
@@ -221,5 +222,8 @@ class _Connection(http.client.HTTPConnection):
         self.peer, uid = peer_of(connection)
         if uid not in (0, os.geteuid()) and os.geteuid() != 0:
             connection.close()
-            raise PermissionDenied(f"the process that answers on {self._path} belongs to user {uid}", reason="impostor")
+            raise PermissionDenied(
+                f"the process that answers on {self._path} belongs to user {uid}", reason="impostor",
+                hint=f"Find out what process {self.peer} is before you do anything else.",
+            )  # fmt: skip
         self.sock = connection

@@ -60,7 +60,7 @@ class ArmThread(ptrace.Thread):
         read_write, private_anonymous = 3, 0x22
         address = self._run(mmap, 0, size, read_write, private_anonymous, _NONE, 0)
         if address == _NONE:
-            raise AttachError(f"process {self.tid} gets no memory", reason="no-memory")
+            raise AttachError(f"process {self.tid} gets no memory", reason="no-memory", hint=ptrace.MORE_MEMORY)
         return address
 
     def _save(self) -> None:
@@ -85,5 +85,9 @@ class ArmThread(ptrace.Thread):
         self._get_set(ptrace.NT_PRSTATUS, now)
         if os.WSTOPSIG(state) not in (signal.SIGSEGV, signal.SIGBUS) or now.pc != _RETURN:
             name = signal.Signals(os.WSTOPSIG(state)).name
-            raise AttachError(f"a call in process {self.tid} failed with {name} at {now.pc:#x}", reason="fault")
+            raise AttachError(
+                f"a call in process {self.tid} failed with {name} at {now.pc:#x}",
+                reason="fault",
+                hint=ptrace.how_to_report(self.tid),
+            )
         return int(now.x[0])

@@ -80,7 +80,10 @@ def run(job: Job) -> Stopped:
     try:
         answer = json.loads(text)
     except ValueError:
-        raise AttachError(f"the injector for process {job.pid} ended with {code}", reason="internal") from None
+        hint = f"Report it, with the output of `hookd doctor {job.pid} --json`."
+        raise AttachError(
+            f"the injector for process {job.pid} ended with {code}", reason="internal", hint=hint
+        ) from None
     if "error" in answer:
         raise _error(answer["error"])
     return cast("Stopped", answer)

@@ -83,8 +83,9 @@ def find(memory: Memory, maps: Sequence[Mapping]) -> Interpreter:
     if version < OLDEST_PYTHON:
         word = version_text(version) if version != (0, 0) else "an unknown version"
         raise TargetUnsupported(
-            f"process {pid} runs Python {word}; hookd serves {version_text(OLDEST_PYTHON)} and newer",
+            f"process {pid} runs Python {word}; hookd supports {version_text(OLDEST_PYTHON)} and newer",
             reason="python-version",
+            hint="The training needs a newer Python.",
         )
     if _is_free_threaded(memory, version, symbols):
         raise TargetUnsupported(
@@ -117,7 +118,7 @@ def find_libc(memory: Memory, maps: Sequence[Mapping]) -> Libc:
     """
     image, symbols = _search(memory, _images(maps), _MEMORY, _libc_rank)
     if image is None:
-        raise TargetUnsupported(f"process {memory.pid} has no C library that hookd knows", reason="libc")
+        raise _no_libc(memory.pid)
     return Libc(symbols, (_code(memory, image.path, maps, _SIGRETURN), _code(memory, image.path, maps, _SYSCALL_RET)))
 
 
@@ -132,8 +133,13 @@ def find_variable(memory: Memory, maps: Sequence[Mapping], name: str) -> int:
     exe = link(memory.pid, "exe")
     image, symbols = _search(memory, _images(maps), (name,), lambda path: -1 if path == exe else _libc_rank(path))
     if image is None:
-        raise TargetUnsupported(f"process {memory.pid} has no C library that hookd knows", reason="libc")
+        raise _no_libc(memory.pid)
     return symbols[name]
+
+
+def _no_libc(pid: int) -> TargetUnsupported:
+    hint = "It may be linked statically: start it with `hookd run -- ...`."
+    return TargetUnsupported(f"process {pid} has no C library that hookd knows", reason="libc", hint=hint)
 
 
 def _images(maps: Sequence[Mapping]) -> list[Mapping]:
@@ -153,10 +159,13 @@ def _require_machine(memory: Memory, program: Sequence[Mapping]) -> None:
         except elf.NotElfError:
             continue
         if found.bits == 32:
-            raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit")
+            hint = "hookd supports 64-bit programs only."
+            raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit", hint=hint)
         if ours not in elf.MACHINES or found.machine != elf.MACHINES[ours]:
             raise TargetUnsupported(
-                f"process {memory.pid} is built for another machine than {ours}", reason="architecture"
+                f"process {memory.pid} is built for another machine than {ours}",
+                reason="architecture",
+                hint="Run hookd on a machine of its architecture.",
             )
 
 

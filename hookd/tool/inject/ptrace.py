@@ -49,6 +49,8 @@ GRACE_S = 0.25
 """Time to release the thread after the calls have timed out."""
 RIVAL_S = 0.2
 """How long to wait for another tracer to finish: an attach takes 0.4 ms, a sample of py-spy some milliseconds."""
+MORE_MEMORY = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+"""The hint for a target in which no memory can be mapped."""
 
 
 def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:
@@ -115,7 +117,8 @@ class Thread(abc.ABC):
         """Seize the thread; return the error if the cause may be another tracer."""
         before = status(self.tid)
         if before.state in "Tt":
-            return AttachError(f"process {self.tid} is stopped", reason="traced" if before.tracer else "stopped")
+            reason = "traced" if before.tracer else "stopped"
+            return AttachError(f"process {self.tid} is stopped", reason=reason, hint=_how_to_continue(self.tid))
         try:
             request(SEIZE, self.tid, 0, _TRACE_SYSGOOD | _TRACE_EXEC)
         except OSError as exc:
@@ -198,7 +201,8 @@ class Thread(abc.ABC):
                     return
                 self._seized = False
                 request(DETACH, self.tid)  # a group stop: a signal has just stopped the whole process
-                raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped")
+                hint = _how_to_continue(self.tid)
+                raise AttachError(f"process {self.tid} was stopped by a signal", reason="stopped", hint=hint)
             self._resume(CONT, os.WSTOPSIG(state))  # a pending signal: pass it on
 
     def _proceed(self, how: int) -> int:
@@ -219,6 +223,7 @@ class Thread(abc.ABC):
             raise AttachError(
                 f"process {self.tid} does not return from a call: it has made {self._events // 2} system calls",
                 reason="fault",
+                hint=how_to_report(self.tid),
             )
         request(how, self.tid, 0, number)
         self._runs = True
@@ -240,7 +245,8 @@ class Thread(abc.ABC):
                     raise lost(self.tid)
                 return state
         self._is_late = True
-        raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked")
+        hint = "It may wait in the kernel for a disk or a driver, or the machine is very busy: try again later."
+        raise AttachError(f"the main thread of process {self.tid} does not stop", reason="blocked", hint=hint)
 
     def _moments(self) -> Iterator[None]:
         """Spin a little, then sleep until a child changes state; the sleeps are short because a stop is short."""
@@ -267,6 +273,15 @@ class Thread(abc.ABC):
             with contextlib.suppress(OSError):
                 return note, buffer, self._get_set(note, buffer)
         raise TargetUnsupported("this kernel does not provide the floating point state", reason="architecture")
+
+
+def _how_to_continue(tid: int) -> str:
+    return f"Continue it with `kill -CONT {tid}`, or end the debugger that holds it, then try again."
+
+
+def how_to_report(tid: int) -> str:
+    """Return the hint for a call in a target that did not end as it should."""
+    return f"The process goes on as before. Report it, with the output of `hookd doctor {tid} --json`."
 
 
 def thread(memory: Memory, returns: tuple[int, int]) -> Thread:

@@ -67,7 +67,8 @@ class X86Thread(ptrace.Thread):
         super().__init__(memory)
         self._sigreturn, self._syscall_ret = returns
         if not (self._sigreturn and self._syscall_ret):
-            raise AttachError(f"the C library of process {self.tid} is of an unknown kind", reason="libc")
+            hint = "Start the training with `hookd run -- ...`, which does not need this."
+            raise AttachError(f"the C library of process {self.tid} is of an unknown kind", reason="libc", hint=hint)
         self._frame = 0
         self._at_entry = False
         self._saved = _Registers()
@@ -100,7 +101,9 @@ class X86Thread(ptrace.Thread):
             now = self._to_system_call()
         address = ctypes.c_int64(now.rax).value
         if -4096 < address < 0:
-            raise AttachError(f"process {self.tid} gets no memory (mmap: {address})", reason="no-memory")
+            raise AttachError(
+                f"process {self.tid} gets no memory (mmap: {address})", reason="no-memory", hint=ptrace.MORE_MEMORY
+            )
         return address
 
     def _save(self) -> None:
@@ -150,7 +153,11 @@ class X86Thread(ptrace.Thread):
 
     def _fault(self, state: int, now: _Registers) -> AttachError:
         name = signal.Signals(os.WSTOPSIG(state)).name
-        return AttachError(f"a call in process {self.tid} failed with {name} at {now.rip:#x}", reason="fault")
+        return AttachError(
+            f"a call in process {self.tid} failed with {name} at {now.rip:#x}",
+            reason="fault",
+            hint=ptrace.how_to_report(self.tid),
+        )
 
     def _write_frame(self) -> None:
         """Write the signal frame below the red zone: return address, ucontext, siginfo, extended state."""

@@ -188,6 +188,7 @@ class Waiters:
             raise AttachError(
                 f"{left if left >= MOST_LEFT else all_left} reads of memory have not returned: a file system that processes map does not answer",
                 reason="unreadable",
+                hint="Look for a network file system that hangs, then try again.",
             )
 
     def close(self) -> None:

@@ -220,7 +220,7 @@ class Sender:
         if status >= 500 or status in (408, 425, 429):
             return f"status {status}"
         if status >= 300:
-            _log.error("%s refuses incidents with status %d: these are not told again", self._config.host, status)
+            _log.error("%s refuses incidents with status %d: these are not sent again", self._config.host, status)
         elif self._is_failing:
             self._is_failing = False
             _log.warning("%s takes incidents again", self._config.host)
@@ -229,7 +229,9 @@ class Sender:
     def _tell_failure(self, why: str) -> None:
         if not self._is_failing:
             self._is_failing = True
-            _log.warning("%s cannot be told of incidents (%s): tried again until it can", self._config.host, why)
+            _log.warning(
+                "incidents cannot be sent to %s (%s): hookd tries again until it takes them", self._config.host, why
+            )
 
 
 def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, labels: Mapping[str, str]) -> bytes:
