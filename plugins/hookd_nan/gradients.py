@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd import Context, Module
-    from hookd_nan.judge import Event
+    from hookd_nan.judge import Details, Event
     from hookd_nan.scan import Scan
 
 Held = dict[int, "Tensor"]
@@ -112,7 +112,7 @@ class Gradients:
         owner, own_name = _owner(name)
         if self._scan([parameter]):
             event, tensor = replace(event, where="param", since=event.own_since), parameter
-        details = {"parameter": own_name, **self._scan.counts(tensor)}
+        details: Details = {"parameter": own_name, **self._scan.counts(tensor)}
         return replace(event, kind=str(self._scan([tensor])), module=owner, details=details)
 
     def blamed_late(self, event: Event, holders: list[int]) -> Event:
@@ -165,7 +165,7 @@ class Gradients:
         if event.where != "param":
             name, parameter = bad[0]
             owner, own_name = _owner(name)
-            details = {"parameter": own_name, **self._scan.counts(parameter)}
+            details: Details = {"parameter": own_name, **self._scan.counts(parameter)}
             kind = self._scan.trained([parameter])
             event = replace(event, where="param", module=owner, kind=kind, is_certain=True, details=details)
         event = replace(event, since=0).having(gradients="unknown", bad_parameters=len(bad), last_bad=bad[-1][0])
@@ -280,7 +280,7 @@ class Gradients:
             if within and found == "inf":
                 event = replace(event, details={"buffer": f"{name} {own_name}", **event.details})
                 continue
-            details = {"parameter": own_name, **self._scan.counts(tensor)}
+            details: Details = {"parameter": own_name, **self._scan.counts(tensor)}
             if is_used is None:
                 details["if_used_in"] = event.module
             since = event.own_since
