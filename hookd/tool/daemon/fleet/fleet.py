@@ -34,9 +34,12 @@ from hookd.wire import labels
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.daemon.fleet.identity import Identity
     from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.wire.incident import Incident, IncidentRow
 
@@ -92,7 +95,7 @@ class Fleet:
         with self._lock:
             return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
 
-    def incidents(self, **wanted: Any) -> list[IncidentRow]:
+    def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents from the store, see `incidents.query`.
 
         A daemon for certain pids returns only those of its targets.

@@ -69,7 +69,7 @@ class Scope(NamedTuple):
     def words(self, source: Source) -> str:
         """Return the scope in words, given one of its sources."""
         claim, user = source.claim, user_name(source.owner)
-        process = process_of({"pid": source.process[0], "user": user})
+        process = process_of(source.process[0], user)
         return {
             "target": f"run {claim.run}, rank {claim.rank} ({process})",
             "run": f"run {claim.run}{f' of user {user}' if user else ''}",
