@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hookd.errors import ErrorAnswer
     from hookd.tool.config import PluginSpec
-    from hookd.wire.agent import ChangeStatus, PluginConfig, Request, Source
+    from hookd.wire.agent import Changed, ChangeStatus, PluginConfig, Request, Source
     from hookd.wire.answer import Attached, Change
     from hookd.wire.target import ErrorRow
 
@@ -127,7 +127,7 @@ def _attempt(
     Closing a connection undoes everything.
     """
     first = stack.enter_context(Control.connect(pid))
-    answer = first.request(**request)
+    answer = cast("Changed", first.request(**request))
     told = cast("Change", carried(answer))
     if "options" in answer:
         told["options"] = answer["options"]
