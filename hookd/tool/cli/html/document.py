@@ -209,7 +209,12 @@ def _incident(subject: Subject) -> Iterator[Part]:
     row = subject.rows[0]
     yield tag("h1", f"incident #{row['id']}: {row['kind']}")
     yield tag(
-        "p", "run ", tag("b", row["run"]), ", rank ", tag("b", row["rank"]), f", {process_of(row['pid'], row['user'])}"
+        "p",
+        "run ",
+        tag("b", row["run"]),
+        ", rank ",
+        tag("b", row["rank"]),
+        f", {process_of(row['pid'], row.get('user', ''))}",
     )
     yield _section("What happened", [parts.incident(_as_on_page(row), is_first=True)])
     for report in subject.reports:
