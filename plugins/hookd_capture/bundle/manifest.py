@@ -1,6 +1,6 @@
 """The contents of `bundle.json`, which `hookd_capture.bundle` explains.
 
-What is read from a file has these types only as far as the reader has checked it: a bundle may come from anybody.
+A bundle may come from anybody. One that was read may differ from these types: values are checked where they are used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Shared = TypedDict("Shared", {"$same": str}, total=False)
 
 
 class MadeBy(TypedDict):
-    """What wrote the bundle."""
+    """The process that wrote the bundle."""
 
     hookd: str
     torch: str
