@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Details(TypedDict, total=False):
-    """More fields of the incident; each has its sentence in `hookd_nan.report`."""
+    """More fields of an incident."""
 
     parameter: str
     """Name of the bad parameter or buffer in its module."""
