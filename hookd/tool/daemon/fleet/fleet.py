@@ -32,7 +32,7 @@ from hookd.tool.linux.waiter import WAITERS
 from hookd.wire import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from typing_extensions import Unpack
 
@@ -533,7 +533,7 @@ class Fleet:
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
             fresh = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
-            new: Sequence[Mapping[str, object]] = ()
+            new: Sequence[Incident] = ()
             if fresh:
                 new, dropped = self.admission.add(self._source(target), fresh)
                 target.incidents_dropped += dropped + self._missed(target, fresh)
