@@ -85,7 +85,7 @@ class Host(Protocol):
     def has_seen_all(self, plugin: str) -> bool: ...  # noqa: D102
     def mark_now(self) -> int: ...  # noqa: D102
     def pause(self, plugin: str) -> None: ...  # noqa: D102
-    def report_incident(self, plugin: str, kind: str, message: str, fields: dict[str, Any]) -> None: ...  # noqa: D102
+    def report_incident(self, plugin: str, kind: str, message: str, fields: Mapping[str, object]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
     def work_aside(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+from hookd.errors import ErrorAnswer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -206,6 +208,33 @@ class Detached(TypedDict):
     (a call is still running); None if the agent was gone."""
     residue: list[str]
     """What could not be undone, in words."""
+
+
+class TraceFailure(ErrorAnswer):
+    """Why there is no trace."""
+
+    kind: str
+    """The name of the error's class."""
+
+
+class TraceState(TypedDict):
+    """The state of a trace."""
+
+    state: str
+    """`idle`, `waiting`, `tracing`, `saving`, `done` or `failed`."""
+    steps: int
+    """Steps done."""
+    first: int
+    """Number of the first of them."""
+    fd: int
+    """Descriptor of the file, in the target; -1 if there is none."""
+    bytes: int
+    """Of the file."""
+    pause_s: float
+    """How long torch's profiler has blocked the training, in seconds."""
+    failure: TraceFailure | None
+    all_threads: bool
+    """Whether it shows all threads."""
 
 
 EvaluationResult = Literal["running", "done", "raised", "interrupted"]

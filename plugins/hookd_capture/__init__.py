@@ -49,7 +49,7 @@ from hookd import (
     versions,
 )
 from hookd_capture.calls import Call, LastCalls, States
-from hookd_capture.saving import Bundles
+from hookd_capture.saving import BadValue, Bundles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -258,11 +258,11 @@ class Capture(Plugin):
             if model is None or not self._are_bad(_grad(one) for _, one in parameters_in(model)):
                 continue
             if self._are_bad(call.gradient):
-                self._fail(call.module.name, "grad", kind, OF_LOSS)
+                self._fail(self._bad(call.module.name, "grad", kind), OF_LOSS)
             else:
                 self._save(call, "grad", kind)
             return
-        self._fail("", "grad", kind, NOT_REACHED)
+        self._fail(self._bad("", "grad", kind), NOT_REACHED)
 
     def _are_bad(self, gradients: Iterable[Tensor | None]) -> bool:
         """Whether any gradient in host memory is bad; `-inf` always is."""
@@ -273,13 +273,12 @@ class Capture(Plugin):
 
     def _check_later(self, ends: tuple[Tensor, Tensor], where: str, module: str) -> None:
         """Read the smallest and the largest value of something on a device later; report that it is bad."""
-        fields = self._fields(module, where, "")
+        bad = self._bad(module, where, "")
 
         def arrived(numbers: list[float]) -> None:
             low, high = numbers
             if not high < math.inf or not (low > -math.inf or self.masks):
-                kind = "nan" if math.isnan(high) else "inf"
-                self._fail(module, where, kind, LATE, fields)
+                self._fail(bad._replace(value="nan" if math.isnan(high) else "inf"), LATE)
 
         self.context.later(ends, arrived)
 
@@ -289,26 +288,25 @@ class Capture(Plugin):
         """Save a call, if there may be another bundle."""
         is_between = where == "output" and not call.module.depth and not call.module.leaf and self.context.interval > 1
         if self.left:
-            fields = {**self._fields(call.module.name, where, kind), "python_stack": training_stack()}
-            self.bundles.save(call, self._words(fields, parameter), fields)
+            bad = self._bad(call.module.name, where, kind)._replace(python_stack=training_stack())
+            self.bundles.save(call, self._words(bad, parameter), bad)
         self._limit(self.left - 1 if is_between else 0)
 
-    def _fail(self, module: str, where: str, kind: str, why: str, fields: dict[str, Any] | None = None) -> None:
+    def _fail(self, bad: BadValue, why: str) -> None:
         """Report a bad value that has no bundle, if it is the first one."""
         if self.left == MOST:
-            fields = {**(fields or self._fields(module, where, kind)), "value": kind}
-            self.bundles.fail(self._words(fields), fields, why)
+            self.bundles.fail(self._words(bad), bad, why)
         self._limit(0)
 
-    def _fields(self, module: str, where: str, kind: str) -> dict[str, Any]:
-        return {"step": self.context.step, "module": module, "where": where, "value": kind}
+    def _bad(self, module: str, where: str, kind: str) -> BadValue:
+        return BadValue(self.context.step, module, where, kind)
 
-    def _words(self, fields: dict[str, Any], parameter: str = "") -> str:
+    def _words(self, bad: BadValue, parameter: str = "") -> str:
         """Return what is bad, in words."""
-        place = {"param": f"parameter {parameter}", "grad": "a gradient"}.get(fields["where"], f"the {fields['where']}")
-        owner = f" of {fields['module']}" if fields["module"] else ""
+        place = {"param": f"parameter {parameter}", "grad": "a gradient"}.get(bad.where, f"the {bad.where}")
+        owner = f" of {bad.module}" if bad.module else ""
         counted = "" if self.context.is_step_absolute else " (counted from the attach)"
-        return f"{NAMES[fields['value']]} in {place}{owner} at step {fields['step']}{counted}"
+        return f"{NAMES[bad.value]} in {place}{owner} at step {bad.step}{counted}"
 
     def _limit(self, left: int) -> None:
         """Set how many bundles may still be written; without any, stop listening."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookd import Module
+    from hookd_capture.bundle.manifest import Autocast
 
 CALM = frozenset(
     getattr(torch.nn, name)
@@ -38,7 +39,7 @@ class State(NamedTuple):
     random: dict[str, Tensor]
     grad: bool
     inference: bool
-    autocast: dict[str, dict[str, Any]]
+    autocast: dict[str, Autocast]
 
 
 class Call(NamedTuple):
@@ -134,9 +135,9 @@ def _random() -> dict[str, Tensor]:
     return found
 
 
-def _autocast() -> dict[str, dict[str, Any]]:
+def _autocast() -> dict[str, Autocast]:
     """Return the dtype of autocast for each device on which it is on."""
-    found = {}
+    found: dict[str, Autocast] = {}
     for device in ("cpu", "cuda"):
         if hasattr(torch, "get_autocast_dtype"):  # torch 2.4+
             is_on, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

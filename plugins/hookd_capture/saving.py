@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,9 +18,32 @@ from hookd_capture.bundle.write import directories, free_name, prepare, write
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hookd_capture.bundle.manifest import Manifest, Settings, TorchState
     from hookd_capture.calls import Call, State
 
 LARGEST = 256 << 20
+
+
+class BadValue(NamedTuple):
+    """A bad value, with the names that an incident has for its fields.
+
+    Attributes:
+        step: step in which it was found.
+        module: name of the module.
+        where: "output", "input", "param" or "grad".
+        value: "nan" or "inf".
+        python_stack: lines of the training code, the outermost first; None if it has gone on since then.
+    """
+
+    step: int
+    module: str
+    where: str
+    value: str
+    python_stack: list[str] | None = None
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields of an incident."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class Bundles:
@@ -33,38 +56,39 @@ class Bundles:
             raise PluginError(f"capture: bytes must be at least 1, not {self._largest}")
         self._directory = _directory(context.option("directory", ""))
 
-    def save(self, call: Call, what: str, fields: dict[str, Any]) -> None:
+    def save(self, call: Call, what: str, bad: BadValue) -> None:
         """Copy a call now, and have it written.
 
         Args:
             call: the call.
             what: what is bad in it, in words.
-            fields: fields of the incident: `step`, `module`, `where`, `value` and more.
+            bad: the same as fields of the incident.
         """
         module = call.module.torch()
         if module is None:
-            self.fail(what, fields, "the module no longer exists")
+            self.fail(what, bad, "the module no longer exists")
             return
         found = Description(self._context.is_readable)
         with torch.no_grad():
-            text = self._text(found, call, module, fields)
+            text = self._text(found, call, module, what, bad)
             if found.size > self._largest:
                 size, most = _mib(found.size), _mib(self._largest)
-                self.fail(what, fields, f"it would take {size}, but bytes={self._largest} allows {most}")
+                self.fail(what, bad, f"it would take {size}, but bytes={self._largest} allows {most}")
                 return
             copies = [(key, *_copied(tensor)) for key, tensor in found.tensors.items()]
             if call.state is not None:
                 copies += [(f"state.{name}", one, None) for name, one in call.state.random.items()]
         path = free_name(self._directory, "capture", self._context.run, f"rank{self._context.rank}",
-                         f"step{fields['step']}", call.module.name)  # fmt: skip
-        text["incident"] = {"message": what, **fields}
-        self._context.aside(lambda: self._write(path, text, copies))
+                         f"step{bad.step}", call.module.name)  # fmt: skip
+        self._context.aside(lambda: self._write(path, text, copies, what, bad))
 
-    def fail(self, what: str, fields: dict[str, Any], why: str) -> None:
+    def fail(self, what: str, bad: BadValue, why: str, **more: object) -> None:
         """Report why there is no bundle."""
-        self._context.incident("bundle_failed", f"capture: {what}: no bundle was written: {why}", **fields)
+        self._context.incident(
+            "bundle_failed", f"capture: {what}: no bundle was written: {why}", **bad.fields(), **more
+        )
 
-    def _text(self, found: Description, call: Call, module: torch.nn.Module, fields: dict[str, Any]) -> dict[str, Any]:
+    def _text(self, found: Description, call: Call, module: torch.nn.Module, what: str, bad: BadValue) -> Manifest:
         inputs = found.value(call.inputs, "inputs")
         kwargs = found.value(call.kwargs, "kwargs")
         output = found.value(call.output, "output")
@@ -85,26 +109,30 @@ class Bundles:
                 "run": self._context.run, "rank": self._context.rank, "pid": os.getpid(), "time": time.time(),
             },
             "call": {
-                "module": call.module.name, "where": fields["where"], "kind": fields["value"], "masks": self._masks,
+                "module": call.module.name, "where": bad.where, "kind": bad.value, "masks": self._masks,
                 "inputs": inputs, "kwargs": kwargs, "output": output, "gradient": gradient, "inputs_changed": changed,
                 "state": _described(call.state),
             },
             "module": tree, "tensors": found.about(), "settings": _settings(), "notes": found.notes,
+            "incident": {"message": what, **bad.fields()},
         }  # fmt: skip
 
-    def _write(self, path: Path, text: dict[str, Any], copies: list[tuple[str, Tensor, Any]]) -> None:
+    def _write(
+        self, path: Path, text: Manifest, copies: list[tuple[str, Tensor, Any]], what: str, bad: BadValue
+    ) -> None:
         for *_, copied in copies:
             if copied is not None:
                 copied.synchronize()  # this thread waits, the training does not
-        what, fields = text["incident"]["message"], {k: v for k, v in text["incident"].items() if k != "message"}
         try:
             size = write(path, text, {key: tensor for key, tensor, _ in copies})
         except OSError as error:
-            self.fail(what, {**fields, "bundle": str(path)}, str(error))
+            self.fail(what, bad, str(error), bundle=str(path))
             return
         notes = f", {len(text['notes'])} notes on missing parts" if text["notes"] else ""
         message = f"capture: {what}: the call is saved in {path} ({_mib(size)}{notes}); `hookd replay` repeats it"
-        self._context.incident("bundle", message, bundle=str(path), size_bytes=size, notes=text["notes"][:8], **fields)
+        self._context.incident(
+            "bundle", message, bundle=str(path), size_bytes=size, notes=text["notes"][:8], **bad.fields()
+        )
 
 
 def _directory(where: str) -> Path:
@@ -123,14 +151,18 @@ def _directory(where: str) -> Path:
     raise PluginError(f"capture: bundles cannot be written to {' nor '.join(tried)}", hint=hint)
 
 
-def _described(state: State | None) -> dict[str, Any] | None:
+def _described(state: State | None) -> TorchState | None:
     if state is None:
         return None
-    random = {name: {"$tensor": f"state.{name}"} for name in state.random}
-    return {"random": random, "grad": state.grad, "inference": state.inference, "autocast": state.autocast}
+    return {
+        "random": {name: {"$tensor": f"state.{name}"} for name in state.random},
+        "grad": state.grad,
+        "inference": state.inference,
+        "autocast": state.autocast,
+    }
 
 
-def _settings() -> dict[str, Any]:
+def _settings() -> Settings:
     """Return the process-wide settings that decide the bits of a result."""
     return {
         "threads": torch.get_num_threads(),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd import Context, Module
-    from hookd_nan.judge import Event
+    from hookd_nan.judge import Details, Event
     from hookd_nan.models import Models
     from hookd_nan.optimizers import Optimizers
     from hookd_nan.scan import Scan
@@ -45,7 +45,7 @@ class Blame:
         owner, own_name = owner_of(name)
         if self._scan([parameter]):
             event, tensor = replace(event, where="param", since=event.own_since), parameter
-        details = {"parameter": own_name, **self._scan.counts(tensor)}
+        details: Details = {"parameter": own_name, **self._scan.counts(tensor)}
         return replace(event, kind=str(self._scan([tensor])), module=owner, details=details)
 
     def late_gradient(self, event: Event, holders: list[int]) -> Event:
@@ -86,7 +86,7 @@ class Blame:
         if event.where != "param":
             name, parameter = bad[0]
             owner, own_name = owner_of(name)
-            details = {"parameter": own_name, **self._scan.counts(parameter)}
+            details: Details = {"parameter": own_name, **self._scan.counts(parameter)}
             kind = self._scan.trained([parameter])
             event = replace(event, where="param", module=owner, kind=kind, is_certain=True, details=details)
         event = replace(event, since=0).having(gradients="unknown", bad_parameters=len(bad), last_bad=bad[-1][0])
@@ -186,7 +186,7 @@ class Blame:
             if within and found == "inf":
                 event = replace(event, details={"buffer": f"{name} {own_name}", **event.details})
                 continue
-            details = {"parameter": own_name, **self._scan.counts(tensor)}
+            details: Details = {"parameter": own_name, **self._scan.counts(tensor)}
             if are_buffers:
                 details["is_buffer"] = True
             if is_used is None:

@@ -61,8 +61,10 @@ class Checks:
         self.order += 1
         # A parameter that an optimizer made bad is seen in the next step, so it may be a step older than an output.
         own_since = self.gates.last(step)
-        known: dict[str, Any] = {"thread": get_ident(), "order": self.order, "since": since, "own_since": own_since}
-        return Event(where, "", module, step, stack, **known, **more)
+        return Event(
+            where, "", module, step, stack,
+            thread=get_ident(), order=self.order, since=since, own_since=own_since, **more,
+        )  # fmt: skip
 
 
 class Findings:

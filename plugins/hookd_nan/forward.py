@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookd_nan.blame import Blame
     from hookd_nan.findings import Checks, Findings
     from hookd_nan.implied import Implied
-    from hookd_nan.judge import Event, Judge
+    from hookd_nan.judge import Details, Event, Judge
     from hookd_nan.pending import Queue
     from hookd_nan.recorder import Recorder
     from hookd_nan.scan import Scan
@@ -209,7 +209,7 @@ class Outputs:
 
     def _numbers(
         self, event: Event, call: Call, own: tuple[Mapping[str, Tensor], ...], parameters: str, buffers: str
-    ) -> dict[str, Any]:
+    ) -> Details:
         """Return the counts of the tensor that is to blame for the output of a call."""
         if not event.kind:
             return {}

@@ -6,10 +6,49 @@ The code here sees no tensors, only events in the order of execution.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
+
+    from typing_extensions import Unpack
+
+
+class Details(TypedDict, total=False):
+    """More fields of an incident."""
+
+    parameter: str
+    """Name of the bad parameter or buffer in its module."""
+    is_buffer: bool
+    """Set if it is a buffer."""
+    nan_count: int
+    inf_count: int
+    elements: int
+    shape: list[int] | None
+    """None for a nested tensor."""
+    dtype: str
+    inputs: str
+    """Why the inputs may have been bad before."""
+    neginf_in: str | list[str]
+    """Where -inf was taken for a mask: "inputs", or the modules with such an output."""
+    or_in: list[str]
+    """Other modules that may be the origin."""
+    if_used_in: str
+    """The module that may use the parameter without a call of its module."""
+    elsewhere: str
+    """A bad tensor of another module."""
+    buffer: str
+    """A bad buffer that is not blamed."""
+    parameters: str
+    """Set if a parameter inside of the module is bad, but may have gone bad later."""
+    gradients: str
+    """Set if gradients were used without a check; then the next two are set as well."""
+    bad_parameters: int
+    """Their number."""
+    last_bad: str
+    """The last of them in the model's order."""
+    since_if_used: int
+    """The step in which the parameter went bad, if it is used in every step."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +93,7 @@ class Event:
     is_late: bool = False
     ends: tuple[float, float] | tuple[()] = ()
     at: int | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
     own_since: int = 0
     optimizer: int = 0
     is_first_step: bool = False
@@ -62,13 +101,14 @@ class Event:
     bad: tuple[int, ...] = ()
     own: tuple[list[str], ...] = ()
 
-    def having(self, **details: Any) -> Event:
+    def having(self, **details: Unpack[Details]) -> Event:
         """Return the event with more details, or with other values of them."""
         return replace(self, details={**self.details, **details})
 
     def without(self, *names: str) -> Event:
         """Return the event without some details."""
-        return replace(self, details={name: value for name, value in self.details.items() if name not in names})
+        kept = {name: value for name, value in self.details.items() if name not in names}
+        return replace(self, details=cast("Details", kept))
 
     def blamed_own(self, parameters: str, buffers: str) -> Event:
         """Return the event with the module's own tensors blamed for its bad output, if they are bad.
@@ -84,9 +124,10 @@ class Event:
 
     def named_own(self, parameters: tuple[int, ...], buffers: tuple[int, ...]) -> Event:
         """Return the event with the name of the blamed parameter or buffer, given the positions of the bad ones."""
-        for names, bad, kind in zip(self.own, (parameters, buffers), ({}, {"is_buffer": True})):
+        for names, bad, are_buffers in zip(self.own, (parameters, buffers), (False, True)):
             if self.where == "param" and bad:
-                return self.having(parameter=names[bad[0]], **kind)
+                named = self.having(parameter=names[bad[0]])
+                return named.having(is_buffer=True) if are_buffers else named
         return self
 
 

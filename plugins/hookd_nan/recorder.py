@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from hookd import PluginError, groups_of
 
@@ -18,6 +18,33 @@ if TYPE_CHECKING:
     from hookd import Context, Returned
 
 STEPS, LARGEST = 8, 500
+
+
+class StepNumbers(NamedTuple):
+    """The numbers of a step, with the names that an incident has for them; None for those that are not known."""
+
+    step: int
+    loss: float | None
+    largest_gradient: float | None = None
+    lr: float | None = None
+
+
+class CallNumbers(TypedDict, total=False):
+    """A module call, and its output if that still exists."""
+
+    module: str
+    min: float | str
+    max: float | str
+    norm: float | str
+    is_changed: bool
+    """Whether the output was changed in place since then."""
+
+
+class Contents(TypedDict):
+    """The fields of an incident."""
+
+    calls_before: list[CallNumbers]
+    steps_before: list[dict[str, float | str]]
 
 
 class Recorder:
@@ -33,7 +60,7 @@ class Recorder:
         if not 0 <= self._length <= LARGEST:
             raise PluginError(f"nan: recorder must be from 0 to {LARGEST} calls, not {self._length}")
         self.seen: deque[tuple[str, float, float]] = deque(maxlen=self._length)
-        self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
+        self._steps: deque[StepNumbers] = deque(maxlen=STEPS)
         self._loss: float | None = None
         self._step = 0
 
@@ -45,48 +72,42 @@ class Recorder:
     def loss(self, tensors: tuple[Any, ...]) -> float | None:
         """Record the loss and return it; None if it is not a number in host memory."""
         if self._loss is not None and self._step != self._context.step:  # a step whose gradients were not checked
-            self._steps.append({"step": self._step, "loss": self._loss})
+            self._steps.append(StepNumbers(self._step, self._loss))
         self._loss, self._step = self._context.number(tensors[0]) if tensors else None, self._context.step
         return self._loss
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
         """Record the loss, the largest gradient magnitude and the learning rate of a step; of several closures the last."""
-        if self._steps and self._steps[-1]["step"] == self._context.step:
+        if self._steps and self._steps[-1].step == self._context.step:
             self._steps.pop()
         groups = groups_of(optimizer)
         rate = groups[0].get("lr") if groups else None
-        self._steps.append(
-            {
-                "step": self._context.step,
-                "loss": self._loss,
-                "largest_gradient": largest,
-                "lr": rate if isinstance(rate, (int, float)) else None,
-            }
-        )
+        rate = rate if isinstance(rate, (int, float)) else None
+        self._steps.append(StepNumbers(self._context.step, self._loss, largest, rate))
         self._loss = None
 
-    def contents(self, at: int | None) -> dict[str, Any]:
+    def contents(self, at: int | None) -> Contents:
         """Return the fields for an incident: the calls and the steps before it.
 
         Args:
             at: how many calls had returned before the incident; None for all that are remembered.
         """
-        steps = [{k: number(v) for k, v in one.items() if v is not None} for one in self._steps]
+        steps = [{k: number(v) for k, v in one._asdict().items() if v is not None} for one in self._steps]
         before = [_call(*one) for one in self.seen]
         if not before and self._length:
             before = [self._summarised(call) for call in list(self._context.returned())[:at][-self._length :]]
         return {"calls_before": before, "steps_before": steps}
 
-    def _summarised(self, call: Returned) -> dict[str, Any]:
+    def _summarised(self, call: Returned) -> CallNumbers:
         tensor = call.ref()
         summary = None if tensor is None else self._context.summary(tensor)
         if tensor is None or summary is None:
             return {"module": call.module.name}
-        numbers = {**_call(call.module.name, summary.min, summary.max), "norm": number(summary.norm)}
+        numbers: CallNumbers = {**_call(call.module.name, summary.min, summary.max), "norm": number(summary.norm)}
         return {**numbers, "is_changed": True} if call.tensor() is None else numbers
 
 
-def _call(name: str, low: float, high: float) -> dict[str, Any]:
+def _call(name: str, low: float, high: float) -> CallNumbers:
     return {"module": name, "min": number(low), "max": number(high)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd import training_stack
 from hookd_nan.judge import Event
@@ -141,13 +141,13 @@ class Reporter:
         self._tell(case, event, message, {**fields, **self._recorder.contents(event.at)})
         return message
 
-    def _described(self, event: Event, what: str) -> tuple[str, dict[str, Any]]:
+    def _described(self, event: Event, what: str) -> tuple[str, dict[str, object]]:
         message, fields = describe(event, what, is_step_absolute=self._context.is_step_absolute)
         if not event.is_late:
             fields["python_stack"] = training_stack()
         return message, fields
 
-    def _tell(self, case: Case, event: Event, message: str, fields: dict[str, Any]) -> None:
+    def _tell(self, case: Case, event: Event, message: str, fields: dict[str, object]) -> None:
         self._show(case, event)
         self._context.incident(event.kind, message, **fields)
 
@@ -170,7 +170,7 @@ def place(event: Event) -> str:
     return f"{event.module} {words}".replace("  ", " ").strip()
 
 
-def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, Any]]:
+def describe(event: Event, what: str = "first", *, is_step_absolute: bool) -> tuple[str, dict[str, object]]:
     """Return the message and the fields of an incident."""
     is_known = not DOUBTS & event.details.keys() and not isinstance(event.details.get("neginf_in"), list)
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))

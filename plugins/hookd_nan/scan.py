@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd import Call
+    from hookd_nan.judge import Details
 
 
 class Range(NamedTuple):
@@ -85,7 +86,7 @@ class Scan:
         summary = self._context.summary(tensor)
         return "nan" if summary is not None and summary.nans else "inf"
 
-    def counts(self, tensor: Tensor) -> dict[str, Any]:
+    def counts(self, tensor: Tensor) -> Details:
         """Return exact counts, for the one tensor of an incident."""
         summary = self._context.summary(tensor)
         if summary is None:
@@ -100,11 +101,12 @@ class Scan:
             "dtype": str(of_tensor(tensor, "dtype")).replace("torch.", ""),
         }
 
-    def details(self, candidates: Mapping[Any, Tensor], kind: str) -> dict[str, Any]:
+    def details(self, candidates: Mapping[Any, Tensor], kind: str) -> Details:
         """Return the counts of the first tensor with a bad value of this kind, and its name if it has one."""
         for name, tensor in candidates.items():
             if (self([tensor], masks=True) or self.trained([tensor])) == kind:
-                return {**({"parameter": name} if isinstance(name, str) else {}), **self.counts(tensor)}
+                counts = self.counts(tensor)
+                return {"parameter": name, **counts} if isinstance(name, str) else counts
         return {}
 
     def gradients(self, optimizer: Optimizer) -> Found:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.background import Aside
     from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.loading import Loading
-    from hookd.wire.agent import Request
+    from hookd.wire.agent import Request, TraceFailure, TraceState
 
 hookimpl = HookimplMarker("hookd")
 _Span: Any = getattr(
@@ -202,9 +202,9 @@ class Tracing:
         self.state = "waiting"
         return {"state": self.state}
 
-    def _tell(self, _request: Request) -> Mapping[str, object]:
+    def _tell(self, _request: Request) -> TraceState:
         error = self._error
-        failure = {"kind": type(error).__name__, **error.as_json()} if error is not None else None
+        failure: TraceFailure | None = None if error is None else {"kind": type(error).__name__, **error.as_json()}
         if self._file is not None and not self._file.is_ours():
             self._file = None
             self._fail(ControlError("the program has closed the file of the trace", reason="trace-closed"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hookd.errors import ErrorAnswer
     from hookd.tool.config import PluginSpec
-    from hookd.wire.agent import PluginConfig, Request, Source
+    from hookd.wire.agent import Changed, ChangeStatus, PluginConfig, Request, Source
     from hookd.wire.answer import Attached, Change
     from hookd.wire.target import ErrorRow
 
@@ -127,7 +127,7 @@ def _attempt(
     Closing a connection undoes everything.
     """
     first = stack.enter_context(Control.connect(pid))
-    answer = first.request(**request)
+    answer = cast("Changed", first.request(**request))
     told = cast("Change", carried(answer))
     if "options" in answer:
         told["options"] = answer["options"]
@@ -261,7 +261,7 @@ def _commit(held: Held, margin_s: float, deadline: float) -> None:
 def _boundary(held: Held, margin_s: float, deadline: float) -> int:
     """Return a boundary ahead of all ranks, once they have taken comparable steps."""
     while True:
-        statuses = [control.request("status") for control in held.values()]
+        statuses = [control.status() for control in held.values()]
         marks = [[int(mark) for mark in status.get("marks", ())] for status in statuses]
         why = disagreement(marks)
         if not why:
@@ -283,7 +283,9 @@ def _await_done(held: Held, deadline: float) -> Change:
     """
     ranks = {str(rank): control.pid for rank, control in sorted(held.items())}
     while True:
-        reports = {rank: control.request("status").get("change") or {} for rank, control in sorted(held.items())}
+        reports = {
+            rank: control.status().get("change") or cast("ChangeStatus", {}) for rank, control in sorted(held.items())
+        }
         if all(report.get("state") == "done" for report in reports.values()):
             break
         if time.monotonic() > deadline:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from hookd.wire.agent import Detached
+    from hookd.wire.agent import AgentStatus, Detached
 
 _MAX_ANSWER = 16 << 20
 _SOCKET_NAME = re.compile(r"hookd-\d+-[0-9a-f]{12}\.sock")
@@ -88,6 +88,10 @@ class Control:
                     hint=_why_silent(self.pid),
                 ) from exc
         return self._read(line)
+
+    def status(self) -> AgentStatus:
+        """Return the agent's status, which may lack keys if the agent is of another version; raises what `request` does."""
+        return cast("AgentStatus", self.request("status"))
 
     def wait_closed(self) -> None:
         """Wait until the agent has closed the connection, at most for the timeout of the last request."""

@@ -108,7 +108,7 @@ def _join(pid: int, request: AttachRequest, there: Identity, started: float) -> 
     """Use the existing agent: enable the requested plugins that it lacks."""
     added, brought = [], {}
     with control.Control.connect(pid, request.timeout_s) as connection:
-        had = [str(plugin["name"]) for plugin in connection.request("status").get("plugins", ())]
+        had = [str(plugin["name"]) for plugin in connection.status().get("plugins", ())]
         for spec in request.plugins:
             if spec.name in had:
                 if spec.options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd import errors
 from hookd.errors import ControlError, HookdError, PageError
@@ -15,8 +15,10 @@ from hookd.tool.linux import bounded, permission, proc, untrusted
 from hookd.wire.page import PageReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import BinaryIO
+
+    from hookd.wire.agent import TraceState
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0
@@ -60,7 +62,7 @@ def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: i
         _ask(control, steps, max_bytes)
         state = _await(control, steps, deadline, timeout_s)
         try:
-            number, done, first = (int(state[key]) for key in ("fd", "steps", "first"))
+            number, done, first = int(state["fd"]), int(state["steps"]), int(state["first"])
             pause_s, all_threads = float(state["pause_s"]), state["all_threads"] is True
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise foreign(pid) from exc
@@ -80,16 +82,16 @@ def _ask(control: Control, steps: int, max_bytes: int) -> None:
         ) from exc  # fmt: skip
 
 
-def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> dict[str, Any]:
+def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> TraceState:
     while True:
-        state = control.request("trace_state", timeout_s=_PATIENCE_S)
+        state = cast("TraceState", control.request("trace_state", timeout_s=_PATIENCE_S))
         if state.get("state") == "done":
             return state
         if state.get("state") == "failed":
             failure = state.get("failure")
-            failure = failure if isinstance(failure, dict) else {}
+            found: Mapping[str, object] = failure if isinstance(failure, dict) else {}
             raise errors.rebuild(
-                failure.get("kind"), failure.get("error"), failure.get("reason"), failure.get("hint", ""), ControlError
+                found.get("kind"), found.get("error"), found.get("reason"), found.get("hint", ""), ControlError
             )
         if time.monotonic() > deadline:
             done, where = state.get("steps"), whereabouts(control.pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hookd
 from hookd.errors import AttachError, ControlError
@@ -14,6 +14,7 @@ from hookd.wire import page
 
 if TYPE_CHECKING:
     from hookd.tool.attach.request import AttachRequest
+    from hookd.wire.agent import PluginStatus
     from hookd.wire.identity import Identity
 
 
@@ -38,7 +39,7 @@ def plan(pid: int, request: AttachRequest, there: Identity) -> AttachRequest:
     if there.get("method") != "attach":
         raise _refusal(pid, version, f"which it was started with ({there.get('method')})", "End that agent")
     with Control.connect(pid, request.timeout_s) as control:
-        status = control.request("status")
+        status = control.status()
     if status.get("leases"):
         holders = ", ".join(map(str, status.get("holders", ()))) or "another hookd"
         raise _refusal(pid, version, f"which is held by process {holders}", "End or upgrade that, or end the agent")
@@ -71,7 +72,7 @@ def _refusal(pid: int, version: str, why: str, what: str) -> AttachError:
     )
 
 
-def _spec(plugin: dict[str, Any]) -> PluginSpec:
+def _spec(plugin: PluginStatus) -> PluginSpec:
     options = {str(key): str(value) for key, value in dict(plugin.get("options") or {}).items()}
     return PluginSpec(str(plugin["name"]), options, by_name=plugin.get("by_name") is True)
 

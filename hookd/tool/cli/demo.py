@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -28,6 +28,8 @@ from hookd.tool.cli.program import PATIENCE_S, Program, require, started, until
 if TYPE_CHECKING:
     import re
 
+    from hookd.tool.cli.outputs import Detaches
+    from hookd.wire.answer import Attached, DetachedTarget
     from hookd.wire.incident import Incident
     from hookd.wire.report import Report
 
@@ -119,8 +121,9 @@ class Play:
         answer = watching.answer()
         target = answer["targets"][0]
         require("error" not in target, f"an attach ({target.get('error')})")
-        pause, wall = output.seconds(target["pause_s"]), output.seconds(target["wall_s"])
-        _note(f"attached by {target['method']}: training paused for {pause}, ready after {wall}")
+        attached = cast("Attached", target)
+        pause, wall = output.seconds(attached["pause_s"]), output.seconds(attached["wall_s"])
+        _note(f"attached by {attached['method']}: training paused for {pause}, ready after {wall}")
         return watching, answer["metrics"]
 
     def _look(self, training: Program) -> None:
@@ -152,7 +155,8 @@ class Play:
 
     def _detach(self, training: Program, watching: Program) -> None:
         _title(6, "Detach", f"hookd detach {training.pid}")
-        answer = json.loads(_said("detach", str(training.pid), "--json"))["targets"][0]
+        answers: Detaches = json.loads(_said("detach", str(training.pid), "--json"))
+        answer = cast("DetachedTarget", answers["targets"][0])
         require(answer["restored"] == "identity", f"the original __call__, not {answer['restored']}")
         left = f"what stays: {', '.join(answer['residue'])}" if answer["residue"] else "nothing is left behind"
         _note(f"the process says: nn.Module.__call__ is the original object again; {left}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.version import __version__
 
@@ -24,7 +24,7 @@ _PHASES = {"forward": "#f2b25c", "backward": "#7fa8d9", "optimizer": "#8cc08a", 
 _PLAIN = "#d5d5d0"
 
 
-def speedscope(recording: Recording, name: str) -> dict[str, Any]:
+def speedscope(recording: Recording, name: str) -> dict[str, object]:
     """Return a recording in speedscope's format: one sampled profile per thread, the busiest first.
 
     Source: https://www.speedscope.app/file-format-schema.json (`FileFormat.SampledProfile`).

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import TypeVar
+
+    from hookd.tool.cli.outputs import Attaches
 
     T = TypeVar("T")
 
@@ -76,12 +78,12 @@ class Program:
         goal = len(self.lines()) + count
         return self._until(lambda: self.lines() if len(self.lines()) >= goal else None, f"{count} more steps")[-1]
 
-    def answer(self) -> Mapping[str, Any]:
-        """Wait until stdout is a complete JSON object, and return it."""
+    def answer(self) -> Attaches:
+        """Wait until stdout is the complete answer of `hookd attach --json`, and return it."""
 
-        def parse() -> Mapping[str, Any] | None:
+        def parse() -> Attaches | None:
             with contextlib.suppress(json.JSONDecodeError):
-                return dict(json.loads(self._out.read_text()))
+                return cast("Attaches", dict(json.loads(self._out.read_text())))
             return None
 
         return self._until(parse, "the answer of `hookd attach`")

@@ -12,12 +12,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from hookd.errors import HookdError, PluginError, UsageError
 from hookd.tool.cli import options, output
+
+if TYPE_CHECKING:
+    from hookd_capture.bundle.result import Answer, Request, Words
+
+    from hookd.errors import ErrorAnswer
 
 NO_TORCH = 77
 BOOT = f"""
@@ -68,7 +73,8 @@ def replay(
     module classes of torch.nn are used unless an option allows others. Exit code 0: the failure was reproduced; 1: it was
     not, or the call could not be made; 2: the bundle is broken, or an option is missing.
     """
-    request = {"bundle": str(bundle.absolute()), "source": source and str(source), "allow": allow, "device": device}
+    path = None if source is None else str(source)
+    request: Request = {"bundle": str(bundle.absolute()), "source": path, "allow": [*allow], "device": device}
     result = answer(request, python, timeout_s)
     if "error" in result:
         kind = UsageError if result["exit_code"] == UsageError.exit_code else HookdError
@@ -83,7 +89,7 @@ def replay(
     return 0 if result["is_reproduced"] else 1
 
 
-def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, Any]:
+def answer(request: Request, python: str, timeout_s: float) -> Answer | ErrorAnswer:
     """Run the replay in a new process, and return its result.
 
     Raises:
@@ -115,7 +121,7 @@ def answer(request: dict[str, Any], python: str, timeout_s: float) -> dict[str, 
                 f"the replay did not finish within {timeout_s:g} s", reason="timeout", hint=hint
             ) from error
         if done.returncode == 0 and answered.exists():
-            return dict(_clean(json.loads(answered.read_text())))
+            return cast("Answer | ErrorAnswer", dict(_clean(json.loads(answered.read_text()))))
         raise _died(done, python)
 
 
@@ -137,7 +143,7 @@ def _died(done: subprocess.CompletedProcess[str], python: str) -> HookdError:
     return HookdError(f"the process of the replay ended with {how}: {last}", reason="died")
 
 
-def show(words: dict[str, Any]) -> None:
+def show(words: Words) -> None:
     """Print the result for a person."""
     for line in words["heading"]:
         click.echo(output.wrap(line))

@@ -90,7 +90,8 @@ def incident(row: IncidentRow) -> Iterator[str]:
 
     number = "not stored yet" if row["id"] is None else f"incident #{row['id']}"
     yield f"{number}: {plain(row['kind'])}, {moment(row['time'])}"
-    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, {plain(process_of(row))}"
+    process = process_of(row["pid"], row.get("user", ""))
+    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, {plain(process)}"
     yield plain(row["message"]) + repeated(row)
     for name, value in row["detail"].items():
         if name not in SHOWN and value is not None:

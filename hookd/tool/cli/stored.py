@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from typing_extensions import Unpack
+
     from hookd.tool.daemon.client import DaemonClient
+    from hookd.tool.daemon.incidents.rows import Query
     from hookd.wire.incident import IncidentRow
 
 
-def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Any) -> list[IncidentRow]:
+def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Unpack[Query]) -> list[IncidentRow]:
     """Return the incidents that match a query.
 
     Args:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output, targets, untested
@@ -14,11 +14,13 @@ from hookd.tool.cli.checks import Check
 from hookd.wire import proven
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hookd.tool.inject.interpreter import Interpreter
     from hookd.tool.linux.memory import Opened
     from hookd.tool.linux.proc import Status
+    from hookd.wire.agent import AgentStatus
+    from hookd.wire.identity import Identity
 
 NAMESPACES = {"mnt": "mount", "pid": "pid", "user": "user", "net": "network"}
 WATCH_S = 0.5
@@ -191,7 +193,7 @@ def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check
         )
 
 
-def _torch(status: Mapping[str, Any], version: object) -> Iterator[Check]:
+def _torch(status: AgentStatus, version: object) -> Iterator[Check]:
     """Yield the results of the checks of torch on which the agent relies, as it reports them."""
     results = [(str(name), bool(holds), str(found)) for name, holds, found in status.get("torch", ())]
     yield from (Check(name, "note", found) for name, holds, found in results if not holds)
@@ -256,9 +258,10 @@ def _agent(pid: int, host: str | None) -> Iterator[Check]:
     agent = f"hookd {there.get('agent_version')}, by {there.get('method')}{_holders(status, there, host)}"
     if upgrade.is_ours(there):
         yield Check("agent", "ok", f"already attached: {agent}; attach joins it")
-        yield from _torch(status, there.get("torch"))
-        if (why := status.get("why_patched")) is not None:
-            yield _calls(str(why))
+        if not isinstance(status, HookdError):
+            yield from _torch(status, there.get("torch"))
+            if (why := status.get("why_patched")) is not None:
+                yield _calls(str(why))
         return
     try:
         upgrade.plan(pid, AttachRequest(()), there)
@@ -275,21 +278,21 @@ def _calls(why_patched: str) -> Check:
     return Check("calls", "ok", "nn.Module.__call__ is entered in C")
 
 
-def _status(pid: int) -> dict[str, object]:
-    """Return the agent's status; only `reason` if it does not answer."""
+def _status(pid: int) -> AgentStatus | HookdError:
+    """Return the agent's status, or the reason why it does not answer."""
     from hookd.tool.attach import Control
 
     try:
         with Control.connect(pid, WATCH_S * 4) as control:
-            return control.request("status")
+            return control.status()
     except HookdError as error:
-        return {"reason": error.reason}
+        return error
 
 
-def _holders(status: Mapping[str, Any], there: Mapping[str, Any], host: str | None) -> str:
+def _holders(status: AgentStatus | HookdError, there: Identity, host: str | None) -> str:
     """Return the part of the message that says what keeps the agent in the process."""
-    if "reason" in status:
-        return f", which does not answer ({status['reason']})"
+    if isinstance(status, HookdError):
+        return f", which does not answer ({status.reason})"
     if holders := status.get("holders", ()):
         return f", held by {', '.join(targets.names(holders, host))}"
     if there.get("method") != "attach":

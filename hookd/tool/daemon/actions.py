@@ -230,7 +230,7 @@ class Actions:
             return True
         try:
             with Control.connect(target.pid, ORPHAN_TIMEOUT_S) as control:
-                status = control.request("status")
+                status = control.status()
         except HookdError as exc:
             if _has_agent(target.pid):
                 _log.info("the agent in process %d is not taken over: %s", target.pid, exc)
@@ -269,14 +269,14 @@ class Actions:
         with self._alone(pid, timeout_s):  # an attach by rule may be about to finish
             user = user_name(uid_of(pid))
             answer = detach(pid, timeout_s)
-            run = rank = None
+            claim = None
             with contextlib.suppress(NoSuchTarget):
                 target = self._fleet.get(pid)
-                run, rank = target.claim.run, target.claim.rank
+                claim = target.claim
                 target.release()
                 self._fleet.leave(target)
         if by is not None:
-            audit.detached({"pid": pid, "user": user, "run": run, "rank": rank}, by)
+            audit.detached(pid, user, claim, by)
         return {"pid": pid, "restored": answer.get("restored"), "residue": answer.get("residue", [])}
 
     def change_plugins(self, pid: int, body: Mapping[str, object], by: Caller | None = None) -> ChangedTarget:

@@ -27,7 +27,7 @@ import os
 import socket
 import stat
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.service import Service
     from hookd.wire.agent import Caller
 
@@ -132,7 +133,7 @@ class Api:
         return web.json_response(await self._service.evaluate(pid, body, _asking(request)))
 
 
-def incident_filter(request: web.Request) -> dict[str, Any]:
+def incident_filter(request: web.Request) -> Query:
     """Return the query parameters as arguments for the incident store.
 
     Raises:
@@ -142,13 +143,13 @@ def incident_filter(request: web.Request) -> dict[str, Any]:
         "run": str, "pid": int, "user": int, "kind": str, "since": float, "limit": int, "id": int, "after": int,
         "order": str,
     }  # fmt: skip
-    wanted: dict[str, Any] = {}
+    wanted: dict[str, object] = {}
     for key, text in request.query.items():
         try:
             wanted[key] = kinds[key](text)
         except (KeyError, ValueError) as exc:  # noqa: PERF203  a query has a handful of keys
             raise UsageError(f"the query's '{key}' is unknown or has the wrong type", reason="bad-request") from exc
-    return wanted
+    return cast("Query", wanted)
 
 
 @web.middleware
@@ -189,7 +190,7 @@ def _asking(request: web.Request) -> Caller:
     return {"pid": pid, "uid": uid}
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _body(request: web.Request) -> dict[str, object]:
     try:
         body = json.loads(await request.read())  # UTF-8, whatever charset the headers name
     except (ValueError, RecursionError) as exc:

@@ -8,18 +8,20 @@ read there.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import PermissionDenied
 from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.linux.owner import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from hookd.tool.config import ServeConfig
-    from hookd.wire.agent import Caller
+    from hookd.wire.agent import Caller, Source
+    from hookd.wire.answer import Attached, ChangedTarget
+    from hookd.wire.labels import Claim
 
 _log = logging.getLogger(__name__)
 _DID = {"load": "loaded", "unload": "taken out", "reload": "reloaded", "configure": "configured"}
@@ -55,7 +57,7 @@ def require_allowed(
     )
 
 
-def attached(answer: Mapping[str, Any], why: str, by: Caller | None = None) -> None:
+def attached(answer: Attached, why: str, by: Caller | None = None) -> None:
     """Log an attach: the owner of the process, the caller, and what was carried."""
     is_there = answer["method"] == "existing"
     whose = _process(answer["pid"], answer["user"])
@@ -69,22 +71,22 @@ def attached(answer: Mapping[str, Any], why: str, by: Caller | None = None) -> N
     )  # fmt: skip
 
 
-def detached(answer: Mapping[str, Any], by: Caller | None) -> None:
-    """Log a detach: the owner of the process, and the caller."""
-    served = f": run {answer['run']}, rank {answer['rank']}" if answer["run"] is not None else ""
-    _log.info("detached from %s as asked%s, %s", _process(answer["pid"], answer["user"]), served, who(by))
+def detached(pid: int, user: str, claim: Claim | None, by: Caller) -> None:
+    """Log a detach: the owner of the process, the labels that it was served under, and the caller."""
+    served = f": run {claim.run}, rank {claim.rank}" if claim is not None else ""
+    _log.info("detached from %s as asked%s, %s", _process(pid, user), served, who(by))
 
 
 def _process(pid: int, user: str) -> str:
     return f"process {pid}" + (f" of user {plain(user)}" if user else "")
 
 
-def changed(answer: Mapping[str, Any], op: str, name: str, by: Caller | None) -> None:
+def changed(answer: ChangedTarget, op: str, name: str, by: Caller | None) -> None:
     """Log a change of a target's plugins."""
     _log.warning("plugin %s %s in process %d, %s", _carried(name, answer), _DID.get(op, op), answer["pid"], who(by))
 
 
-def _carried(name: str, source: Mapping[str, Any]) -> str:
+def _carried(name: str, source: Source | ChangedTarget) -> str:
     version, sha256 = plain(source.get("version") or ""), source.get("sha256")
     return " ".join(filter(None, (plain(name), version, f"(sha256 {sha256})" if sha256 else "")))
 

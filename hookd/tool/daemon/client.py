@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from typing_extensions import Unpack
+
+    from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.plugins.rows import DaemonPluginRow
     from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget, EvaluatedTarget, Version
     from hookd.wire.incident import IncidentRow
@@ -166,7 +169,7 @@ class DaemonClient:
         """Return the report of a target, with `has_curve` including the times of its last steps."""
         return cast("Report", self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else "")))
 
-    def incidents(self, **wanted: Any) -> list[IncidentRow]:
+    def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents; see `rows.query` for the filters."""
         asked = urlencode({name: value for name, value in wanted.items() if value is not None})
         return list(self.request("GET", f"/v1/incidents?{asked}")["incidents"])

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
     from hookd.wire.target import TargetRow
 
-
 MAX_LINE = 100
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
+
+
+class _Phase(TypedDict):
+    """A value of the metric `phase_seconds` of `timing`."""
+
+    phase: str
+    value: float | None
+
+
+class _Place(TypedDict):
+    """A value of the metric `origin` or `nonfinite` of `nan`."""
+
+    where: str
+    kind: str
+    value: float
 
 
 def state(report: Report, row: TargetRow | None = None) -> str:
@@ -53,7 +67,7 @@ def step_seconds(report: Report) -> float | None:
 
 def phases(report: Report) -> list[tuple[str, float]]:
     """Return the share of each phase in step time, 0 to 1."""
-    rows = report["metrics"].get("timing", {}).get("phase_seconds", [])
+    rows: list[_Phase] = report["metrics"].get("timing", {}).get("phase_seconds", [])
     total = sum(row["value"] or 0 for row in rows)
     return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
 
@@ -72,11 +86,13 @@ def whole_seconds(rows: Sequence[ModuleRow]) -> float:
 def finding(row: ModuleRow) -> str:
     """Return what is wrong with a module in a few words, or ""."""
     metrics = row["metrics"].get("nan", {})
-    origins = [series for series in metrics.get("origin", []) if series["value"]]
+    born: list[_Place] = metrics.get("origin", [])
+    seen: list[_Place] = metrics.get("nonfinite", [])
+    origins = [series for series in born if series["value"]]
     if origins:
         what = "first" if origins[0]["value"] == 1 else "perhaps the first"
         return f"{what} {_kind(origins[0])} ({origins[0]['where']})"
-    nonfinite = [series for series in metrics.get("nonfinite", []) if series["value"]]
+    nonfinite = [series for series in seen if series["value"]]
     return ", ".join(f"{_kind(series)} ({series['where']}) {series['value']:.0f}x" for series in nonfinite)
 
 
@@ -86,8 +102,8 @@ def looks_at(plugin: PluginRow) -> str:
     return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
 
 
-def _kind(labels: Mapping[str, object]) -> str:
-    return {"nan": "NaN", "inf": "Inf"}.get(str(labels["kind"]), str(labels["kind"]))
+def _kind(place: _Place) -> str:
+    return {"nan": "NaN", "inf": "Inf"}.get(str(place["kind"]), str(place["kind"]))
 
 
 def short(value: object) -> str:

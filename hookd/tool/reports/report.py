@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from hookd.tool.reports.collapse import collapse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
+    from hookd.wire.identity import Identity
     from hookd.wire.page import Family, Snapshot
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps, ThreadRow
 
@@ -171,7 +172,7 @@ def _values(snapshot: Snapshot) -> dict[str, list[tuple[dict[str, str], Any]]]:
     return {family.name: list(_series(family)) for family in snapshot.families if "module" not in family.labels}
 
 
-def plugin_options(identity: Mapping[str, Any], name: str, which: str = "options") -> dict[str, str]:
+def plugin_options(identity: Identity, name: str, which: str = "options") -> dict[str, str]:
     """Return what the page says of a plugin.
 
     Args:
@@ -227,13 +228,12 @@ def owner_of(family: str, plugins: Iterable[str]) -> str | None:
 
 def thread_rows(snapshot: Snapshot) -> list[ThreadRow]:
     """Return a row for each thread, as of when the page was copied."""
-    nowhere = {"name": None}
     return [
         {
             "tid": beat.tid,
             "name": beat.name,
             "phase": beat.phase,
-            "module": snapshot.modules[beat.module].name if beat.module in snapshot.modules else nowhere["name"],
+            "module": snapshot.modules[beat.module].name if beat.module in snapshot.modules else None,
             "step": beat.step,
             "events": beat.events,
         }

@@ -57,9 +57,9 @@ def span(value: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def process_of(row: Mapping[str, Any]) -> str:
-    """Return the process of an incident, with its user if it is known."""
-    return f"process {row['pid']}" + (f" of user {row['user']}" if row.get("user") else "")
+def process_of(pid: int, user: str) -> str:
+    """Return a process with its user, if that is known."""
+    return f"process {pid}" + (f" of user {user}" if user else "")
 
 
 def moment(unix_s: float) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from hookd_capture.bundle.manifest import ModuleRecord, TensorRecord
+
 MOST_ITEMS = 4096
 MOST_VALUES = 100_000
 MOST_NOTES = 100
@@ -58,7 +60,7 @@ class Description:
         """Total size of the tensors in bytes."""
         return sum(one.numel() * one.element_size() for one in self.tensors.values())
 
-    def about(self) -> dict[str, dict[str, Any]]:
+    def about(self) -> dict[str, TensorRecord]:
         """Return the properties of the tensors that the file of tensors does not have."""
         return {key: _about(tensor) for key, tensor in self.tensors.items()}
 
@@ -80,7 +82,7 @@ class Description:
         def each(items: Any) -> list[Any]:
             return [self.value(one, f"{path}.{at}", depth) for at, one in enumerate(items)]
 
-        def named(items: Any) -> dict[str, Any]:
+        def named(items: Any) -> dict[str, object]:
             return {name: self.value(one, f"{path}.{name}", depth) for name, one in items}
 
         kind = type(value)
@@ -129,7 +131,7 @@ class Description:
             self.notes.append(f"{path} is not in the bundle: {what}")
         return {"$gone": what}
 
-    def module(self, module: nn.Module, path: str = "module") -> dict[str, Any]:
+    def module(self, module: nn.Module, path: str = "module") -> ModuleRecord:
         """Describe a module and everything in it."""
         kind = type(module)
         if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
@@ -152,8 +154,8 @@ class Description:
             "empty": [name for name in _entries(own.get("_modules")) if name not in children],
         }  # fmt: skip
 
-    def _attributes(self, module: nn.Module, path: str) -> dict[str, Any]:
-        found = {}
+    def _attributes(self, module: nn.Module, path: str) -> dict[str, object]:
+        found: dict[str, object] = {}
         for name, value in list(attributes_of(module).items()):
             if is_data(name):
                 found[name] = self.value(value, f"{path}.{name}")
@@ -161,7 +163,7 @@ class Description:
                 self._gone(f"{path}.{name}", f"a {type(value).__name__} under a name that a replay does not set")
         return found
 
-    def _own(self, tensors: Any, path: str) -> dict[str, Any]:
+    def _own(self, tensors: Any, path: str) -> dict[str, dict[str, str] | None]:
         inside = _entries(tensors)
         return {name: None if one is None else self._tensor(one, f"{path}.{name}") for name, one in inside.items()}
 
@@ -216,7 +218,7 @@ def _why_not(tensor: Tensor) -> str:
     return ""
 
 
-def _about(tensor: Tensor) -> dict[str, Any]:
+def _about(tensor: Tensor) -> TensorRecord:
     return {
         "dtype": str(tensor.dtype)[6:],
         "shape": list(tensor.shape),

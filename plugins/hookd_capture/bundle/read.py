@@ -14,7 +14,7 @@ import stat
 import sys
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -25,10 +25,12 @@ from hookd_capture.bundle.tensorfile import FormatError
 from hookd_capture.bundle.write import TENSORS, TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
+
+    from hookd_capture.bundle.manifest import Manifest, ModuleRecord, TensorRecord
 
 LONGEST_TEXT = 64 << 20
 _MOST_STRETCHED = 16
@@ -58,7 +60,7 @@ class Gone:
         raise TypeError(f"{self.path} ({self.what}) is not in the bundle, but it is called")
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """Read the two files of a bundle.
 
     Raises:
@@ -77,7 +79,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         what = f"format {found.get('format')!r}, version {found.get('version')!r}"
         raise BundleError(f"{path / TEXT} is not a bundle that this hookd can read ({what})")
     try:
-        return found, tensorfile.read(data)
+        return cast("Manifest", found), tensorfile.read(data)
     except FormatError as error:
         raise BundleError(f"{path / TENSORS}: {error}") from None
 
@@ -191,9 +193,7 @@ class Scene:
         notes: what differs from the recorded call.
     """
 
-    def __init__(
-        self, text: dict[str, Any], tensors: dict[str, Tensor], classes: Classes, device: torch.device
-    ) -> None:
+    def __init__(self, text: Manifest, tensors: dict[str, Tensor], classes: Classes, device: torch.device) -> None:
         self._about, self._stored, self._classes, self._device = text["tensors"], tensors, classes, device
         self._made: dict[str, Tensor] = {}
         self._modules: dict[str, torch.nn.Module] = {}
@@ -217,7 +217,7 @@ class Scene:
             return what
         (kind,) = (key for key in what if key.startswith("$"))
         got = what[kind]
-        makers: dict[str, Any] = {
+        makers: dict[str, Callable[[], Any]] = {
             "$tensor": lambda: self.tensor(got),
             "$tuple": lambda: tuple(self.value(got, path)),
             "$dict": lambda: {self.value(key, path): self.value(one, f"{path}.{key}") for key, one in got},
@@ -235,7 +235,7 @@ class Scene:
         }
         return makers[kind]()
 
-    def _named(self, fields: dict[str, Any], path: str) -> dict[str, Any]:
+    def _named(self, fields: Mapping[str, object], path: str) -> dict[str, object]:
         return {name: self.value(one, f"{path}.{name}") for name, one in fields.items()}
 
     def tensor(self, key: str) -> Tensor:
@@ -264,7 +264,7 @@ class Scene:
         self.notes.append(f"{key} has another memory layout than in the training")
         return tensor.clone()
 
-    def _module(self, what: dict[str, Any], path: str) -> torch.nn.Module:
+    def _module(self, what: ModuleRecord, path: str) -> torch.nn.Module:
         if "$same" in what:
             return self._modules[what["$same"]]
         kind = self._classes.find(what["module"], what["qualname"], path)
@@ -309,7 +309,7 @@ def _function(name: str) -> Any:
     return found
 
 
-def _with_graph(tensor: Tensor, about: dict[str, Any]) -> Tensor:
+def _with_graph(tensor: Tensor, about: TensorRecord) -> Tensor:
     if about["is_parameter"]:
         return torch.nn.Parameter(tensor, requires_grad=bool(about["requires_grad"]))
     if about["requires_grad"]:

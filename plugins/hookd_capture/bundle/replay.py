@@ -29,13 +29,16 @@ except ImportError:  # before torch 1.13
     TorchDispatchMode = object  # type: ignore[assignment, misc, unused-ignore]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
+    from hookd_capture.bundle.manifest import Manifest, Settings, TensorRecord, TorchState
     from hookd_capture.bundle.result import Count, FirstBad, NamedCount, Outcome, Place, Replayed, Request, Verdict
 
 FRAMES = 4
+_USUAL: TorchState = {"random": {}, "grad": True, "inference": False, "autocast": {}}
+"""The state of torch that is assumed if the bundle has none."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -83,14 +86,14 @@ def _path(source: str | None) -> Path | None:
 class Replay:
     """A bundle, and the settings of its replay."""
 
-    def __init__(self, text: dict[str, Any], stored: dict[str, Tensor], classes: Classes, device: str | None) -> None:
+    def __init__(self, text: Manifest, stored: dict[str, Tensor], classes: Classes, device: str | None) -> None:
         self._text, self._stored, self._classes = text, stored, classes
         try:
-            self._call, self._state = text["call"], text["call"]["state"]
-            self._reported = {key: str(self._call[key]) for key in ("module", "where", "kind")}
+            call = text["call"]
+            self._state, self._step, self._changed = call["state"], text["incident"].get("step"), call["inputs_changed"]
+            self._reported = {"module": str(call["module"]), "where": str(call["where"]), "kind": str(call["kind"])}
             self._reported["class"] = str(text["module"].get("qualname"))
-            self._step, self._changed = text["incident"].get("step"), self._call["inputs_changed"]
-            self._masks, self._made_by = bool(self._call["masks"]), {k: str(v) for k, v in text["made_by"].items()}
+            self._masks, self._made_by = bool(call["masks"]), {k: str(v) for k, v in text["made_by"].items()}
             self._notes = [str(note) for note in text["notes"]]
             self._device = _device(device, text["tensors"], self._notes)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -142,7 +145,7 @@ class Replay:
         """
         try:
             _set(self._text["settings"])
-            state = self._state or {"grad": True, "inference": False, "autocast": {}, "random": {}}
+            state = self._state or _USUAL
             for device, what in state["random"].items():
                 self._set_random(device, self._stored[what["$tensor"]])
             stack.enter_context(torch.inference_mode(mode=bool(state["inference"])))
@@ -281,7 +284,7 @@ def _real(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
 
 
-def _device(wanted: str | None, about: dict[str, Any], notes: list[str]) -> torch.device:
+def _device(wanted: str | None, about: Mapping[str, TensorRecord], notes: list[str]) -> torch.device:
     """Return the requested device, or else the kind that the call was made on, if it exists here."""
     recorded = sorted({str(one["device"]) for one in about.values()} - {"cpu"})
     if wanted is not None:
@@ -297,7 +300,7 @@ def _device(wanted: str | None, about: dict[str, Any], notes: list[str]) -> torc
     return torch.device("cpu")
 
 
-def _set(settings: dict[str, Any]) -> None:
+def _set(settings: Settings) -> None:
     torch.set_num_threads(min(max(1, int(settings["threads"])), 4 * (os.cpu_count() or 1)))
     torch.set_default_dtype(dtype_of(settings["dtype"]))
     torch.set_float32_matmul_precision(settings["float32_matmul_precision"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, TypedDict, final
 
 
 class Request(TypedDict):
@@ -116,3 +116,11 @@ class Words(TypedDict):
     conclusion: list[str]
     stack: list[str]
     """Of the first bad operation, the innermost line last."""
+
+
+@final
+class Answer(Replayed, total=False):
+    """The answer of the process of a replay."""
+
+    words: Words
+    """For the terminal; `--json` does not print them."""

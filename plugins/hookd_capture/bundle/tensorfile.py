@@ -76,7 +76,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous tensors in host memory, as `storable` returns them, and release the GIL while writing."""
     # Tensors with the largest elements come first, so that each tensor is aligned to its elements.
     ordered = sorted(tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
@@ -143,7 +143,7 @@ def is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 48
 
 
-def parse(text: bytes) -> dict[str, Any]:
+def parse(text: bytes) -> dict[str, object]:
     """Parse a JSON object without duplicate keys.
 
     Raises:
@@ -160,7 +160,7 @@ def parse(text: bytes) -> dict[str, Any]:
     return found
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise FormatError("a JSON object has the same key twice")

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd_capture.bundle import tensorfile
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from torch import Tensor
+
+    from hookd_capture.bundle.manifest import Manifest
 
 FILES = TENSORS, TEXT = "tensors.safetensors", "bundle.json"
 _SPARE = 16 << 20
@@ -61,7 +63,7 @@ def free_name(directory: Path, *parts: object) -> Path:
     return path
 
 
-def write(path: Path, text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+def write(path: Path, text: Manifest, tensors: Mapping[str, Tensor]) -> int:
     """Write a bundle under a temporary name, and rename it when all of it is on the disk.
 
     Returns:

@@ -208,7 +208,8 @@ def _incident_page(subject: Subject) -> tuple[str, Iterator[Part]]:
 def _incident(subject: Subject) -> Iterator[Part]:
     row = subject.rows[0]
     yield tag("h1", f"incident #{row['id']}: {row['kind']}")
-    yield tag("p", "run ", tag("b", row["run"]), ", rank ", tag("b", row["rank"]), f", {process_of(row)}")
+    process = process_of(row["pid"], row.get("user", ""))
+    yield tag("p", "run ", tag("b", row["run"]), ", rank ", tag("b", row["rank"]), f", {process}")
     yield _section("What happened", [parts.incident(_as_on_page(row), is_first=True)])
     for report in subject.reports:
         yield tag("h2", "Its process, as it is now")

@@ -107,7 +107,7 @@ class ModuleTable:
             },
         )
 
-    def as_json(self) -> list[dict[str, Any]]:
+    def as_json(self) -> list[dict[str, str | float | None]]:
         """Return a row for each module; unknown numbers are null."""
         table = self.build()
         rows = zip(*(table.values[key] for key in table.columns), strict=True)

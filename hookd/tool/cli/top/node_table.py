@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hookd.tool.cli import output
 from hookd.tool.cli.top.cells import safe
@@ -12,6 +12,7 @@ from hookd.tool.reports.reading import is_called_only
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hookd.tool.cli.outputs import TopRow
     from hookd.tool.cli.top.target import Target
 
 
@@ -60,8 +61,8 @@ def build(targets: Sequence[Target]) -> Table:
         columns=columns,
         values=values,
         names=[(target.pid, target.start) for target in targets],
-        texts=[f"{row['pid']} {row['run']} {row['rank']} {row['state']} {target.script}".lower()
-               for row, target in zip(rows, targets, strict=True)],
+        texts=[f"{target.pid} {target.run} {_rank(target)} {target.state} {target.script}".lower()
+               for target in targets],
         detail=lambda at: _detail(targets[at]),
         styles={at: style for at, target in enumerate(targets) if (style := _style(target))},
     )  # fmt: skip
@@ -90,7 +91,7 @@ def _has_any(key: str, values: Sequence[Any]) -> bool:
     return key != "loss" or any(value == value for value in values)  # noqa: PLR0124  NaN
 
 
-def _row(target: Target) -> dict[str, Any]:
+def _row(target: Target) -> dict[str, str | float | None]:
     return {
         "pid": target.pid,
         "run": target.run,
@@ -107,13 +108,15 @@ def _row(target: Target) -> dict[str, Any]:
     }
 
 
-def as_json(targets: Sequence[Target]) -> list[dict[str, Any]]:
+def as_json(targets: Sequence[Target]) -> list[TopRow]:
     """Return the rows that `--json` prints; unknown numbers are null."""
-    return [
-        {key: None if value != value else value for key, value in _row(target).items()}  # noqa: PLR0124  NaN
-        | {"rank": target.rank, "is_absolute": target.step["is_absolute"], "message": target.message or None}
-        for target in targets
-    ]
+    return [_as_json(target) for target in targets]
+
+
+def _as_json(target: Target) -> TopRow:
+    known = {key: None if value != value else value for key, value in _row(target).items()}  # noqa: PLR0124  NaN
+    more = {"rank": target.rank, "is_absolute": target.step["is_absolute"], "message": target.message or None}
+    return cast("TopRow", {**known, **more})
 
 
 def _style(target: Target) -> str:

@@ -32,11 +32,14 @@ from hookd.tool.linux.waiter import WAITERS
 from hookd.wire import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from typing_extensions import Unpack
 
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.daemon.fleet.identity import Identity
     from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.wire.incident import Incident, IncidentRow
 
@@ -92,7 +95,7 @@ class Fleet:
         with self._lock:
             return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
 
-    def incidents(self, **wanted: Any) -> list[IncidentRow]:
+    def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents from the store, see `incidents.query`.
 
         A daemon for certain pids returns only those of its targets.
@@ -530,7 +533,7 @@ class Fleet:
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
             fresh = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
-            new: Sequence[Mapping[str, object]] = ()
+            new: Sequence[Incident] = ()
             if fresh:
                 new, dropped = self.admission.add(self._source(target), fresh)
                 target.incidents_dropped += dropped + self._missed(target, fresh)

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from hookd.errors import HookdError
 from hookd.tool.attach import process_snapshot
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hookd.tool.attach.process_snapshot import Snapshot
+    from hookd.wire.identity import Identity as PageIdentity
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Identity:
     meeting: str = ""  # where the ranks of the job meet, see `_meeting`
 
     @classmethod
-    def of_page(cls, raw: Mapping[str, Any], *, pid: int) -> Identity:
+    def of_page(cls, raw: PageIdentity, *, pid: int) -> Identity:
         """Read the identity of a page; a value of a wrong type counts as missing."""
         seen = _look(pid, settles=False)  # it has an agent, so its exec is over
         script = text(raw, "script")
@@ -127,24 +128,24 @@ def script_of(cmdline: Sequence[str]) -> str:
     return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
 
 
-def text(raw: Mapping[str, Any], key: str) -> str:
+def text(raw: Mapping[str, object], key: str) -> str:
     """Return a text of a page's object, "" if there is none."""
     value = raw.get(key)
     return valid(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return type(value) is int and abs(value) < 1 << 63
 
 
-def _whole(raw: Mapping[str, Any], key: str) -> int:
+def _whole(raw: Mapping[str, object], key: str) -> int:
     value = raw.get(key)
-    return int(value) if _is_whole(value) else 0  # type: ignore[arg-type]
+    return value if _is_whole(value) else 0
 
 
-def _real(raw: Mapping[str, Any], key: str) -> float:
+def _real(raw: Mapping[str, object], key: str) -> float:
     value = raw.get(key)
-    return float(value) if isinstance(value, float) or _is_whole(value) else 0.0  # type: ignore[arg-type]
+    return float(value) if isinstance(value, float) or _is_whole(value) else 0.0
 
 
 def _look(pid: int, *, settles: bool) -> Snapshot | None:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from hookd.errors import HookdError
 from hookd.tool.daemon.incidents.incident_log import Herald
@@ -20,7 +20,7 @@ from hookd.tool.reports.report import describe_steps
 from hookd.wire.labels import Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from hookd.tool.daemon.fleet.fleet import Fleet
@@ -36,6 +36,31 @@ The steps in the file may be this old.
 MAX_BYTES = 1 << 26
 """Enough for 20,000 targets with the longest possible names."""
 _log = logging.getLogger(__name__)
+
+
+class _Newer(TypedDict, total=False):
+    """The fields that an older daemon did not write."""
+
+    uid: int
+    wanted: str
+    launcher: int
+    meeting: str
+    offset: int
+    """The ticks that the daemon's time namespace added to the time since boot."""
+
+
+class Note(_Newer):
+    """A target in the file; `Held` has the meanings."""
+
+    pid: int
+    start_ticks: int
+    page: Sequence[int]
+    run: str
+    rank: str
+    seen: float
+    step: int
+    is_absolute: bool
+    boot: str
 
 
 @dataclass(frozen=True)
@@ -82,7 +107,7 @@ class Held:
         )  # fmt: skip
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Held:
+    def from_json(cls, row: Note) -> Held:
         """Read the result of `as_json`.
 
         Raises:
@@ -98,10 +123,10 @@ class Held:
             str(row.get("meeting", "")),
         )  # fmt: skip
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> Note:
         """Return the note as JSON."""
         noted = {key: value for key, value in vars(self).items() if key not in ("reported", "herald")}
-        return {**noted, "offset": proc.boot_offset_ticks(os.getpid())}
+        return cast("Note", {**noted, "offset": proc.boot_offset_ticks(os.getpid())})
 
     @property
     def claim(self) -> Claim:

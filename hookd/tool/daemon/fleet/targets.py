@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hookd.errors import HookdError, NoSuchTarget, PageError
 from hookd.tool.attach import container, control, discover
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach import Control
     from hookd.tool.daemon.fleet.deaths import Death
+    from hookd.wire.identity import Identity as PageIdentity
     from hookd.wire.incident import Incident
     from hookd.wire.page import Heartbeat, Record, Snapshot
     from hookd.wire.report import CurvePoint
@@ -149,7 +150,7 @@ class Target:
         self._number = -1  # of the page among the target's descriptors, as of the last look
         self._page_owner = frozenset({os.fstat(fd).st_uid})
         self._reader: PageReader | None = None
-        self._raw_identity: Mapping[str, Any] = {}
+        self._raw_identity: PageIdentity = {}
         try:
             self._reader = PageReader(fd)
             self._snapshot = self._reader.read()

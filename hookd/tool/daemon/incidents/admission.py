@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from hookd.tool.daemon.incidents.store import IncidentStore
+    from hookd.wire.incident import Incident
     from hookd.wire.labels import Claim
 
 SUM_UP_S = 5.0
@@ -69,7 +70,7 @@ class Scope(NamedTuple):
     def words(self, source: Source) -> str:
         """Return the scope in words, given one of its sources."""
         claim, user = source.claim, user_name(source.owner)
-        process = process_of({"pid": source.process[0], "user": user})
+        process = process_of(source.process[0], user)
         return {
             "target": f"run {claim.run}, rank {claim.rank} ({process})",
             "run": f"run {claim.run}{f' of user {user}' if user else ''}",
@@ -141,14 +142,14 @@ class Admission:
         self._logged_at = float("-inf")
         self.kinds = Kinds()
 
-    def add(self, source: Source, incidents: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int]:
+    def add(self, source: Source, incidents: Iterable[Incident]) -> tuple[list[Incident], int]:
         """Store incidents of a page.
 
         Returns:
             The incidents that are neither repeated nor dropped, and the number of dropped ones.
         """
-        new: list[Mapping[str, Any]] = []
-        admitted: list[Mapping[str, Any]] = []
+        new: list[Incident] = []
+        admitted: list[Incident] = []
         dropped = 0
         with self._lock:
             for one in incidents:
@@ -200,7 +201,7 @@ class Admission:
 
     # ---- one incident. Locked.
 
-    def _bounded(self, source: Source, incident: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _bounded(self, source: Source, incident: Incident) -> Incident:
         """Return the incident, with the kind OTHER if there are too many kinds."""
         own = str(incident.get("kind", ""))
         kind = self.kinds.bounded(source.owner, source.process, own)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from hookd.tool.daemon.incidents.store import IncidentStore
+    from hookd.wire.incident import IncidentRow, StoredIncident
 
 MAX_WAITING = 1000
 """Maximum number of incidents that wait for a receiver; further ones reach it after the next start of the daemon."""
@@ -26,10 +27,10 @@ class Receiver(Protocol):
 
     name: str
 
-    def wants(self, incident: Mapping[str, Any]) -> bool:
-        """Whether to deliver an incident, a row as returned by `rows.query`; called in any thread, must not block."""
+    def wants(self, incident: StoredIncident) -> bool:
+        """Whether to deliver an incident; called in any thread, must not block."""
 
-    def receive(self, incident: Mapping[str, Any]) -> None:
+    def receive(self, incident: IncidentRow) -> None:
         """Accept an incident, usually once; called in the store's own thread, must not block.
 
         The receiver calls `IncidentStore.delivered` for handled incidents. After a restart,
@@ -46,20 +47,20 @@ class Caller:
         store: records the delivery when the function has returned or raised.
     """
 
-    def __init__(self, name: str, function: Callable[[Mapping[str, Any]], object], store: IncidentStore) -> None:
+    def __init__(self, name: str, function: Callable[[IncidentRow], object], store: IncidentStore) -> None:
         self.name = name
         self._function = function
         self._store = store
-        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[IncidentRow | None] = queue.Queue(MAX_WAITING)
         # A daemon thread, because a function that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"hookd-tell-{name}", daemon=True)
         self._thread.start()
 
-    def wants(self, incident: Mapping[str, Any]) -> bool:  # noqa: ARG002  the function chooses by itself
+    def wants(self, incident: StoredIncident) -> bool:  # noqa: ARG002  the function chooses by itself
         """Whether to deliver an incident: always."""
         return True
 
-    def receive(self, incident: Mapping[str, Any]) -> None:
+    def receive(self, incident: IncidentRow) -> None:
         """Put the incident in the queue."""
         try:
             self._waiting.put_nowait(incident)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
@@ -44,9 +44,23 @@ _OVERHEAD = 200
 _PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
 
 
-def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the values that identify an incident."""
-    return tuple(row[name] for name in KEY)
+class Query(TypedDict, total=False):
+    """The conditions of `query`."""
+
+    id: int | None
+    after: int | None
+    run: str | None
+    pid: int | None
+    user: int | None
+    kind: str | None
+    since: float | None
+    limit: int
+    order: str
+
+
+def key(row: StoredIncident) -> tuple[Any, ...]:
+    """Return the values of KEY, which identify an incident."""
+    return row["boot"], row["pid"], row["start"], row["page"], row["same"]
 
 
 def merged(old: StoredIncident, new: StoredIncident) -> StoredIncident:
@@ -60,19 +74,20 @@ def merged(old: StoredIncident, new: StoredIncident) -> StoredIncident:
     return {**old, "last": last, "last_seq": last_seq, "count": old["count"] + new["count"]}
 
 
-def insertion(row: Mapping[str, Any], detail: str) -> list[tuple[str, tuple[Any, ...]]]:
+def insertion(row: StoredIncident, detail: str) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the statements that store a row, or count it where there is one of its key; each with its values."""
     last = (row["last_seq"], row["last"], row["last_seq"])
-    values = tuple(row[name] for name in FIELDS)
+    columns: Mapping[str, object] = row
+    values = tuple(columns[name] for name in FIELDS)
     return [
         (_COUNT, (row["count"], *last, *key(row), row["last_seq"])),
-        (_INSERT, (*values, detail, size(row, detail), *key(row), row["seq"])),
+        (_INSERT, (*values, detail, size(row["message"], detail), *key(row), row["seq"])),
     ]
 
 
-def size(row: Mapping[str, Any], detail: str) -> int:
+def size(message: str, detail: str) -> int:
     """Return the approximate size of a row in bytes."""
-    return _OVERHEAD + len(row["message"]) + len(detail)
+    return _OVERHEAD + len(message) + len(detail)
 
 
 def named(rows: Iterable[StoredIncident]) -> list[IncidentRow]:
@@ -202,24 +217,28 @@ WITH RECURSIVE targets (owner, pid, start) AS (
 
 
 def fits(
-    row: Mapping[str, Any],
+    row: StoredIncident,
     processes: Collection[tuple[str, int, int]] | None,
     *,
     id: int | None = None,  # noqa: A002  the column's name
     after: int | None = None,
+    run: str | None = None,
+    pid: int | None = None,
     user: int | None = None,
+    kind: str | None = None,
     since: float | None = None,
     limit: int = MAX_ROWS,  # noqa: ARG001  it holds for all
     order: str = "time",  # noqa: ARG001  the same
-    **wanted: Any,
 ) -> bool:
     """Whether a row that is not in the file matches a query."""
     return (
         id is None
         and after is None
-        and (user is None or row["owner"] == user)
+        and run in (None, row["run"])
+        and pid in (None, row["pid"])
+        and user in (None, row["owner"])
+        and kind in (None, row["kind"])
         and (since is None or row["last"] >= since)
-        and all(value is None or row[name] == value for name, value in wanted.items())
         and (processes is None or (row["boot"], row["pid"], row["start"]) in set(processes))
     )
 

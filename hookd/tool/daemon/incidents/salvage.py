@@ -46,7 +46,7 @@ def _rows(damaged: Path) -> Iterator[tuple[Any, ...]]:
                 with contextlib.suppress(sqlite3.Error):
                     for values in old.execute(f"SELECT {', '.join(COLUMNS)} FROM incidents ORDER BY id {order}"):  # noqa: S608
                         if _is_whole(values):
-                            yield (*values, size({"message": values[COLUMNS.index("message")]}, values[-1]))
+                            yield (*values, size(values[COLUMNS.index("message")], values[-1]))
 
 
 def _is_whole(values: tuple[Any, ...]) -> bool:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from typing_extensions import Unpack
+
     from hookd.tool.daemon.incidents.receivers import Receiver
+    from hookd.tool.daemon.incidents.rows import Query
     from hookd.wire.incident import IncidentRow, StoredIncident
     from hookd.wire.target import Ongoing
 
@@ -223,7 +226,7 @@ class IncidentStore:
         asked = (self._boot, pid, start)
         return self._ledger.read(lambda database: database.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
 
-    def delivered(self, receiver: str, incidents: Iterable[Mapping[str, Any]]) -> None:
+    def delivered(self, receiver: str, incidents: Iterable[StoredIncident]) -> None:
         """Record that a receiver does not need these incidents again."""
         now = time.time()
         names = [key(incident) for incident in incidents]
@@ -233,7 +236,7 @@ class IncidentStore:
 
     # ---- what is asked of it
 
-    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Any) -> list[IncidentRow]:
+    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents, the newest first; see `rows.query`.
 
         An incident that is not in the file yet has no `id`.
@@ -341,11 +344,11 @@ class IncidentStore:
         whole = merged(old, row)
         return whole, len(str(whole["count"])) > len(str(old["count"]))
 
-    def _number(self, row: Mapping[str, Any]) -> int | None:
+    def _number(self, row: StoredIncident) -> int | None:
         found = self._ledger.read(lambda database: database.execute(_NUMBER, key(row)).fetchone(), None)
         return None if found is None else int(found[0])
 
-    def _was_noticed(self, receiver: Receiver, row: Mapping[str, Any]) -> bool:
+    def _was_noticed(self, receiver: Receiver, row: StoredIncident) -> bool:
         asked = (receiver.name, *key(row))
         return self._ledger.read(lambda database: database.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.config import Webhook
     from hookd.tool.daemon.incidents.store import IncidentStore
+    from hookd.wire.incident import IncidentRow, StoredIncident
 
 MAX_WAITING = 1000
 """Maximum number of incidents that wait in memory; others wait in the store until these are sent."""
@@ -65,7 +66,7 @@ class _Group:
     name: tuple[int | str, ...]
     owner: int
     due: float
-    incidents: dict[tuple[Any, ...], Mapping[str, Any]] = field(default_factory=dict)
+    incidents: dict[tuple[Any, ...], IncidentRow] = field(default_factory=dict)
 
 
 class Sender:
@@ -96,7 +97,7 @@ class Sender:
         self._pace = pace or Pace()
         self._clock = clock
         self._instance = socket.gethostname()
-        self._inbox: deque[Mapping[str, Any]] = deque(maxlen=MAX_WAITING)
+        self._inbox: deque[IncidentRow] = deque(maxlen=MAX_WAITING)
         self._groups: dict[tuple[int | str, ...], _Group] = {}
         self._sent: dict[tuple[int | str, ...], float] = {}
         self._turns: dict[int, float] = {}  # by owner, the time of their last message
@@ -107,11 +108,11 @@ class Sender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came = asyncio.Event()
 
-    def wants(self, incident: Mapping[str, Any]) -> bool:
+    def wants(self, incident: StoredIncident) -> bool:
         """Whether the configuration selects the kind of an incident."""
         return not self._config.kinds or incident["kind"] in self._config.kinds
 
-    def receive(self, incident: Mapping[str, Any]) -> None:
+    def receive(self, incident: IncidentRow) -> None:
         """Queue an incident."""
         self._is_behind = self._is_behind or len(self._inbox) == MAX_WAITING
         self._inbox.append(incident)
@@ -151,7 +152,7 @@ class Sender:
         for row in rows:
             self._queue(row)
 
-    def _queue(self, incident: Mapping[str, Any]) -> None:
+    def _queue(self, incident: IncidentRow) -> None:
         if _news(incident) in self._queued or _news(incident) in self._told:
             return
         waiting = sum(len(group.incidents) for group in self._groups.values() if group.owner == incident["owner"])
@@ -234,7 +235,7 @@ class Sender:
             )
 
 
-def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, labels: Mapping[str, str]) -> bytes:
+def message(incidents: Sequence[IncidentRow], *, instance: str, url: str, labels: Mapping[str, str]) -> bytes:
     """Return the JSON body for incidents of one user, run, rank and kind (docs/incidents.md).
 
     Args:
@@ -254,13 +255,14 @@ def message(incidents: Sequence[Mapping[str, Any]], *, instance: str, url: str, 
     return json.dumps(body).encode()
 
 
-def _fields_of(incident: Mapping[str, Any]) -> dict[str, object]:
+def _fields_of(incident: IncidentRow) -> dict[str, object]:
+    columns: Mapping[str, object] = incident
     # The texts come from the target: `plain` removes control characters.
-    fields = {name: plain(value) if isinstance(value := incident[name], str) else value for name in _FIELDS}
+    fields = {name: plain(value) if isinstance(value := columns[name], str) else value for name in _FIELDS}
     return fields if incident["id"] is None else {**fields, "command": f"hookd report '#{incident['id']}'"}
 
 
-def _news(incident: Mapping[str, Any]) -> tuple[Any, ...]:
+def _news(incident: IncidentRow) -> tuple[Any, ...]:
     """Return the key of a notification: an incident is sent once, and again when its count gains a digit."""
     return (*key(incident), len(str(incident["count"])))
 

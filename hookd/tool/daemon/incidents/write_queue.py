@@ -61,7 +61,7 @@ class Write:
     @property
     def bytes(self) -> int:
         """The approximate size of the write, in bytes."""
-        return 0 if self.row is None else size(self.row, self.detail)
+        return 0 if self.row is None else size(self.row["message"], self.detail)
 
     def execute(self, connection: sqlite3.Connection) -> None:
         """Execute the statements.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.tool.daemon.plugins.rows import DaemonPluginRow, PanelRow
+    from hookd.wire.incident import IncidentRow
 
     Collected = list[tuple[str, Told]]
 
@@ -200,7 +201,7 @@ def _reading(target: Target) -> Reading:
     return Reading(claim.run, claim.rank, target.pid, target.state, counted, families)
 
 
-def _hand_over(plugin: Hosted, incident: Mapping[str, Any]) -> None:
+def _hand_over(plugin: Hosted, incident: IncidentRow) -> None:
     plugin.call("incident", incident=incident)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.web.pages import ranks
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
+    from hookd.tool.daemon.plugins.rows import PanelRow
+    from hookd.wire.incident import IncidentRow
+    from hookd.wire.target import Server
 
 MOST = 500
 """Maximum number of targets shown; the API returns all."""
@@ -26,9 +29,9 @@ MILD = ("training_changed", "eval")
 def parts(
     targets: Sequence[Target],
     history: History,
-    incidents: Sequence[Mapping[str, Any]],
-    health: Mapping[str, Any],
-    panels: Sequence[Mapping[str, Any]] = (),
+    incidents: Sequence[IncidentRow],
+    health: Mapping[str, object],
+    panels: Sequence[PanelRow] = (),
 ) -> list[Markup]:
     """Return the parts of the page.
 
@@ -49,7 +52,7 @@ def parts(
     ]
 
 
-def _panel(panel: Mapping[str, Any]) -> Markup:
+def _panel(panel: PanelRow) -> Markup:
     rows = ([_cell(value) for value in row] for row in panel["rows"])
     return section(f"panel-{panel['plugin']}", panel["title"], table(panel["title"], panel["columns"], rows))
 
@@ -91,7 +94,7 @@ def _row(rank: Rank) -> list[object]:
     ]
 
 
-def incident_table(rows: Sequence[Mapping[str, Any]], caption: str, *, has_run: bool = True) -> Markup:
+def incident_table(rows: Sequence[IncidentRow], caption: str, *, has_run: bool = True) -> Markup:
     """Return a table of incidents, each with the owner of the process and a link to its page."""
     if not rows:
         return tag("p", "None.", class_="soft")
@@ -99,7 +102,7 @@ def incident_table(rows: Sequence[Mapping[str, Any]], caption: str, *, has_run: 
     return table(caption, head, [_incident(row, has_run=has_run) for row in rows])
 
 
-def _incident(row: Mapping[str, Any], *, has_run: bool) -> list[object]:
+def _incident(row: IncidentRow, *, has_run: bool) -> list[object]:
     number = row["id"]
     return [
         "not stored yet" if number is None else link(address("incident", str(number)), f"#{number}"),
@@ -118,14 +121,14 @@ def is_mild(kind: str) -> bool:
     return kind in MILD or kind.endswith("_over")
 
 
-def _facts(health: Mapping[str, Any]) -> Markup:
+def _facts(health: Mapping[str, object]) -> Markup:
     rows = [
         tag("tr", tag("th", key, scope="row"), tag("td", value)) for key, value in health.items() if value is not None
     ]
     return tag("table", tag("tbody", *rows), class_="facts")
 
 
-def health_facts(status: Mapping[str, Any], own: Mapping[str, float | None]) -> dict[str, object]:
+def health_facts(status: Server, own: Mapping[str, float | None]) -> dict[str, object]:
     """Return facts about the state of the daemon.
 
     Args:

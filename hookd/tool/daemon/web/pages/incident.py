@@ -27,7 +27,7 @@ def parts(row: IncidentRow, *, is_watched: bool) -> list[Markup]:
     shown = {key: value for key, value in row.items() if key in SHOWN}
     whole = cast("Incident", {**row["detail"], **shown})
     run = str(row["run"])
-    whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, {process_of(row)}")
+    whose = join("run ", link(address("run", run), run), f", rank {row['rank']}, {process_of(row['pid'], row['user'])}")
     where = address("run", run, pid=row["pid"])
     now = (
         tag("p", link(where, "Its process as it is now"))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
+    from hookd.wire.incident import IncidentRow
     from hookd.wire.report import PluginRow, Report
 
 MOST_CURVES = plots.COLOURS
@@ -77,7 +78,7 @@ def _whole(text: str, default: int | None) -> int | None:
 
 
 def parts(
-    name: str, targets: Sequence[Target], history: History, incidents: Sequence[Mapping[str, Any]], choice: Choice
+    name: str, targets: Sequence[Target], history: History, incidents: Sequence[IncidentRow], choice: Choice
 ) -> list[Markup]:
     """Return the parts of the page.
 
