@@ -133,9 +133,10 @@ class NaN(Plugin):
         policy = self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = policy.name != "report"
         self.reporter = Reporter(context, recorder, policy)
-        judge, checks, queue = self.judge, self.checks, self.queue = Judge(patience), Checks(context), Queue(context)
+        judge, checks = self.judge, self.checks = Judge(patience), Checks(context)
         gradients = self.gradients = Gradients(context, scan)
         findings = self.findings = Findings(context, scan, checks, gradients, self.reporter)
+        queue = self.queue = Queue(context, findings.note_unread)
         fates = self.fates = Fates(context, judge, ("step_pre", "closure_done"))
         self.implied = Implied(context.per_module())
         seen = context, scan, checks, judge, queue, findings

@@ -38,6 +38,7 @@ class Event:
         may_write: the call may itself have written the module's buffers.
         bad: positions of the bad tensors among those checked, if their values came from a device.
         own: names of the module's own parameters and buffers, if their values come from a device.
+        is_unread: the values could not be read from their device: `kind` is "" although they may be bad.
     """
 
     where: str
@@ -61,6 +62,7 @@ class Event:
     may_write: bool = False
     bad: tuple[int, ...] = ()
     own: tuple[list[str], ...] = ()
+    is_unread: bool = False
 
     def having(self, **details: Any) -> Event:
         """Return the event with more details, or with other values of them."""
