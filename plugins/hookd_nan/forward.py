@@ -230,8 +230,6 @@ class Outputs:
         return next(places, None)
 
     def _judge_call(self, event: Event) -> None:
-        if event.is_unread:  # whether a bad call in it was the origin, the next caller decides
-            return
         self.findings.count(event)
         if event.ends and not event.kind:
             self.recorder.seen.append((event.module, *event.ends))

@@ -38,7 +38,8 @@ class Event:
         may_write: the call may itself have written the module's buffers.
         bad: positions of the bad tensors among those checked, if their values came from a device.
         own: names of the module's own parameters and buffers, if their values come from a device.
-        is_unread: the values could not be read from their device: `kind` is "" although they may be bad.
+        unread: of which tensors values could not be read from their device, while the others were good: 0 for the event's own,
+            1 for its inputs, 2 and 3 for the module's own parameters and buffers.
     """
 
     where: str
@@ -62,7 +63,12 @@ class Event:
     may_write: bool = False
     bad: tuple[int, ...] = ()
     own: tuple[list[str], ...] = ()
-    is_unread: bool = False
+    unread: tuple[int, ...] = ()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the event could not be judged: its kind is "" although its own values may be bad."""
+        return 0 in self.unread
 
     def having(self, **details: Any) -> Event:
         """Return the event with more details, or with other values of them."""
@@ -181,7 +187,7 @@ class Judge:
         waiting = self.pending.get(event.thread)
         if waiting is not None and len(event.stack) < len(waiting.stack):
             del self.pending[event.thread]
-            if not event.inputs and not event.kind:
+            if not event.inputs and not event.kind and not event.is_unread:
                 # Made between the two calls, and removed again before the outer one returned.
                 return replace(waiting, where="input", details={})
             event = replace(event, kind=event.kind or waiting.kind)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 LARGEST = 1024
 """Largest number of events whose values are requested together."""
-PARTS = ("outputs", "inputs", "parameters", "buffers")
+PARTS = ("its outputs", "its inputs", "its parameters", "its buffers")
+GRADIENTS = ("its gradients", "the gradients that reached it")
 """What the results of `Entry.found` belong to."""
 
 
@@ -68,25 +69,22 @@ class Entry:
             is_late: the training code has continued since the check.
         """
         read = [found if isinstance(found, str) else list(_read(found, values)) for found in self.found]
-        ends = () if isinstance(read[0], str) else read[0][0][1:]
+        ends: tuple[float, float] | tuple[()] = ()
+        if not isinstance(read[0], str):
+            ends = next(((low, high) for _, low, high in _known(read[0])), ())
         bad = [() if isinstance(result, str) else self._bad(result) for result in read]
         kinds = [result if isinstance(result, str) else self._worst(result) for result in read]
         # What is bad is known to be, even if other numbers are not known.
-        unread = [not kind and _has_gaps(result) for kind, result in zip(kinds, read)]
+        unread = tuple(at for at, result in enumerate(read) if not kinds[at] and _has_gaps(result))
         inputs = kinds[1] if len(kinds) > 1 else ""
         event = replace(
-            self.event,
-            kind=kinds[0],
-            bad=bad[0],
-            inputs=inputs,
-            ends=() if None in ends else ends,
-            is_late=is_late,
-            is_unread=unread[0],
+            self.event, kind=kinds[0], bad=bad[0], inputs=inputs, ends=ends, is_late=is_late, unread=unread
         )
         if kinds[0] and len(kinds) > 2:
             event = event.blamed_own(*kinds[2:]).named_own(*bad[2:])
-        if event.kind and any(unread[1:]) and event.where != "param":
-            event = event.having(unread=[f"its {part}" for part, is_gone in zip(PARTS, unread) if is_gone])
+        if unread and event.where in ("output", "grad"):
+            parts = PARTS if event.where == "output" else GRADIENTS
+            event = event.having(unread=[parts[at] for at in unread])
         self.judge_with(event)
         return event
 

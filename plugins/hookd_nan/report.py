@@ -33,7 +33,7 @@ SENTENCES = {
     "parameters": "a parameter or buffer inside of it is bad now; it may have been bad before, and used without a call"
     " of its module",
     "elsewhere": "{} is bad as well, and may be used there",
-    "unread": "what could not be read from the device may have been bad before: {}",
+    "unread": "these could not be read from the device, and may have been bad before: {}",
     "buffer": "its buffer {} is bad as well, either before the call or because of it",
 }
 """What the message says about a detail."""

@@ -6,10 +6,13 @@ import math
 
 import hookd_nan.forward
 import hookd_nan.gradients
+import hookd_nan.pending
 import hookd_nan.scan
 import pytest
 import torch
 from torch import nn
+
+from hookd.target.tensors import deferred
 
 NAN, INF = math.nan, math.inf
 
@@ -179,3 +182,75 @@ def test_no_model_is_searched_for_gradients_in_a_step_in_which_nothing_was_bad(h
     searched.clear()
     train(model, steps=6)
     assert searched == []
+
+
+class Spoiled(nn.Module):
+    """Multiplies by NaN while `is_on`."""
+
+    is_on = False
+
+    def forward(self, x):
+        return x * NAN if self.is_on else x * 1.0
+
+
+def free(hook, module):
+    """Free the memory of what was computed on the device about the outputs of a module."""
+    for entry in hook.plugin("nan").queue.entries:
+        if (entry.event.where, entry.event.module) == ("output", module):
+            entry.found[0][0].low.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize(
+    ("lost", "named_as", "is_exact"),
+    [("0", "1.0", True), ("2", "1.0", True), ("1.0", "1", False), (None, "1.0", True)],
+)
+def test_what_cannot_be_read_from_the_device_costs_no_other_verdict(hook, lost, named_as, is_exact):
+    spoiled = Spoiled()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(spoiled), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    hook.start("nan", every=1)
+    for step in range(1, 6):
+        spoiled.is_on = step == 3
+        loss = model(torch.randn(3, 4)).square().mean()
+        if step == 3:
+            free(hook, lost)
+        else:
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+    first = hook.incidents[0]
+    assert (first["module"], first["where"], first["step"], first["is_exact"]) == (named_as, "output", 3, is_exact)
+    assert ("could not be read from the device" in first["message"]) is not is_exact
+    assert len(hook.incidents) == 1
+    assert sum("could not be read" in line for line in hook.logs) == (lost is not None)
+    assert not hook.plugin("nan").queue.batches
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["calls", "one call"])
+def test_a_long_validation_without_steps_gets_all_verdicts_in_little_memory(hook, monkeypatch, is_inside):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Sequential(nn.Linear(4, 4), spoiled)
+
+        def forward(self, x, times):
+            for at in range(times):
+                spoiled.is_on = at == 3
+                self.model(x)
+                most.append(len(hook.plugin("nan").queue.batches))
+
+    monkeypatch.setattr(hookd_nan.pending, "LARGEST", 4)
+    monkeypatch.setattr(deferred, "MANY", 16)
+    most, spoiled = [], Spoiled()
+    outer = Outer()
+    hook.start("nan", every=1)
+    train(net(), steps=2)
+    with torch.no_grad():
+        if is_inside:
+            outer(torch.ones(1, 4), 300)
+        else:
+            for at in range(300):
+                outer(torch.ones(1, 4), 4 if at == 30 else 1)
+    assert max(most) < 16
+    train(net(), steps=2)
+    assert hook.incidents[0]["module"].endswith("model.1")
