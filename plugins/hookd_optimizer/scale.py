@@ -72,11 +72,7 @@ class Scale:
         if not all(map(self._context.is_readable, numbers)):
             return
         now = torch.stack([number.detach().reshape(()).to(scale.device, torch.float32) for number in numbers])
-        self._context.later([now], lambda found: self._arrived(Seen(*found), rules), self._lost)
-
-    def _lost(self) -> None:
-        """Forget the step before: the next scale that arrives is not that of the step after it."""
-        self._before = None
+        self._context.later([now], lambda found: self._arrived(Seen(*found), rules))
 
     def _arrived(self, now: Seen, rules: tuple[int, float, float]) -> None:
         self._gauge.set(now.scale)

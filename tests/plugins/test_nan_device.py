@@ -254,3 +254,23 @@ def test_a_long_validation_without_steps_gets_all_verdicts_in_little_memory(hook
     assert max(most) < 16
     train(net(), steps=2)
     assert hook.incidents[0]["module"].endswith("model.1")
+
+
+def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook, monkeypatch):
+    monkeypatch.setattr("hookd.target.plugins.listeners.BACK_OFF_S", 1e-9)
+    spoiled = Spoiled()
+    model = nn.Sequential(nn.Linear(4, 4), spoiled, nn.Linear(4, 1))
+    hook.start("nan", every=1)
+    train(model)
+    queue, parts = hook.plugin("nan").queue, hook._parts
+    model(torch.randn(3, 4))
+    queue.flush()
+    parts.stopping.quarantine(parts.registry.named("nan"), "for the test")
+    train(model, steps=1)
+    assert queue.batches
+    hook.tick()
+    assert hook.state("nan") == "active"
+    spoiled.is_on = True
+    train(model, steps=2)
+    assert not queue.batches
+    assert [one["module"] for one in hook.incidents if one["kind"] == "nan"] == ["1"]
