@@ -55,7 +55,9 @@ class Numeric(Protocol):
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]: ...  # noqa: D102
     def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
     def number(self, tensor: Tensor) -> float | None: ...  # noqa: D102
-    def ask(self, context: Context, values: Sequence[Tensor], then: Numbers, lost: Callable[[], None] | None) -> None: ...  # noqa: D102
+    def ask(  # noqa: D102
+        self, context: Context, values: Sequence[Tensor], then: Numbers, lost: Callable[[], None] | None
+    ) -> None: ...
 
 
 class Host(Protocol):
@@ -410,8 +412,8 @@ class Context:
         Args:
             values: of one device and of any real type; their numbers arrive as float64.
             then: must not delay the training, like a hook; an exception counts as the plugin's error.
-            lost: called in place of `then`, without arguments, if the tensors cannot be read: their memory was freed, the device
-                has none left for the copy, or their type is not real. Needed if other numbers wait for these.
+            lost: called in place of `then`, without arguments, if the tensors cannot be read: their memory was freed, or the device
+                has none left for the copy. Needed if other numbers wait for these.
         """
         self._host.numeric.ask(self, values, then, lost)
 

@@ -72,8 +72,9 @@ not say `exact`: it has `inputs=partly`, or lists the module in `or_in`.
 
 Limits. In the first steps after an attach, a module that is not observed yet is reported as the module that called it: a
 deep model is learned over several steps, parents first. The output of a module on a GPU is known one or two steps later,
-with its exact step. On a GPU, a parameter that goes bad between two checks of the modules is seen as the output of its
-model, and bad outputs are not traced back.
+with its exact step; without steps, the results of 1024 checks are read together. Checks whose results cannot be read from it are
+not judged, and listed in `unread` where one of them may be the origin. On a GPU, a parameter that goes bad between two
+checks of the modules is seen as the output of its model, and bad outputs are not traced back.
 """
 
 from __future__ import annotations

@@ -120,7 +120,9 @@ class Findings:
         count = self._unread_count
         if not count & (count - 1):  # 1, 2, 4, 8
             place = f"the last: {event.where} of {event.module or 'the training'} at step {event.step}"
-            self._context.log(f"values of {count} checks could not be read from their device, so a NaN in them is not seen ({place})")
+            self._context.log(
+                f"values of {count} checks could not be read from their device, so a NaN in them is not seen ({place})"
+            )
 
     def _with_unread(self, event: Event) -> Event:
         """Return the event with the earlier ones of its step that could not be judged, and may be the origin."""

@@ -77,9 +77,7 @@ class Entry:
         # What is bad is known to be, even if other numbers are not known.
         unread = tuple(at for at, result in enumerate(read) if not kinds[at] and _has_gaps(result))
         inputs = kinds[1] if len(kinds) > 1 else ""
-        event = replace(
-            self.event, kind=kinds[0], bad=bad[0], inputs=inputs, ends=ends, is_late=is_late, unread=unread
-        )
+        event = replace(self.event, kind=kinds[0], bad=bad[0], inputs=inputs, ends=ends, is_late=is_late, unread=unread)
         if kinds[0] and len(kinds) > 2:
             event = event.blamed_own(*kinds[2:]).named_own(*bad[2:])
         if unread and event.where in ("output", "grad"):
@@ -216,7 +214,9 @@ class Queue:
 
         def lost() -> None:
             events = {piece.entry: [one for one in pieces if one.entry == piece.entry] for piece in pieces}
-            if len(events) > 1:  # one value cannot be read, or there is no memory for all: each event is asked for by itself
+            if (
+                len(events) > 1
+            ):  # one value cannot be read, or there is no memory for all: each event is asked for by itself
                 self._request(batch, list(events.values()))
             self._answered(batch, number)
 
