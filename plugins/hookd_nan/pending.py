@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Callable
 
 from hookd_nan.scan import Range, kind_of
@@ -213,11 +214,10 @@ class Queue:
             self._answered(batch, number)
 
         def lost() -> None:
-            events = {piece.entry: [one for one in pieces if one.entry == piece.entry] for piece in pieces}
-            if (
-                len(events) > 1
-            ):  # one value cannot be read, or there is no memory for all: each event is asked for by itself
-                self._request(batch, list(events.values()))
+            # One value cannot be read, or there is no memory for all of them: each event is requested by itself.
+            events = [list(own) for _, own in groupby(pieces, attrgetter("entry"))]
+            if len(events) > 1:
+                self._request(batch, events)
             self._answered(batch, number)
 
         self.context.later([piece.value for piece in pieces], arrived, lost)

@@ -120,7 +120,7 @@ class Boundaries:
             self._dispatch.own_failure("the beginning of a call", failure)
 
     def collect_numbers(self) -> None:
-        """Deliver the numbers that have arrived, if many wait: at the beginning of an outermost call that begins no step."""
+        """Deliver the numbers that have arrived, if many wait; called at the beginning of each outermost call."""
         self._call_later(self._later.collect)
 
     def _deliver_numbers(self) -> None:

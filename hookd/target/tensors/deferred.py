@@ -186,7 +186,7 @@ class Later:
                     torch_state.leave(undo)
 
     def collect(self) -> None:
-        """Do the same between two calls, if many numbers wait: code that makes no steps must not fill the memory."""
+        """Deliver and send between two calls, if many numbers wait: code that makes no steps must not fill the memory."""
         if self._waiting >= MANY:
             self.turn()
 
