@@ -72,8 +72,8 @@ not say `exact`: it has `inputs=partly`, or lists the module in `or_in`.
 
 Limits. In the first steps after an attach, a module that is not observed yet is reported as the module that called it: a
 deep model is learned over several steps, parents first. The output of a module on a GPU is known one or two steps later,
-with its exact step; without steps, the results of 1024 checks are read together. Checks whose results cannot be read from it are
-not judged, and listed in `unread` where one of them may be the origin. On a GPU, a parameter that goes bad between two
+with its exact step; without steps, the results of 32 calls are read together. Checks whose results cannot be read from it are not
+judged, and listed in `unread` where one of them may be the origin. On a GPU, a parameter that goes bad between two
 checks of the modules is seen as the output of its model, and bad outputs are not traced back.
 """
 
@@ -192,6 +192,7 @@ class NaN(Plugin):
         """Act on what was found late, and check the output of a model."""
         self.policy.act()
         self.outputs.root_forward(module, inputs, kwargs, output, versions)
+        self.queue.call_done()
 
     @hookimpl
     def forward_error(self, module: Module) -> None:

@@ -119,9 +119,10 @@ class Findings:
         self._unread_count += 1
         count = self._unread_count
         if not count & (count - 1):  # 1, 2, 4, 8
-            place = f"the last: {event.where} of {event.module or 'the training'} at step {event.step}"
+            last = f"{event.where} of {event.module or 'the training'} at step {event.step}"
             self._context.log(
-                f"values of {count} checks could not be read from their device, so a NaN in them is not seen ({place})"
+                f"{count} check{'s' if count > 1 else ''} not judged: values could not be read from the device, so a NaN in them"
+                f" is not reported; the last: {last}"
             )
 
     def _with_unread(self, event: Event) -> Event:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LARGEST = 1024
 """Largest number of events whose values are requested together."""
+CALLS = 32
+"""Number of a model's calls without a step after which the values are requested: a server makes no steps."""
 PARTS = ("its outputs", "its inputs", "its parameters", "its buffers")
 GRADIENTS = ("its gradients", "the gradients that reached it")
 """What the results of `Entry.found` belong to."""
@@ -154,6 +156,7 @@ class Queue:
     entries: list[Entry] = field(default_factory=list)
     batches: deque[Batch] = field(default_factory=deque)
     requests: int = 0
+    calls: int = 0
 
     def is_known(self, *found: Found) -> bool:
         """Whether an event would be judged at once."""
@@ -179,8 +182,16 @@ class Queue:
         predecessor.batches.clear()
         predecessor.entries = []
 
+    def call_done(self) -> None:
+        """Request the values of the queued events after some calls of models, in code that makes no steps."""
+        self.calls += 1
+        # Between a backward and its optimizer, `Losses` must find the gradients among the entries.
+        if self.calls >= CALLS and not any(entry.event.where == "grad" for entry in self.entries):
+            self.flush()
+
     def flush(self) -> None:
         """Request the values of the queued events, at the end of a step."""
+        self.calls = 0
         if not self.entries:
             return
         pieces: dict[torch.device, list[Piece]] = {}

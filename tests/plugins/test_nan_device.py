@@ -274,3 +274,38 @@ def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook
     train(model, steps=2)
     assert not queue.batches
     assert [one["module"] for one in hook.incidents if one["kind"] == "nan"] == ["1"]
+
+
+def test_a_server_gets_its_verdict_after_some_calls(hook):
+    spoiled = Spoiled()
+    model = nn.Sequential(nn.Linear(4, 4), spoiled)
+    hook.start("nan", every=1)
+    with torch.no_grad():
+        for at in range(1, 35):
+            spoiled.is_on = at == 3
+            model(torch.ones(1, 4))
+    assert hook.incidents[0]["module"] == "1"
+    assert not hook.plugin("nan").queue.batches
+
+
+def test_gradients_that_cannot_be_read_are_found_in_the_parameter_that_they_made_bad(hook):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    hook.start("nan", every=1)
+
+    def free_gradients(*_):
+        for entry in hook.plugin("nan").queue.entries:
+            if step == 3 and entry.event.where == "grad" and entry.event.optimizer:
+                entry.values[0].untyped_storage().resize_(0)
+
+    optimizer.register_step_pre_hook(free_gradients)
+    for step in range(1, 6):  # noqa: B007  the hook asks for it
+        model(torch.randn(3, 4)).square().mean().backward()
+        if step == 3:
+            model[1].fc.weight.grad[0, 0] = NAN
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [(one["module"], one["where"], one["step"]) for one in hook.incidents] == [("1.fc", "param", 4)]
+    (line,) = [line for line in hook.logs if "could not be read" in line]
+    assert line.startswith("nan: 1 check not judged")
+    assert line.endswith("the last: grad of the training at step 3")
