@@ -209,9 +209,11 @@ class Queue:
     def _request(self, batch: Batch, requests: list[list[Piece]]) -> None:
         batch.missing += len(requests)
         batch.last = None
-        for pieces in requests:
-            self._request_one(batch, pieces)
-        batch.last = self.requests
+        try:
+            for pieces in requests:
+                self._request_one(batch, pieces)
+        finally:  # even if it fails, no later batch must wait for this one
+            batch.last = self.requests
 
     def _request_one(self, batch: Batch, pieces: list[Piece]) -> None:
         self.requests += 1
@@ -225,10 +227,12 @@ class Queue:
             self._answered(batch, number)
 
         def lost() -> None:
-            # One value cannot be read, or there is no memory for all of them: each event is requested by itself.
-            events = [list(own) for _, own in groupby(pieces, attrgetter("entry"))]
-            if len(events) > 1:
-                self._request(batch, events)
+            # One value cannot be read, or there is no memory for all of them: each event is requested by itself, then each value.
+            parts = [list(own) for _, own in groupby(pieces, attrgetter("entry"))]
+            if len(parts) == 1:
+                parts = [[piece] for piece in pieces]
+            if len(parts) > 1:
+                self._request(batch, parts)
             self._answered(batch, number)
 
         self.context.later([piece.value for piece in pieces], arrived, lost)
@@ -236,7 +240,7 @@ class Queue:
     def _answered(self, batch: Batch, number: int) -> None:
         batch.missing -= 1
         # Requests are answered in their order. An older one that still has no answer met a quarantine of the plugin, and gets none.
-        for older in self.batches:
+        for older in list(self.batches):
             if older.last is not None and older.last < number:
                 older.missing = 0
         self._judge_complete()

@@ -309,3 +309,26 @@ def test_gradients_that_cannot_be_read_are_found_in_the_parameter_that_they_made
     (line,) = [line for line in hook.logs if "could not be read" in line]
     assert line.startswith("nan: 1 check not judged")
     assert line.endswith("the last: grad of the training at step 3")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_step_is_not_taken_for_one_that_used_its_gradients_if_the_scalers_flag_cannot_be_read(hook, is_lost):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    hook.start("nan", every=1)
+
+    def free_flag(*_):
+        entries = [entry for entry in hook.plugin("nan").queue.entries if entry.event.optimizer]
+        if is_lost and entries and step == 3:
+            entries[-1].found[1][0].low.untyped_storage().resize_(0)
+
+    optimizer.register_step_pre_hook(free_flag)
+    for step in range(1, 6):
+        optimizer.found_inf = torch.tensor(float(step == 3))
+        model(torch.randn(3, 4)).square().mean().backward()
+        if step == 3:
+            model[1].fc.weight.grad[0, 0] = INF
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not hook.incidents
+    assert hook.value("nan_amp_skipped_steps") == (not is_lost)
