@@ -209,7 +209,7 @@ def test_what_cannot_be_read_from_the_device_costs_no_other_verdict(hook, lost, 
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(spoiled), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     hook.start("nan", every=1)
-    for step in range(1, 6):
+    for step in range(1, 8):  # each new request takes a step
         spoiled.is_on = step == 3
         loss = model(torch.randn(3, 4)).square().mean()
         if step == 3:
