@@ -55,7 +55,9 @@ class Numeric(Protocol):
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]: ...  # noqa: D102
     def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
     def number(self, tensor: Tensor) -> float | None: ...  # noqa: D102
-    def ask(self, context: Context, values: Sequence[Tensor], then: Numbers) -> None: ...  # noqa: D102
+    def ask(  # noqa: D102
+        self, context: Context, values: Sequence[Tensor], then: Numbers, lost: Callable[[], None] | None
+    ) -> None: ...
 
 
 class Host(Protocol):
@@ -329,7 +331,7 @@ class Context:
 
         Returns:
             None if the tensor has no numbers (integers, empty, meta, quantized; `then` is not called), or if it is on
-            a device.
+            a device (`then` is not called if the sums cannot be read from it).
         """
         return self._host.numeric.summary(self, tensor, then)
 
@@ -399,17 +401,20 @@ class Context:
         """Return the only element of a real tensor in the host's memory, such as a loss; None of any other: use `later`."""
         return self._host.numeric.number(tensor)
 
-    def later(self, values: Sequence[Tensor], then: Numbers) -> None:
+    def later(self, values: Sequence[Tensor], then: Numbers, lost: Callable[[], None] | None = None) -> None:
         """Read small tensors without waiting for their device: `then` is called with all their elements in one list.
 
-        The call comes after a later step, in the training thread; for tensors in host memory, after this step. All requests
-        of a step, of all plugins, cost one copy. If the plugin was unloaded or quarantined meanwhile, `then` is not called.
+        The call comes after a later step, in the training thread; for tensors in host memory, after this step. Where many numbers
+        wait, as in a validation, it can come between two calls. All requests of a step, of all plugins, cost one copy, and are
+        answered in their order. If the plugin was unloaded or quarantined meanwhile, it is not called.
 
         Args:
             values: of one device and of any real type; their numbers arrive as float64.
             then: must not delay the training, like a hook; an exception counts as the plugin's error.
+            lost: called in place of `then`, without arguments, if the tensors cannot be read: their memory was freed, or the device
+                has none left for the copy. Needed if other numbers wait for these.
         """
-        self._host.numeric.ask(self, values, then)
+        self._host.numeric.ask(self, values, then, lost)
 
     # -- state of the training
 

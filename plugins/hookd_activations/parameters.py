@@ -32,8 +32,8 @@ DECAY = 0.9
 
 Key = tuple[str, str]
 """A parameter: the name of its module, and its own name there."""
-Asked = tuple[list[Tensor], Callable[[float, float], None]]
-"""Two numbers, each [], and the function that takes them once they can be read."""
+Asked = tuple[list[Tensor], Callable[[float, float], None], "Row"]
+"""Two numbers, each [], the function that takes them once they can be read, and the row that they are for."""
 
 
 @dataclass
@@ -207,7 +207,7 @@ class Parameters:
         grads = None if grad is None or is_other else self._strided(grad)
         if grads is not None:
             noise = self._noise.setdefault(key, Noise())
-            samples.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean))))
+            samples.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean)), row))
 
     def _strided(self, tensor: Tensor) -> Tensor | None:
         """Return the dense tensor whose first elements are compared, this rank's part if it is distributed."""
@@ -228,7 +228,7 @@ class Parameters:
             if not self._context.is_readable(weights):  # the step has moved it out of memory
                 continue
             now, was = weights.reshape(-1)[:SLICE].float(), before.float()
-            samples.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move))
+            samples.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move, row))
         samples.slices.clear()
         self._ended[id(optimizer)] = samples
 
@@ -248,18 +248,27 @@ class Parameters:
         waiting = set(asked)
 
         def arrived(device: torch.device, numbers: list[float]) -> None:
-            for at, (_, take) in enumerate(asked[device]):
+            for at, (_, take, _) in enumerate(asked[device]):
                 take(*numbers[2 * at : 2 * at + 2])
+            answered(device)
+
+        def lost(device: torch.device) -> None:
+            for _, take, row in asked[device]:
+                take(math.nan, math.nan)
+                row.weight = None  # so that the module is not reported
+            answered(device)
+
+        def answered(device: torch.device) -> None:
             waiting.discard(device)
             if not waiting:
                 self._report(frozenset(ended), rows)
 
         for device, requests in asked.items():
-            tensors = [number for pair, _ in requests for number in pair]
+            tensors = [number for pair, _, _ in requests for number in pair]
             if device.type == "cpu":
                 arrived(device, [float(number) for number in tensors])
             else:
-                self._context.later(tensors, partial(arrived, device))
+                self._context.later(tensors, partial(arrived, device), partial(lost, device))
         if not asked:
             self._report(frozenset(ended), rows)
 

@@ -72,8 +72,9 @@ not say `exact`: it has `inputs=partly`, or lists the module in `or_in`.
 
 Limits. In the first steps after an attach, a module that is not observed yet is reported as the module that called it: a
 deep model is learned over several steps, parents first. The output of a module on a GPU is known one or two steps later,
-with its exact step. On a GPU, a parameter that goes bad between two checks of the modules is seen as the output of its
-model, and bad outputs are not traced back.
+with its exact step; without steps, the results of 32 calls are read together. Checks whose results cannot be read from it are not
+judged, and listed in `unread` where one of them may be the origin. On a GPU, a parameter that goes bad between two
+checks of the modules is seen as the output of its model, and bad outputs are not traced back.
 """
 
 from __future__ import annotations
@@ -135,11 +136,12 @@ class NaN(Plugin):
         policy = self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = policy.name != "report"
         self.reporter = Reporter(context, recorder, policy)
-        judge, checks, queue = self.judge, self.checks, self.queue = Judge(patience), Checks(context), Queue(context)
+        judge, checks = self.judge, self.checks = Judge(patience), Checks(context)
         models = Models(context)
         optimizers = self.optimizers = Optimizers(models)
         blame = Blame(context, scan, models, optimizers)
         findings = self.findings = Findings(context, scan, checks, blame, self.reporter)
+        queue = self.queue = Queue(context, findings.note_unread)
         fates = self.fates = Fates(context, judge, ("step_pre", "closure_done"))
         self.implied = Implied(context.per_module())
         seen = context, scan, checks, judge, queue, findings
@@ -194,6 +196,7 @@ class NaN(Plugin):
         """Act on what was found late, and check the output of a model."""
         self.policy.act()
         self.outputs.root_forward(module, inputs, kwargs, output, versions)
+        self.queue.call_done()
 
     @hookimpl
     def forward_error(self, module: Module) -> None:

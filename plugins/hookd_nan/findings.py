@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from hookd_nan.judge import Event, Looks
+from hookd_nan.scan import is_within
 
 if TYPE_CHECKING:
     from hookd import Context, Module
     from hookd_nan.blame import Blame
     from hookd_nan.report import Reporter
     from hookd_nan.scan import Scan
+
+
+UNREAD = 64
+"""Number of events that could not be judged of which an incident can tell."""
 
 
 class Checks:
@@ -74,10 +80,14 @@ class Findings:
         self._scan, self._checks, self._blame, self._reporter = scan, checks, blame, reporter
         labels = ["module", "where", "kind"]
         self._nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
+        self._context = context
+        self._unread: deque[Event] = deque(maxlen=UNREAD)
+        self._unread_count = 0
 
     def succeed(self, predecessor: Findings) -> None:
         """Take over the counts of a predecessor."""
         self._nonfinite.adopt(predecessor._nonfinite)  # noqa: SLF001
+        self._unread, self._unread_count = predecessor._unread, predecessor._unread_count  # noqa: SLF001
 
     @property
     def is_over(self) -> bool:
@@ -103,8 +113,38 @@ class Findings:
 
     def report_as_found(self, event: Event | None) -> None:
         """Report an event as the origin."""
-        self._reporter.report(event)
+        self._reporter.report(event if event is None else self._with_unread(event))
+
+    def note_unread(self, event: Event) -> None:
+        """Record an event that could not be judged, because its values could not be read from their device."""
+        self._unread.append(event)
+        self._unread_count += 1
+        count = self._unread_count
+        if not count & (count - 1):  # 1, 2, 4, 8
+            last = f"{event.where} of {event.module or 'the training'} at step {event.step}"
+            self._context.log(
+                f"{count} check{'s' if count > 1 else ''} not judged: values could not be read from the device, so a NaN in them"
+                f" is not reported; the last: {last}"
+            )
+
+    def _with_unread(self, event: Event) -> Event:
+        """Return the event with the earlier ones of its step that could not be judged, and may be the origin."""
+        earlier = (one for one in self._unread if one.step == event.step and one.order < event.order)
+        places = [f"{one.module} {one.where}".strip() for one in earlier if _may_precede(one, event)]
+        if not places:
+            return event
+        return event.having(unread=list(dict.fromkeys([*places, *event.details.get("unread", ())])))
 
     def gradients_used(self) -> None:
         """Record that an optimizer has used bad gradients."""
         self._reporter.gradients_used()
+
+
+def _may_precede(unread: Event, event: Event) -> bool:
+    """Whether a value that could not be read may be the origin of one that was found bad after it.
+
+    An output's inputs were good, so only a call in it can be; a bad gradient has a bad one before it, and a bad loss any output.
+    """
+    if event.where == "output":
+        return unread.where == "output" and is_within(unread.module, event.module)
+    return unread.where == event.where == "grad" or (unread.where == "output" and event.where == "loss")

@@ -47,6 +47,8 @@ class Details(TypedDict, total=False):
     """Their number."""
     last_bad: str
     """The last of them in the model's order."""
+    unread: list[str]
+    """Earlier checks of the step whose values could not be read from their device; they may be the origin."""
     since_if_used: int
     """The step in which the parameter went bad, if it is used in every step."""
 
@@ -77,6 +79,8 @@ class Event:
         may_write: the call may itself have written the module's buffers.
         bad: positions of the bad tensors among those checked, if their values came from a device.
         own: names of the module's own parameters and buffers, if their values come from a device.
+        unread: of which tensors values could not be read from their device, while the others were good: 0 for the event's own,
+            1 for its inputs, 2 and 3 for the module's own parameters and buffers.
     """
 
     where: str
@@ -100,6 +104,12 @@ class Event:
     may_write: bool = False
     bad: tuple[int, ...] = ()
     own: tuple[list[str], ...] = ()
+    unread: tuple[int, ...] = ()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the event could not be judged: its kind is "" although its own values may be bad."""
+        return 0 in self.unread
 
     def having(self, **details: Unpack[Details]) -> Event:
         """Return the event with more details, or with other values of them."""
@@ -220,7 +230,7 @@ class Judge:
         waiting = self.pending.get(event.thread)
         if waiting is not None and len(event.stack) < len(waiting.stack):
             del self.pending[event.thread]
-            if not event.inputs and not event.kind:
+            if not event.inputs and not event.kind and not event.is_unread:
                 # Made between the two calls, and removed again before the outer one returned.
                 return replace(waiting, where="input", details={})
             event = replace(event, kind=event.kind or waiting.kind)

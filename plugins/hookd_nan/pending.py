@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Callable
 
 from hookd_nan.scan import Range, kind_of
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     from hookd_nan.judge import Event
     from hookd_nan.scan import Found
 
-    _Numbers = tuple[int, float, float]
-    """A tensor's position among those checked, its smallest and its largest element."""
+    _Numbers = tuple[int, float | None, float | None]
+    """A tensor's position among those checked, its smallest and its largest element; None if they could not be read."""
 
 LARGEST = 1024
 """Largest number of events whose values are requested together."""
-MOST = 64
-"""Largest number of batches in flight: a model that is called without ever a step must not fill the memory."""
-# Numbers that cannot be read from a device never arrive, and all later batches wait for them. So the oldest batch is dropped,
-# and its events are not judged: a bad value that only they have seen is not reported.
+CALLS = 32
+"""Number of a model's calls without a step after which the values are requested: a server makes no steps."""
+PARTS = ("its outputs", "its inputs", "its parameters", "its buffers")
+GRADIENTS = ("its gradients", "the gradients that reached it")
+"""What the results of `Entry.found` belong to."""
 
 
 @dataclass
@@ -62,31 +64,39 @@ class Entry:
         """Whether no value is on a device."""
         return all(isinstance(found, str) for found in self.found)
 
-    def judge(self, values: Iterator[float], *, is_late: bool) -> None:
-        """Judge the event.
+    def judge(self, values: Iterator[float | None], *, is_late: bool) -> Event:
+        """Judge the event, and return it.
 
         Args:
-            values: an iterator whose next numbers are those of `self.values`, in order.
+            values: an iterator whose next numbers are those of `self.values`, in order; None for one that could not be read.
             is_late: the training code has continued since the check.
         """
         read = [found if isinstance(found, str) else list(_read(found, values)) for found in self.found]
-        ends = () if isinstance(read[0], str) else read[0][0][1:]
+        ends: tuple[float, float] | tuple[()] = ()
+        if not isinstance(read[0], str):
+            ends = next(((low, high) for _, low, high in _known(read[0])), ())
         bad = [() if isinstance(result, str) else self._bad(result) for result in read]
         kinds = [result if isinstance(result, str) else self._worst(result) for result in read]
+        # What is bad is known to be, even if other numbers are not known.
+        unread = tuple(at for at, result in enumerate(read) if not kinds[at] and _has_gaps(result))
         inputs = kinds[1] if len(kinds) > 1 else ""
-        event = replace(self.event, kind=kinds[0], bad=bad[0], inputs=inputs, ends=ends, is_late=is_late)
+        event = replace(self.event, kind=kinds[0], bad=bad[0], inputs=inputs, ends=ends, is_late=is_late, unread=unread)
         if kinds[0] and len(kinds) > 2:
             event = event.blamed_own(*kinds[2:]).named_own(*bad[2:])
+        if unread and event.where in ("output", "grad"):
+            parts = PARTS if event.where == "output" else GRADIENTS
+            event = event.having(unread=[parts[at] for at in unread])
         self.judge_with(event)
+        return event
 
     def _worst(self, read: list[_Numbers]) -> str:
-        return max(kind_of(low, high, masks=self.masks) for _, low, high in read)
+        return max((kind_of(low, high, masks=self.masks) for _, low, high in _known(read)), default="")
 
     def _bad(self, read: list[_Numbers]) -> tuple[int, ...]:
-        return tuple(at for at, low, high in read if kind_of(low, high, masks=self.masks))
+        return tuple(at for at, low, high in _known(read) if kind_of(low, high, masks=self.masks))
 
 
-def _read(found: list[Range | Largest], values: Iterator[float]) -> Iterator[_Numbers]:
+def _read(found: list[Range | Largest], values: Iterator[float | None]) -> Iterator[_Numbers]:
     """Yield the position and the range of each tensor, from the numbers that have arrived."""
     for result in found:
         if isinstance(result, Range):
@@ -97,34 +107,56 @@ def _read(found: list[Range | Largest], values: Iterator[float]) -> Iterator[_Nu
                 yield at, largest, largest
 
 
+def _known(read: list[_Numbers]) -> Iterator[tuple[int, float, float]]:
+    """Yield the ranges that could be read."""
+    return ((at, low, high) for at, low, high in read if low is not None and high is not None)
+
+
+def _has_gaps(read: str | list[_Numbers]) -> bool:
+    """Whether some of the numbers could not be read."""
+    return not isinstance(read, str) and any(low is None or high is None for _, low, high in read)
+
+
 @dataclass
 class Batch:
     """Events whose values were requested together.
 
     Attributes:
         entries: the events.
-        numbers: the numbers of all their `values`, in order; 0 for those that have not arrived.
-        missing: number of devices whose values have not arrived.
+        numbers: the numbers of all their `values`, in order; None for those that have not arrived.
+        missing: number of requests that have no answer yet.
+        last: number of the last of these requests; None while one is being made.
     """
 
     entries: list[Entry]
-    numbers: list[float]
+    numbers: list[float | None]
     missing: int = 0
+    last: int | None = None
 
-    def judge(self) -> None:
-        """Judge all events."""
-        values = iter(self.numbers)
-        for entry in self.entries:
-            entry.judge(values, is_late=True)
+
+@dataclass
+class Piece:
+    """A value of an event in a request, and where its numbers belong among those of the batch."""
+
+    entry: int
+    begin: int
+    value: Tensor
 
 
 @dataclass
 class Queue:
-    """Judges events in the order in which they came: at once, or when the values of all earlier ones are known."""
+    """Judges events in the order in which they came: at once, or when the values of all earlier ones are known.
+
+    Attributes:
+        unread: called with an event that could not be judged, because its numbers could not be read.
+    """
 
     context: Context
+    unread: Callable[[Event], None]
     entries: list[Entry] = field(default_factory=list)
     batches: deque[Batch] = field(default_factory=deque)
+    requests: int = 0
+    calls: int = 0
 
     def is_known(self, *found: Found) -> bool:
         """Whether an event would be judged at once."""
@@ -150,36 +182,74 @@ class Queue:
         predecessor.batches.clear()
         predecessor.entries = []
 
+    def call_done(self) -> None:
+        """Request the values of the queued events after some calls of models, in code that makes no steps."""
+        self.calls += 1
+        # Between a backward and its optimizer, `Losses` must find the gradients among the entries.
+        if self.calls >= CALLS and not any(entry.event.where == "grad" for entry in self.entries):
+            self.flush()
+
     def flush(self) -> None:
         """Request the values of the queued events, at the end of a step."""
+        self.calls = 0
         if not self.entries:
             return
-        requested = [value for entry in self.entries for value in entry.values]
-        sizes = [value.numel() for value in requested]
-        batch = Batch(self.entries, [0.0] * sum(sizes))
+        pieces: dict[torch.device, list[Piece]] = {}
+        size = 0
+        for at, entry in enumerate(self.entries):
+            for value in entry.values:
+                pieces.setdefault(value.device, []).append(Piece(at, size, value))
+                size += value.numel()
+        batch = Batch(self.entries, [None] * size)
         self.entries = []
         self.batches.append(batch)
-        if len(self.batches) > MOST:
-            self.batches.popleft()
-        devices: dict[torch.device, list[int]] = {}
-        for at, value in enumerate(requested):
-            devices.setdefault(value.device, []).append(at)
-        batch.missing = len(devices)
-        begins = list(accumulate(sizes, initial=0))
-        for numbers in devices.values():
-            places = [place for at in numbers for place in range(begins[at], begins[at + 1])]
-            self._request(batch, places, [requested[at] for at in numbers])
+        self._request(batch, list(pieces.values()))
         self._judge_complete()
 
-    def _request(self, batch: Batch, places: list[int], values: list[Tensor]) -> None:
-        def arrived(numbers: list[float]) -> None:
-            for at, number in zip(places, numbers):
-                batch.numbers[at] = number
-            batch.missing -= 1
-            self._judge_complete()
+    def _request(self, batch: Batch, requests: list[list[Piece]]) -> None:
+        batch.missing += len(requests)
+        batch.last = None
+        try:
+            for pieces in requests:
+                self._request_one(batch, pieces)
+        finally:  # even if it fails, no later batch must wait for this one
+            batch.last = self.requests
 
-        self.context.later(values, arrived)
+    def _request_one(self, batch: Batch, pieces: list[Piece]) -> None:
+        self.requests += 1
+        number = self.requests
+
+        def arrived(numbers: list[float]) -> None:
+            left = iter(numbers)
+            for piece in pieces:
+                size = piece.value.numel()
+                batch.numbers[piece.begin : piece.begin + size] = islice(left, size)
+            self._answered(batch, number)
+
+        def lost() -> None:
+            # One value cannot be read, or there is no memory for all of them: each event is requested by itself, then each value.
+            parts = [list(own) for _, own in groupby(pieces, attrgetter("entry"))]
+            if len(parts) == 1:
+                parts = [[piece] for piece in pieces]
+            if len(parts) > 1:
+                self._request(batch, parts)
+            self._answered(batch, number)
+
+        self.context.later([piece.value for piece in pieces], arrived, lost)
+
+    def _answered(self, batch: Batch, number: int) -> None:
+        batch.missing -= 1
+        # Requests are answered in their order. An older one that still has no answer met a quarantine of the plugin, and gets none.
+        for older in list(self.batches):
+            if older.last is not None and older.last < number:
+                older.missing = 0
+        self._judge_complete()
 
     def _judge_complete(self) -> None:
-        while self.batches and not self.batches[0].missing:
-            self.batches.popleft().judge()
+        while self.batches and self.batches[0].missing <= 0:
+            batch = self.batches.popleft()
+            values = iter(batch.numbers)
+            for entry in batch.entries:
+                event = entry.judge(values, is_late=True)
+                if event.is_unread:
+                    self.unread(event)

@@ -22,7 +22,7 @@ CASES = 8
 """Largest number of cases that are reported: a training that recovers again and again must not flood the user."""
 SHOWN = 16
 """Largest number of places with a series of `hookd_nan_origin`."""
-DOUBTS = {"inputs", "buffer", "or_in", "parameters", "if_used_in", "elsewhere"}
+DOUBTS = {"inputs", "buffer", "or_in", "parameters", "if_used_in", "elsewhere", "unread"}
 """Details by which an incident is not exact."""
 SENTENCES = {
     "if_used_in": "if {0} uses it without a call of its module, which hookd cannot see; otherwise in the output of {0}",
@@ -30,6 +30,7 @@ SENTENCES = {
     "parameters": "a parameter or buffer inside of it is bad now; it may have been bad before, and used without a call"
     " of its module",
     "elsewhere": "{} is bad as well, and may be used there",
+    "unread": "these could not be read from the device, and may have been bad before: {}",
     "buffer": "its buffer {} is bad as well, either before the call or because of it",
 }
 """What the message says about a detail."""
@@ -212,6 +213,8 @@ def _remarks(event: Event) -> Iterator[str]:
         masked = details["neginf_in"]
         where = "its inputs have" if masked == "inputs" else f"the output of {masked[0]} has"
         yield f"{where} -inf, which is taken for a mask unless neginf=true"
+    if "unread" in details:
+        yield SENTENCES["unread"].format(", ".join(details["unread"]))
     if "parameters" in details:
         yield SENTENCES["parameters"]
     if "gradients" in details:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -129,6 +129,10 @@ class Steps:
 
     def _decide(self, event: Event) -> None:
         """Judge the gradients at a step; `event.inputs` is set if a fused optimizer was given `found_inf`."""
+        if event.is_unread or (event.kind and event.unread):
+            if not event.inputs:  # nor is it known what became of earlier bad gradients
+                return
+            event = replace(event, kind=event.kind or event.inputs)
         skipped = self.judge.skipped
         is_used = bool(event.kind) and not event.inputs
         if is_used:

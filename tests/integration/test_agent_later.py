@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from hookd.target.tensors.deferred import Buffers, _Buffer
+from hookd.target.tensors.deferred import MANY, Buffers, Later, _Asked, _Buffer, _Copy
 
 
 class Event:
@@ -16,11 +16,12 @@ class Event:
 
     def __init__(self) -> None:
         self.is_lost = False
+        self.is_over = True
 
     def query(self) -> bool:
         if self.is_lost:
             raise RuntimeError("CUDA error: device-side assert triggered")
-        return True
+        return self.is_over
 
 
 @pytest.fixture
@@ -51,3 +52,23 @@ def test_what_a_device_that_is_lost_has_copied_to_is_never_freed(buffers, is_los
     del lent, idle
     gc.collect()
     assert [host() is not None for host in hosts] == [is_lost, is_lost]
+
+
+def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_told(buffers):
+    told = []
+    later = Later(lambda _context, then, numbers: then(numbers))
+    later._buffers = buffers
+    taken = [buffers.take(GPU, 64) for _ in range(3)]
+    for at, buffer in enumerate(taken):
+        asked = [_Asked(None, [torch.ones(1)], told.append, lambda at=at: told.append(f"lost {at}"), None)]
+        host = buffer.host[:1].fill_(at) if at != 1 else torch.empty(1, device="meta")
+        later._sent.append((asked, [_Copy(asked, host, buffer)]))
+    taken[1].event.is_over = False
+    later._waiting = MANY
+    later.collect()
+    assert told == [[0.0]]
+    taken[1].event.is_over = True
+    later.turn()
+    assert told == [[0.0], "lost 1", [2.0]]
+    assert later._waiting == 0
+    assert not buffers._lent

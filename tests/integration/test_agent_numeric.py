@@ -356,6 +356,49 @@ def test_numbers_for_a_plugin_that_is_gone_are_dropped():
     assert SEEN == []
 
 
+def test_who_asked_for_numbers_that_cannot_be_read_is_told_in_turn():
+    with running(Looks) as agent:
+        context = agent.parts.registry.named("looks").context
+        arrived, values = [], [torch.full((1,), float(at)) for at in range(4)]
+        for at, value in enumerate(values):
+            context.later([value], arrived.append, None if at == 2 else lambda: arrived.append("lost"))
+        for value in values[1:3]:
+            value.untyped_storage().resize_(0)
+        one_step()
+    assert arrived == [[0.0], "lost", [3.0]]
+
+
+def test_what_a_plugin_asks_for_when_numbers_arrive_comes_after_all_that_was_asked_before():
+    with running(Looks) as agent:
+        context = agent.parts.registry.named("looks").context
+        arrived = []
+
+        def ask_more(numbers):
+            arrived.append(numbers)
+            for _ in range(1024):
+                context.later([torch.zeros(1)], arrived.append)
+
+        context.later([torch.ones(1)], ask_more)
+        context.later([torch.full((1,), 2.0)], arrived.append)
+        one_step()
+    assert arrived == [[1.0], [2.0], *[[0.0]] * 1024]
+
+
+def test_a_validation_collects_numbers_between_its_calls_once_many_wait(monkeypatch):
+    monkeypatch.setattr(statistics, "LOOKS_IN_C", False)
+    with running(Looks) as agent, torch.no_grad():
+        with torch.enable_grad():
+            one_step()
+        context = agent.parts.registry.named("looks").context
+        model, arrived = nn.Linear(3, 1), []
+        context.later([torch.ones(1)], arrived.append)
+        model(torch.ones(2, 3))
+        assert not arrived, "only at the end of the step"
+        context.later([torch.ones(1)] * 1024, arrived.append)
+        model(torch.ones(2, 3))
+        assert [len(numbers) for numbers in arrived] == [1, 1024]
+
+
 def test_code_that_makes_no_steps_does_not_fill_the_memory():
     with running(Looks) as agent:
         context = agent.parts.registry.named("looks").context

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hookd_nan.judge import Event, Judge
 
 
@@ -17,6 +19,13 @@ class TestJudge:
         assert origin is None
         origin = judge.call(call("r", "nan", "r"))
         assert (origin.module, origin.where) == ("r", "output")
+
+    def test_caller_whose_outputs_could_not_be_read_decides_all_the_same(self):
+        judge = Judge(3)
+        assert judge.call(replace(call("a", "", "r", "a"), unread=(0,))) is None
+        assert judge.call(call("a.b", "nan", "r", "a", "a.b", inputs="nan")) is None
+        origin = judge.call(replace(call("a", "", "r", "a"), unread=(0,)))
+        assert (origin.module, origin.where, origin.kind) == ("a", "output", "nan")
 
     def test_sibling_does_not_decide(self):
         judge = Judge(3)

@@ -809,7 +809,7 @@ def test_every_kind_of_incident_stands_in_the_documentation():
         *root.glob("hookd/tool/daemon/**/*.py"),
     ]
     calls = re.compile(
-        r'(?:\.incident|report_incident|_incidents\.report|\bsee|\.tell)\((?:\s*(?:entry\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
+        r'(?:\.incident|report_incident|_incidents\.report|\bsee|\.tell)\((?:\s*(?:loaded\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
     )
     told = {kind for path in sources for kind in calls.findall(path.read_text())}
     told |= {hangs.HANG, hangs.OVER, stragglers.TOLD, stragglers.OVER, drift.TOLD, drift.OVER, "nan", "inf"}

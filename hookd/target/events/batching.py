@@ -372,6 +372,7 @@ class Portions:
             with torch_state.unseen():
                 self._tell(thread, calls, size)
                 self._learn(thread, calls)
+            self._numeric.later.collect()  # a model can be called for long inside of one outermost call
         except Failure as failure:
             self._dispatch.own_failure("calls that were held", failure)
 

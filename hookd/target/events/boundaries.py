@@ -119,8 +119,15 @@ class Boundaries:
         except Failure as failure:
             self._dispatch.own_failure("the beginning of a call", failure)
 
+    def collect_numbers(self) -> None:
+        """Deliver the numbers that have arrived, if many wait; called at the beginning of each outermost call."""
+        self._call_later(self._later.collect)
+
     def _deliver_numbers(self) -> None:
+        self._call_later(self._later.turn)
+
+    def _call_later(self, work: Callable[[], None]) -> None:
         try:
-            self._later.turn()
+            work()
         except Failure as failure:  # an error in the plugins' numbers must not prevent the step from being counted
             self._dispatch.own_failure("later", failure)

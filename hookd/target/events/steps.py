@@ -319,6 +319,7 @@ class Steps:
         It closes the last step, and may end a step without an optimizer.
         """
         self.begins()
+        self._boundaries.collect_numbers()
         by_hand = self._by_hand
         if by_hand is None:
             return

@@ -1,13 +1,15 @@
 """Reads small tensors of a device a step later, without waiting for the device.
 
 The requests of all plugins in one step are combined: one copy and one event per device, sent at the end of the step and
-queried from the end of the next step on.
+queried from the end of the next step on. Code that makes no steps, such as a validation, has them sent and queried between its
+calls once many numbers wait.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import defaultdict, deque
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +18,7 @@ import torch
 
 from hookd.target.tensors import torch_state
 from hookd.target.tensors.host_memory import PLAIN, is_readable
+from hookd.wire.originals import RLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,12 +30,15 @@ if TYPE_CHECKING:
 _dtype = attrgetter("dtype")
 LIMIT = 1024
 """Number of requests that are sent without waiting for the step's end: code without steps must not fill the memory."""
+MANY = 1024
+"""Number of tensors that may wait for the step's end; with more, `collect` does the work of `turn`."""
 
 
 class _Asked(NamedTuple):
     context: Context
     values: Sequence[Tensor]
     then: Callable[[list[float]], None]
+    lost: Callable[[], None] | None
     stream: Any
 
 
@@ -129,10 +135,21 @@ class Later:
         self._deliver = deliver
         self._asked: deque[_Asked] = deque()
         self._sent: deque[tuple[list[_Asked], list[_Copy]]] = deque()
+        self._arrived: deque[tuple[_Asked, list[float] | None]] = deque()
+        self._arriving = RLock()  # several threads may call models in turn; one of them reads what has arrived
+        self._waiting = 0  # number of tensors
         self._buffers = Buffers()
 
-    def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
+    def ask(
+        self,
+        context: Context,
+        values: Sequence[Tensor],
+        then: Callable[[list[float]], None],
+        lost: Callable[[], None] | None = None,
+    ) -> None:
         """Request a call of `then` with the elements of `values` in one list; any thread may call this.
+
+        If the tensors cannot be copied, `lost` is called in its place. Requests are answered in their order.
 
         Raises:
             ValueError: the tensors are not dense, or not all on one device.
@@ -144,13 +161,14 @@ class Later:
             if value.layout is not torch.strided or value.device != device:
                 raise ValueError(f"dense tensors of {device} can be read later, not {value.layout} on {value.device}")
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._asked.append(_Asked(context, values, then, stream))
+        self._asked.append(_Asked(context, values, then, lost, stream))
+        self._waiting += len(values)
         if len(self._asked) >= LIMIT:
             self._send()
 
     def turn(self) -> None:
         """End a step: deliver the numbers that have arrived, and send the new requests."""
-        if not (self._asked or self._sent):
+        if not (self._asked or self._sent or self._arrived):
             return
         undo: list[Any] = []
         was = torch_state.is_grad_enabled()
@@ -167,9 +185,15 @@ class Later:
                 finally:
                     torch_state.leave(undo)
 
+    def collect(self) -> None:
+        """Deliver and send between two calls, if many numbers wait: code that makes no steps must not fill the memory."""
+        if self._waiting >= MANY:
+            self.turn()
+
     def clear(self) -> None:
         """Discard all requests, and free the buffers."""
         self._asked.clear()
+        self._arrived.clear()
         self._buffers.close()
         self._sent.clear()
 
@@ -187,18 +211,38 @@ class Later:
 
     def _take(self) -> None:
         """Deliver the numbers that have arrived, in the order of the requests, across devices."""
-        while self._sent:
-            asked, copies = self._sent[0]
-            if not all(copy.is_over() for copy in copies):
+        if self._arriving.acquire(blocking=False):  # else another thread does the same
+            try:
+                while self._sent and all(copy.is_over() for copy in self._sent[0][1]):
+                    self._read(*self._sent.popleft())
+                if not (self._asked or self._sent):
+                    self._waiting = 0  # threads that count at the same time may miscount
+            finally:
+                self._arriving.release()
+        # One by one: if a signal handler raises while a plugin has its numbers, or the plugin asks for more, the others get theirs.
+        while self._arrived:
+            try:
+                one, numbers = self._arrived.popleft()
+            except IndexError:  # another thread was faster
                 return
-            self._sent.popleft()
-            numbers = {id(one): got for copy in copies for one, got in _parts(copy)}
-            for copy in copies:
+            if numbers is not None:
+                self._deliver(one.context, one.then, numbers)
+            elif one.lost is not None:
+                self._deliver(one.context, partial(_tell, one.lost), [])
+
+    def _read(self, asked: list[_Asked], copies: list[_Copy]) -> None:
+        """Read the numbers of finished copies."""
+        numbers: dict[int, list[float]] = {}
+        for copy in copies:
+            try:
+                numbers.update((id(one), got) for one, got in _parts(copy))
+            except RuntimeError:  # on a device without events, only the reading shows that the copy has failed
+                continue
+            finally:
                 if copy.buffer is not None:
                     self._buffers.give_back(copy.buffer)
-            for one in asked:
-                if id(one) in numbers:
-                    self._deliver(one.context, one.then, numbers[id(one)])
+        self._arrived.extend((one, numbers.get(id(one))) for one in asked)
+        self._waiting -= sum(len(one.values) for one in asked)
 
     def _copies(self, asked: list[_Asked], device: torch.device, stream: Any) -> list[_Copy]:
         """Return one copy for all requests; if a tensor cannot be copied, one for each request that can."""
@@ -218,6 +262,11 @@ class Later:
             host = buffer.host[: joined.numel()].copy_(joined, non_blocking=True)
             buffer.event.record(stream)
         return _Copy(asked, host, buffer)
+
+
+def _tell(lost: Callable[[], None], _: list[float]) -> None:
+    """Call `lost` in place of a function that gets numbers."""
+    lost()
 
 
 def _parts(copy: _Copy) -> Iterator[tuple[_Asked, list[float]]]:

@@ -184,9 +184,15 @@ class Numeric:
         made = self.kernel
         return (None, None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
 
-    def ask(self, context: Context, values: Sequence[Tensor], then: Callable[[list[float]], None]) -> None:
+    def ask(
+        self,
+        context: Context,
+        values: Sequence[Tensor],
+        then: Callable[[list[float]], None],
+        lost: Callable[[], None] | None,
+    ) -> None:
         """Implement `Context.later`."""
-        self.later.ask(context, values, then)
+        self.later.ask(context, values, then, lost)
 
     def close(self) -> None:
         """Release the kernel and all buffers; no thread may be inside."""
