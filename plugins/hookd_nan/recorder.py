@@ -112,5 +112,7 @@ def _call(name: str, low: float, high: float) -> CallNumbers:
 
 
 def number(value: float) -> float | str:
-    """Return a finite number rounded to 6 digits, and any other as its name, for JSON."""
+    """Return a finite number rounded to 6 digits, a whole one as it is, and any other as its name, for JSON."""
+    if isinstance(value, int):
+        return value
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))

@@ -9,6 +9,7 @@ import hookd_nan.forward
 import hookd_nan.scan
 import pytest
 import torch
+from hookd_nan.recorder import number
 from torch import nn
 
 from tests.support.processes import wait_until
@@ -212,3 +213,7 @@ class TestNewOptions:
         assert done.is_set()
         assert findings(hook) == [("(root)", "input", 3)]
         assert hook.value("nan_policy", "pause") == 1
+
+
+def test_a_step_of_seven_digits_is_not_rounded():
+    assert [number(value) for value in (1234567, 0.12345678, math.inf)] == [1234567, 0.123457, "inf"]
