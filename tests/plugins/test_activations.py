@@ -119,23 +119,6 @@ def test_what_is_on_a_device_is_read_at_the_end_of_a_step(hook):
     assert shown(hook, "(root)") == pytest.approx(expected(out.detach()), rel=1e-5)
 
 
-def test_a_module_whose_change_cannot_be_read_is_not_reported_and_the_others_are(hook):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hook.start("activations", every=1)
-
-    def ask_of_nothing(*_):
-        (samples,) = hook.plugin("activations").parameters._rounds.values()
-        row = samples.rows["0", "weight"]
-        samples.asked.append(([torch.empty((), device="meta")] * 2, row.move, row))
-
-    optimizer.register_step_pre_hook(ask_of_nothing)
-    for _ in range(3):
-        model(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
-    assert set(hook.metric("activations_update_ratio")) == {("1",)}
-
-
 def test_training_is_bit_identical(hook):
     def weights():
         torch.manual_seed(1)
