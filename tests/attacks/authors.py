@@ -24,7 +24,7 @@ from tests.attacks.people import folder_of, process_of
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY, TARGETS, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Page
+from tests.support.tool import HOOKD, Page, start_hookd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -392,9 +392,7 @@ def secrets_of_a_training(tries: int) -> Result:
             shown = str(daemon.client.evaluate(pid, "__import__('os').environ['SECRET'] + models[0].token", 20.0))
             assert "in-the-environment" in shown and "in-an-attribute" in shown, shown  # noqa: PT018
             for command in (["snapshot", str(pid)], ["stack", str(pid)]):
-                with Process(
-                    [*HOOKD, *command], env=tool_environment(HOOKD_HOST=f"unix://{daemon.client.path}")
-                ) as tool:
+                with start_hookd(*command, HOOKD_HOST=f"unix://{daemon.client.path}") as tool:
                     tool.wait()
             with process_of(
                 ATTACKER, [sys.executable, "-c", _ASK, daemon.url, daemon.client.path, ours / "state"]

@@ -17,9 +17,9 @@ import psutil
 from tests.attacks.attack import ATTACKER, VICTIM, Result, attack
 from tests.attacks.people import process_of
 from tests.support.daemon import Daemon, tell
-from tests.support.environment import REPOSITORY, tool_environment
+from tests.support.environment import REPOSITORY
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.tool import start_hookd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,8 +46,7 @@ class Scene:
 
     def listed(self) -> list[str]:
         """Return the messages that `hookd incidents` shows to root."""
-        command = [*HOOKD, "incidents", "--json", "--host", f"unix://{self.folder}/control.sock"]
-        with Process(command, env=tool_environment()) as listing:
+        with start_hookd("incidents", "--json", "--host", f"unix://{self.folder}/control.sock") as listing:
             return [row["message"] for row in json.loads("\n".join(listing.finish()))["incidents"]]
 
     def stored(self) -> list[str]:

@@ -16,9 +16,8 @@ from hookd.tool.attach.modules import snapshot
 from hookd.tool.linux.owner import user_name
 from tests.support import forked, training
 from tests.support.daemon import Daemon
-from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.tool import start_hookd
 from tests.support.training import Job
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
@@ -45,7 +44,7 @@ def daemon(stack, tmp_path):
 def asked(daemon, *words, status=0):
     """Run a command, and give what it printed on stdout and on stderr."""
     host = () if words[0] == "snapshot" else ("--host", f"unix://{daemon.client.path}")
-    with Process([*HOOKD, *words, *host], env=tool_environment(COLUMNS="80")) as process:
+    with start_hookd(*words, *host, COLUMNS="80") as process:
         assert process.wait() == status, process.describe()
         return "\n".join(process.out), "\n".join(process.err)
 
@@ -105,6 +104,6 @@ def test_without_a_daemon_nothing_is_evaluated_and_a_stranger_has_no_stack(targe
             (("stack", str(target.pid)), 4, "hookd attach"),
             (("snapshot", str(target.pid)), 4, "hookd attach"),
         ):
-            process = stack.enter_context(Process([*HOOKD, *words], env=tool_environment(**nobody)))
+            process = stack.enter_context(start_hookd(*words, **nobody))
             assert process.wait() == status, process.describe()
             assert told in "\n".join(process.err)

@@ -10,9 +10,9 @@ import textwrap
 import pytest
 
 from tests.support import training
-from tests.support.environment import TARGETS, bare_python, tool_environment
+from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Attachment, family_of, hookd, hookd_json
+from tests.support.tool import Attachment, family_of, hookd, hookd_json, start_hookd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(600)]
 
@@ -79,7 +79,7 @@ def clipped(pid):
 
 def refused(*arguments):
     """Run a command that fails; gives what it says."""
-    with Process([*HOOKD, *arguments], env=tool_environment()) as process:
+    with start_hookd(*arguments) as process:
         assert process.wait() in {1, 2}, process.describe()
         return "\n".join(process.err)
 

@@ -21,9 +21,8 @@ from hookd.tool.daemon.client import DaemonClient
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.linux import proc
 from tests.support import forked, training
-from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Attachment, Metrics, Page
+from tests.support.tool import Attachment, Metrics, Page, start_hookd
 from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
@@ -48,8 +47,8 @@ def serve(stack, tmp_path):
     def start(*arguments, name="first"):
         client = DaemonClient(tmp_path / f"{name}.sock")
         options = ("--state-dir", tmp_path / name, "--listen", "127.0.0.1:0", "--control", client.path)
-        environment = tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.1")
-        process = stack.enter_context(Process([*HOOKD, "serve", *options, *arguments], env=environment))
+        often = {"HOOKD_POLL_S": "0.1", "HOOKD_SCAN_S": "0.1"}
+        process = stack.enter_context(start_hookd("serve", *options, *arguments, **often))
         client.process = process
 
         def answers():
@@ -326,7 +325,7 @@ def test_a_foreground_attach_that_cannot_listen_touches_no_target(target):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with Process([*HOOKD, "attach", str(target.pid), "--listen", address], env=tool_environment()) as tool:
+        with start_hookd("attach", str(target.pid), "--listen", address) as tool:
             assert tool.wait() == 1
             assert any("cannot listen" in line for line in tool.err), tool.describe()
     assert not has_agent(target)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support import tool, training
-from tests.support.processes import Process
 from tests.support.tool import Attachment, Page, family_of
 from tests.support.training import Job
 
@@ -57,8 +56,7 @@ def test_one_of_several_ranks_refuses_to_be_clipped(attachable):
     with training.start(job, "--pause", "0.15") as process:
         process.expect("^step 5 ")
         rank = str(next(pid for pid in family_of(process.pid) if is_rank(pid)))
-        command = [*tool.HOOKD, "attach", rank, "--listen", "127.0.0.1:0", "-p", CLIP, "--json"]
-        with Process(command, env=tool.tool_environment()) as attach:
+        with tool.start_hookd("attach", rank, "--listen", "127.0.0.1:0", "-p", CLIP, "--json") as attach:
             assert attach.wait() not in {0, 3, 4}, attach.describe()
             assert "rank" in "\n".join(attach.out + attach.err)
         with Attachment([int(rank)], "-p", f"{CLIP},dry_run=true") as attachment:

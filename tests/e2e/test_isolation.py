@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import tool, training
-from tests.support.processes import Process, wait_until
+from tests.support.processes import wait_until
 from tests.support.tool import Attachment, Page, has_page
 from tests.support.training import Job
 
@@ -112,7 +112,7 @@ def test_a_plugin_that_cannot_be_configured_is_refused_with_its_reason(attachabl
     with training.start_warm(Job("mlp.py", "--steps 0 --pause 0.01")) as process:
         process.expect("^step 3 ")
         options = ["--listen", "127.0.0.1:0", "-p", "configure_raises", "--plugin-dir", str(PLUGIN_DIR)]
-        with Process([*tool.HOOKD, "attach", str(process.pid), *options], env=tool.tool_environment()) as attach:
+        with tool.start_hookd("attach", str(process.pid), *options) as attach:
             assert attach.wait() == 2, attach.describe()
             assert "no way to begin" in "\n".join(attach.err)
         assert not has_page(process.pid), "nothing is left of an attach that was refused"

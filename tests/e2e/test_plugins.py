@@ -17,7 +17,7 @@ from tests.support import puppet, training
 from tests.support.daemon import Daemon
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Page
+from tests.support.tool import HOOKD, Page, start_hookd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.story, pytest.mark.usefixtures("attachable")]
 
@@ -171,8 +171,8 @@ class Scene:
 
     def hookd(self, *words, status=0, json_too=False):
         """Run a command at this daemon; gives what it says, or prints as JSON."""
-        command = [*HOOKD, *words, "--host", f"unix://{self.daemon.client.path}", *(["--json"] if json_too else [])]
-        with Process(command, env=tool_environment(COLUMNS="160")) as process:
+        more = ("--host", f"unix://{self.daemon.client.path}", *(["--json"] if json_too else []))
+        with start_hookd(*words, *more, COLUMNS="160") as process:
             assert process.wait() == status, process.describe()
             out = "\n".join(process.out)
             return json.loads(out) if json_too else out + "\n".join(process.err)

@@ -11,9 +11,8 @@ import pytest
 
 from tests.support import prometheus as prometheus_server
 from tests.support import tool, training
-from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.tool import start_hookd
 from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
@@ -36,7 +35,7 @@ def daemon(stack, tmp_path):
         "--control",
         control,
     )
-    process = stack.enter_context(Process([*HOOKD, "serve", *options], env=tool_environment(HOOKD_POLL_S="0.2")))
+    process = stack.enter_context(start_hookd("serve", *options, HOOKD_POLL_S="0.2"))
     url = process.expect(r"http://127\.0\.0\.1:[1-9]\d*").group()
     return url, f"unix://{control}"
 

@@ -14,9 +14,9 @@ import pytest
 
 from hookd.tool.attach import discover
 from tests.support import training
-from tests.support.environment import TARGETS, bare_python, tool_environment
+from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Metrics, hookd, hookd_json
+from tests.support.tool import Metrics, hookd, hookd_json, start_hookd
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
 
@@ -57,8 +57,7 @@ def _family(pid):
 @contextlib.contextmanager
 def attached(*arguments):
     """Attach in the foreground, and give what it prints as JSON, what it says, and how to scrape it."""
-    command = [*HOOKD, "attach", *arguments, "--listen", "127.0.0.1:0", "--json", "--timeout", "60"]
-    with Process(command, env=tool_environment()) as process:
+    with start_hookd("attach", *arguments, "--listen", "127.0.0.1:0", "--json", "--timeout", "60") as process:
         wait_until(lambda: process.out and process.out[-1] == "}", 120, process.describe)
         yield json.loads("\n".join(process.out)), process
         process.signal(signal.SIGINT)

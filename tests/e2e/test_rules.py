@@ -15,9 +15,9 @@ from hookd.errors import DaemonNotRunning
 from hookd.tool.daemon.client import DaemonClient
 from hookd.tool.linux.owner import user_name
 from tests.support import training
-from tests.support.environment import bare_python, target_environment, tool_environment
+from tests.support.environment import bare_python, target_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, Metrics
+from tests.support.tool import Metrics, start_hookd
 from tests.support.training import Job
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
@@ -34,9 +34,8 @@ class Daemon:
         (directory / "hookd.toml").write_text(config)
         self.client = DaemonClient(directory / "control.sock")
         state = ("--state-dir", directory / "state", "--control", self.client.path, "--listen", "127.0.0.1:0")
-        command = [*HOOKD, "serve", "--config", directory / "hookd.toml", *state]
-        environment = tool_environment(HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.2")
-        self.process = stack.enter_context(Process(command, env=environment))
+        words = ("serve", "--config", directory / "hookd.toml", *state)
+        self.process = stack.enter_context(start_hookd(*words, HOOKD_POLL_S="0.1", HOOKD_SCAN_S="0.2"))
         wait_until(self.answers, what="the daemon")
         self.url = self.client.status()["url"]
 
@@ -189,6 +188,5 @@ def test_a_failed_attach_is_tried_again_later_and_told(serve, hold_library, run)
 
 
 def _status(daemon):
-    command = [*HOOKD, "status", "--json", "--host", f"unix://{daemon.client.path}"]
-    with Process(command, env=tool_environment()) as process:
+    with start_hookd("status", "--json", "--host", f"unix://{daemon.client.path}") as process:
         return "\n".join(process.finish())

@@ -24,7 +24,7 @@ from hookd.tool.linux import commandline
 from tests.support import stub
 from tests.support.environment import REPOSITORY, target_environment, tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.tool import start_hookd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -497,7 +497,7 @@ def test_what_cannot_be_run_is_told(tmp_path, kind, said):
     else:
         path.write_bytes(b"\x7fELF\0\0")
         path.chmod(0o755 if kind == "binary" else 0o644)
-    with Process([*HOOKD, "run", "--", path], env=tool_environment(TMPDIR=tmp_path)) as process:
+    with start_hookd("run", "--", path, TMPDIR=tmp_path) as process:
         assert process.wait() == 2
         assert not [line for line in process.err if "imported torch" in line]
         assert any(line.startswith(f"hookd: error: cannot run {path}: ") and said in line for line in process.err)

@@ -23,7 +23,7 @@ from hookd.tool.linux.owner import user_name
 from tests.support.daemon import Daemon, tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.tool import start_hookd
 
 
 def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, hold, run):
@@ -169,22 +169,14 @@ def test_a_daemon_removes_what_killed_foreground_attaches_have_left(serve, tmp_p
 
 def test_a_second_daemon_is_told_of_the_first(serve, tmp_path):
     daemon = serve()
-    command = [*HOOKD, "serve", "--listen", "127.0.0.1:0", "--control", daemon.client.path, "--state-dir", tmp_path]
-    with Process(command, env=tool_environment()) as second:
+    with start_hookd(
+        "serve", "--listen", "127.0.0.1:0", "--control", daemon.client.path, "--state-dir", tmp_path
+    ) as second:
         assert second.wait() == 1
         assert any("another daemon answers" in line for line in second.err), second.describe()
     port = daemon.url.rpartition(":")[2]
-    command = [
-        *HOOKD,
-        "serve",
-        "--listen",
-        f"127.0.0.1:{port}",
-        "--control",
-        tmp_path / "x.sock",
-        "--state-dir",
-        tmp_path,
-    ]
-    with Process(command, env=tool_environment()) as second:
+    elsewhere = ("--control", tmp_path / "x.sock", "--state-dir", tmp_path)
+    with start_hookd("serve", "--listen", f"127.0.0.1:{port}", *elsewhere) as second:
         assert second.wait() == 1
         assert any("cannot listen on" in line for line in second.err), second.describe()
     assert not (tmp_path / "x.sock").exists()

@@ -16,8 +16,8 @@ from tests.support import prometheus, served
 from tests.support.daemon import tell
 from tests.support.deployment import DEPLOY
 from tests.support.environment import tool_environment
-from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD
+from tests.support.processes import wait_until
+from tests.support.tool import hookd, start_hookd
 
 QUICK = "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
 
@@ -41,11 +41,9 @@ def daemon(stack, tmp_path, directory):
     """Give the process and the URL of a daemon whose TOML file names the web configuration."""
     settings = tmp_path / "hookd.toml"
     settings.write_text(f'[serve]\nlisten = "127.0.0.1:0"\nweb_config = "{directory}/web-config.yml"\n')
-    subprocess.run([*HOOKD, "config", "check", settings], env=tool_environment(), check=True, timeout=60)
+    hookd("config", "check", settings)
     places = ("--state-dir", tmp_path / "state", "--control", tmp_path / "sock")
-    process = stack.enter_context(
-        Process([*HOOKD, "serve", "--config", settings, *places], env=tool_environment(HOOKD_SCAN_S="0.1"))
-    )
+    process = stack.enter_context(start_hookd("serve", "--config", settings, *places, HOOKD_SCAN_S="0.1"))
     return process, process.expect(r"https://127\.0\.0\.1:[1-9]\d*").group()
 
 

@@ -18,7 +18,7 @@ from hookd.tool.linux.owner import user_name
 from tests.support.daemon import tell
 from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import HOOKD, hookd, hookd_json
+from tests.support.tool import HOOKD, hookd, hookd_json, start_hookd
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def posted(got, run):
 
 
 USER = user_name(os.getuid())
-FOLLOW = [*HOOKD, "incidents", "--follow", "--json"]
+FOLLOW = ["incidents", "--follow", "--json"]
 
 
 def asked(*words):
     """Give what a command that prints no data says."""
-    with Process([*HOOKD, *words], env=tool_environment()) as process:
+    with start_hookd(*words) as process:
         assert process.wait() == 0, process.describe()
         return "\n".join(process.err)
 
@@ -60,8 +60,7 @@ def asked(*words):
 @pytest.fixture
 def follow(stack):
     def start(*words):
-        command = [*FOLLOW, *words]
-        return stack.enter_context(Process(command, env=tool_environment()))
+        return stack.enter_context(start_hookd(*FOLLOW, *words))
 
     return start
 
@@ -116,7 +115,9 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     assert asked("incidents", "--kind", "nan", *host) == ""
     assert re.search("none is of kind 'nam'; there are .*nan", asked("incidents", "--kind", "nam", *host))
     assert re.search(rf"none is of run '{run}x'; there are .*{run}", asked("incidents", "--run", f"{run}x", *host))
-    with Process(["bash", "-c", f"{shlex.join(FOLLOW)} {shlex.join(host)} | head -n 1"], env=tool_environment()) as one:
+    with Process(
+        ["bash", "-c", f"{shlex.join([*HOOKD, *FOLLOW])} {shlex.join(host)} | head -n 1"], env=tool_environment()
+    ) as one:
         (line,) = one.finish()  # though nothing more is told for now
         assert json.loads(line)["id"] <= number
     of_another = hookd("report", str(second.pid), *host)
@@ -235,7 +236,7 @@ def test_a_daemon_that_is_stopped_is_named_and_waited_for(serve, hold, tmp_path,
     tell(holder, incident={"kind": "nan", "message": "first"})
     followed(follower, "nan", holder.pid)
     daemon.process.signal(signal.SIGSTOP)
-    with Process([*HOOKD, "status", *host], env=tool_environment()) as status:
+    with start_hookd("status", *host) as status:
         assert status.wait() == 1
         told = " ".join(status.err)
     assert f"(process {daemon.process.pid}) does not answer within 10 s" in told

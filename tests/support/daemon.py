@@ -10,7 +10,7 @@ from hookd.errors import DaemonNotRunning
 from hookd.tool.daemon.client import DaemonClient
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
-from tests.support.tool import HOOKD, Metrics
+from tests.support.tool import HOOKD, Metrics, start_hookd
 
 
 class Daemon:
@@ -19,9 +19,12 @@ class Daemon:
     def __init__(self, directory, *arguments, around=(), cwd=None, **environment):
         self.client = DaemonClient(directory / "control.sock")
         state = ("--state-dir", directory / "state", "--control", self.client.path)
-        command = [*around, *HOOKD, "serve", "--listen", "127.0.0.1:0", *state, *arguments]
+        words = ("serve", "--listen", "127.0.0.1:0", *state, *arguments)
         environment = {"HOOKD_POLL_S": "0.1", "HOOKD_SCAN_S": "0.1", **environment}
-        self.process = Process(command, env=tool_environment(**environment), cwd=cwd)
+        if around:
+            self.process = Process([*around, *HOOKD, *words], env=tool_environment(**environment), cwd=cwd)
+        else:
+            self.process = start_hookd(*words, cwd=cwd, **environment)
         wait_until(self.answers, what="the daemon")
         self.url = self.client.status()["url"]
         wait_until(self.is_ready, what="its first look for targets")

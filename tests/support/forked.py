@@ -9,11 +9,12 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from tests.support.environment import bare_python, once, target_environment
+from tests.support.environment import bare_python, once, target_environment, tool_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,10 +23,11 @@ _asking = threading.Lock()
 
 
 class Popen:
-    """One Python script in the targets' environment, forked where torch has been imported.
+    """A process that begins with its imports done: a script of the targets, with torch, or a `hookd` command.
 
     Args:
-        command: the interpreter of that environment, the script, its arguments.
+        command: the interpreter of the targets' environment, the script, its arguments; or this interpreter, `-m hookd`, and
+            its arguments.
         env: its environment.
         cwd: where it runs.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`; its stdout and stderr are pipes of text.
@@ -34,14 +36,15 @@ class Popen:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None, stdin: int, **_: Any
     ) -> None:
-        assert command[0] == str(bare_python()), f"not in the targets' environment: {command}"
+        serve = _commands if command[:3] == [sys.executable, "-m", "hookd"] else _targets
+        assert serve is _commands or command[0] == str(bare_python()), f"no server forks this: {command}"
         task = {"arguments": [str(part) for part in command[1:]], "env": dict(env), "cwd": str(cwd or Path.cwd())}
         with contextlib.ExitStack() as theirs:
             into = _pipe(theirs, theirs_reads=True) if stdin == subprocess.PIPE else None
             out, err, status = (_pipe(theirs, theirs_reads=False) for _ in range(3))
             given = into[0] if into else theirs.enter_context(open(os.devnull)).fileno()
             with _asking:
-                server, _ = _server()
+                server, _ = serve()
                 socket.send_fds(server, [json.dumps(task).encode()], [given, out[0], err[0], status[0]])
                 answer, (self._pidfd,), _, _ = socket.recv_fds(server, 64, 1)
         self.pid = int(answer)
@@ -93,13 +96,20 @@ def _pipe(theirs: contextlib.ExitStack, *, theirs_reads: bool) -> tuple[int, IO[
 
 
 @once
-def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start the server; it ends with our end of its socket."""
+def _targets() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    return _serve(str(bare_python()), target_environment(), "numpy", "torch", "torch._dynamo")
+
+
+@once
+def _commands() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    return _serve(sys.executable, tool_environment(), "hookd.tool.*", "rich.table", "rich.text")
+
+
+def _serve(python: str, env: Mapping[str, str], *modules: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a server that has imported these modules; it ends with our end of its socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         script = Path(__file__).with_name("forkserver.py")
-        command = [bare_python(), script, str(theirs.fileno())]
-        process = subprocess.Popen(
-            command, env=target_environment(), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
+        command = [python, script, str(theirs.fileno()), *modules]
+        process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     return ours, process

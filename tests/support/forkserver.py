@@ -1,27 +1,31 @@
-"""Forks training processes that have torch already: importing it and its compiler takes longer than most of them run.
+"""Forks processes that have imported already: torch's import, or that of a command, takes longer than most of them run.
 
-`python forkserver.py FD` in the targets' environment takes one JSON object for each process on a socket, with its stdin,
-stdout and stderr, and answers with its pid, its pidfd, and later its exit status; it ends with the socket's other end.
-What it forks is a process like any other, but for its command line, its hash seed and who its parent is.
+`python forkserver.py FD MODULE…` in the environment of what it forks imports these modules, and all below those that end
+with `.*`. It takes one JSON object for each process on a socket, with its stdin, stdout and stderr, and answers with its
+pid, its pidfd, and later its exit status; it ends with the socket's other end. What it forks is a process like any other,
+but for its command line, its hash seed, its environment as /proc shows it, and who its parent is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
 import socket
 import sys
+import time
 
 
-def main(fd):
+def main(fd, modules):
     link = socket.socket(fileno=fd)
-    for name in ("numpy", "torch", "torch._dynamo"):
-        importlib.import_module(name)
+    sys.path.pop(0)  # the directory of this file
+    load(modules)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -37,6 +41,18 @@ def main(fd):
             if not data:
                 return
             running.update(fork(link, json.loads(data), fds))
+
+
+def load(modules):
+    """Import modules, and keep what they made from the garbage collections of all that is forked."""
+    for name in modules:
+        whole = importlib.import_module(name.removesuffix(".*"))
+        if name.endswith(".*"):
+            for found in pkgutil.walk_packages(whole.__path__, f"{whole.__name__}."):
+                with contextlib.suppress(ImportError):  # needs what is optional
+                    importlib.import_module(found.name)
+    gc.collect()
+    gc.freeze()
 
 
 def reap(running):
@@ -62,7 +78,7 @@ def fork(link, task, fds):
 
 
 def become(link, task, streams):
-    """Run the program in this process, as Python would have begun it."""
+    """Run the program or the module in this process, as Python would have begun it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     link.close()
@@ -71,12 +87,19 @@ def become(link, task, streams):
     os.closerange(3, 1 << 16)
     os.environ.clear()
     os.environ.update(task["env"])
+    time.tzset()
     os.chdir(task["cwd"])
-    sys.argv = task["arguments"]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    option, *rest = arguments = task["arguments"]
+    if option == "-m":
+        sys.argv = rest
+        sys.path.insert(0, task["cwd"])
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(option))
+        runpy.run_path(option, run_name="__main__")
     sys.exit()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

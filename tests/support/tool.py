@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import urllib.request
 from collections import defaultdict
@@ -16,7 +17,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from hookd.errors import NoSuchTarget
-from tests.support import outputs, outside
+from tests.support import forked, outputs, outside
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 
@@ -29,11 +30,18 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageReader, Snapshot
 
 HOOKD = (sys.executable, "-m", "hookd")
+_OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG")
+
+
+def start_hookd(*arguments: str | Path, cwd: Path | None = None, stdin: bool = False, **extra: str | Path) -> Process:
+    """Start a `hookd` command, forked where its imports are done, unless a variable is one that Python reads as it starts."""
+    popen = subprocess.Popen if any(name.startswith(_OF_THE_INTERPRETER) for name in extra) else forked.Popen
+    return Process([*HOOKD, *arguments], env=tool_environment(**extra), cwd=cwd, stdin=stdin, popen=popen)
 
 
 def hookd(*arguments: str | Path, status: int = 0, **extra: str | Path) -> str:
     """Run a command to its end, and give its stdout."""
-    with Process([*HOOKD, *arguments], env=tool_environment(**extra)) as process:
+    with start_hookd(*arguments, **extra) as process:
         assert process.wait() == status, process.describe()
         printed = "\n".join(process.out)
         outputs.check(arguments, printed)
@@ -46,7 +54,7 @@ def hookd_json(*arguments: str | Path) -> Any:
 
 def run(*arguments: str | Path, program: Iterable[str | Path], stdin: bool = False, **extra: str | Path) -> Process:
     """Start a program under `hookd run`."""
-    return Process([*HOOKD, "run", *arguments, "--", *program], env=tool_environment(**extra), stdin=stdin)
+    return start_hookd("run", *arguments, "--", *program, stdin=stdin, **extra)
 
 
 class Metrics:
@@ -73,8 +81,8 @@ class Attachment:
         pids = tuple(pids)
         self._before = {pid: outside.state(pid) for pid in pids}
         patient = ("--timeout", "120")  # what the arguments say comes later, and wins
-        command = [*HOOKD, "attach", *map(str, pids), "--listen", "127.0.0.1:0", *patient, *arguments]
-        self.process = Process(command, env=tool_environment(**extra))
+        listen = ("--listen", "127.0.0.1:0")
+        self.process = start_hookd("attach", *map(str, pids), *listen, *patient, *arguments, **extra)
         try:
             self.url = self.process.expect(r"http://[\w.:]+:[1-9]\d*").group()
         except BaseException:
