@@ -28,7 +28,7 @@ from tests.support.training import Job
 pytestmark = [pytest.mark.usefixtures("attachable")]
 
 HOLDER = Path(__file__).parents[1] / "support" / "page_holder.py"
-JOB = Job("named_badly.py", "--steps 0 --pause 0.01")
+JOB = Job("named_badly.py", "--steps 0 --pause 0.04")
 EVIL = '<script>document["title"]="run"</script>'
 MODULES = 5_000
 """In each of two levels: 10,000 modules and their containers."""

@@ -37,17 +37,17 @@ def shape(depth: int) -> tuple[str, ...]:
     return () if depth == 1 else ("--depth", str(depth), "--width", "16")
 
 
-def measure(training: Training, rounds: int) -> dict[str, object]:
+def measure(training: Training, rounds: int, after_s: float = AFTER_S) -> dict[str, object]:
     windows: dict[str, list[tuple[int, int]]] = {"control": [], "attach": [], "detach": []}
     results = []
     pid = training.process.pid
-    length_s = 1.0 + AFTER_S
+    length_s = after_s / 2 + after_s
     for _ in range(rounds):
         windows["control"].append(_window(lambda: None, length_s))
         begun = time.monotonic()
-        windows["attach"].append(_window(lambda: results.append(attach(pid, AttachRequest(plugins=PLUGINS))), AFTER_S))
+        windows["attach"].append(_window(lambda: results.append(attach(pid, AttachRequest(plugins=PLUGINS))), after_s))
         length_s = time.monotonic() - begun
-        windows["detach"].append(_window(lambda: detach(pid), AFTER_S / 2))
+        windows["detach"].append(_window(lambda: detach(pid), after_s / 2))
     taken = training.taken()
     found = {name: sorted(largest(taken, one) for one in ones) for name, ones in windows.items()}
     return {
