@@ -32,10 +32,10 @@ def under_hookd(name: str, *arguments: str, plugins: tuple[str, ...] = OBSERVERS
     """Give the program's own lines, and everything with the lines of the `tape` plugin among them."""
     command = [bare_python(), TARGETS / "told_to_begin.py", HERE / "programs" / name, *arguments]
     options = [*tool.plugin_options(plugins), "--plugin-dir", HERE / "plugins"]
-    with Process(command, env=target_environment(), stdin=True, popen=forked.Popen) as process:
-        with tool.Attachment([process.pid], *options):
-            process.send("begin")
-            lines = process.finish()
+    process = Process(command, env=target_environment(), stdin=True, popen=forked.Popen)
+    with process, tool.Attachment([process.pid], *options):
+        process.send("begin")
+        lines = process.finish()
     return [line for line in lines if not line.startswith("hookd| ")], lines
 
 

@@ -85,6 +85,10 @@ def become(link, task, streams):
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.closerange(3, 1 << 16)
+    # Files know whether they can seek, which the server's own may, unlike pipes.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(task["env"])
     time.tzset()

@@ -1,6 +1,6 @@
 """Runs a program once a line has come on stdin: what attaches before that sees its first call.
 
-    python told_to_begin.py PROGRAM [ARGUMENT...]
+python told_to_begin.py PROGRAM [ARGUMENT...]
 """
 
 import os
