@@ -41,7 +41,7 @@ def test_a_training_process_and_who_holds_its_agent(tmp_path):
         found = doctor(target.pid, status=0)
         assert found["Python"]["found"].startswith(f"CPython {sys.version_info[0]}.{sys.version_info[1]}")
         assert "agent" not in found
-        with tool.Attachment([target.pid], "-p", "timing") as foreground:
+        with tool.Attachment([target.pid], "-p", "timing", is_forked=False) as foreground:
             foreground.process.expect("^metrics on")
             found = doctor(target.pid, status=0)
             assert f"held by hookd attach {foreground.process.pid} ({foreground.url})" in found["agent"]["found"]

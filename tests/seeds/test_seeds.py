@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked, tool
-from tests.support.environment import TARGETS, bare_python, target_environment
+from tests.support.environment import bare_python, target_environment
 from tests.support.processes import Process
 
 pytestmark = pytest.mark.e2e
@@ -30,11 +30,9 @@ def plainly(name: str, *arguments: str) -> tuple[str, ...]:
 
 def under_hookd(name: str, *arguments: str, plugins: tuple[str, ...] = OBSERVERS) -> tuple[list[str], list[str]]:
     """Give the program's own lines, and everything with the lines of the `tape` plugin among them."""
-    command = [bare_python(), TARGETS / "told_to_begin.py", HERE / "programs" / name, *arguments]
+    program = [bare_python(), HERE / "programs" / name, *arguments]
     options = [*tool.plugin_options(plugins), "--plugin-dir", HERE / "plugins"]
-    process = Process(command, env=target_environment(), stdin=True, popen=forked.Popen)
-    with process, tool.Attachment([process.pid], *options):
-        process.send("begin")
+    with tool.run(*options, program=program) as process:
         lines = process.finish()
     return [line for line in lines if not line.startswith("hookd| ")], lines
 

@@ -9,7 +9,6 @@ but for its command line, its hash seed, its environment as /proc shows it, and 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -44,15 +43,13 @@ def main(fd, modules):
 
 
 def load(modules):
-    """Import modules, and keep what they made from the garbage collections of all that is forked."""
+    """Import modules; optional ones may lack what they need."""
     for name in modules:
         whole = importlib.import_module(name.removesuffix(".*"))
         if name.endswith(".*"):
             for found in pkgutil.walk_packages(whole.__path__, f"{whole.__name__}."):
-                with contextlib.suppress(ImportError):  # needs what is optional
+                with contextlib.suppress(ImportError):
                     importlib.import_module(found.name)
-    gc.collect()
-    gc.freeze()
 
 
 def reap(running):
@@ -86,9 +83,9 @@ def become(link, task, streams):
         os.dup2(stream, number)
     os.closerange(3, 1 << 16)
     # Files know whether they can seek, which the server's own may, unlike pipes.
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(task["env"])
     time.tzset()
