@@ -28,7 +28,7 @@ PUPPET = Job("puppet.py")
 @pytest.fixture
 def target(stack):
     environment = training.environment(HOOKD_RUN=f"ask-{os.getpid()}")
-    process = stack.enter_context(Process(PUPPET.command(), env=environment, stdin=True, popen=forked.Popen))
+    process = stack.enter_context(Process(PUPPET.command(), env=environment, stdin=True, popen=forked.start))
     process.expect("^ready$")
     return process
 

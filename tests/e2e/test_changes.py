@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tests.support import training
+from tests.support import forked, training
 from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, family_of, hookd, hookd_json, start_hookd
@@ -23,7 +23,7 @@ CLIP = ("-p", "gradclip:max_norm=0.5")
 
 def clipping(ranks, steps, pause, *schedule, **extra):
     command = [bare_python(), CLIPPING, str(ranks), str(steps), str(pause), *schedule]
-    return Process(command, env=training.environment(**extra), cwd=TARGETS)
+    return Process(command, env=training.environment(**extra), cwd=TARGETS, popen=forked.start)
 
 
 class Job:

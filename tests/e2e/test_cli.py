@@ -17,7 +17,7 @@ import pytest
 
 from hookd.tool.attach.discover import find_page
 from hookd.tool.linux.owner import user_name
-from tests.support import outputs, stub
+from tests.support import forked, outputs, stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.training import paced_example
@@ -49,7 +49,7 @@ def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[s
 
 @contextlib.contextmanager
 def started(directory: Path) -> Iterator[Process]:
-    with Process([bare_python(), paced_example(directory)], env=target_environment()) as process:
+    with Process([bare_python(), paced_example(directory)], env=target_environment(), popen=forked.start) as process:
         process.expect(r"^step 3 ")
         yield process
 
@@ -564,7 +564,7 @@ def test_an_address_that_is_taken_by_a_daemon_names_it(daemon, tmp_path):
 @pytest.mark.load
 def test_a_refusal_has_one_exit_code_whether_the_agent_was_there_or_not():
     variables = target_environment(WORLD_SIZE="2", RANK="0")
-    with Process([bare_python(), TRAIN], env=variables) as training:
+    with Process([bare_python(), TRAIN], env=variables, popen=forked.start) as training:
         training.expect(r"^step 3 ")
 
         def refusal() -> tuple[int, str, str]:

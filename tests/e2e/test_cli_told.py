@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.environment import REPOSITORY, bare_python, target_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, hookd, hookd_json, run
@@ -24,9 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 @pytest.fixture
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """The example, which puts a NaN into one layer for one step at SIGUSR1."""
-    with Process(
-        [bare_python(), paced_example(tmp_path_factory.mktemp("example"))], env=target_environment()
-    ) as process:
+    command = [bare_python(), paced_example(tmp_path_factory.mktemp("example"))]
+    with Process(command, env=target_environment(), popen=forked.start) as process:
         process.expect(r"^step 3 ")
         yield process
 

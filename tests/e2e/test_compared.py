@@ -24,7 +24,7 @@ def ranks(stack, tmp_path):
     command = [bare_python(), TARGETS / "replicas.py", tmp_path / "store"]
     started = [
         stack.enter_context(
-            Process(command, env=training.environment(RANK=str(n), WORLD_SIZE="2"), cwd=TARGETS, popen=forked.Popen)
+            Process(command, env=training.environment(RANK=str(n), WORLD_SIZE="2"), cwd=TARGETS, popen=forked.start)
         )
         for n in range(2)
     ]

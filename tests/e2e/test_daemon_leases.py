@@ -34,7 +34,7 @@ RUN = f"leases-{os.getpid()}"
 @pytest.fixture
 def target(stack):
     process = stack.enter_context(
-        Process(PUPPET.command(), env=training.environment(HOOKD_RUN=RUN), stdin=True, popen=forked.Popen)
+        Process(PUPPET.command(), env=training.environment(HOOKD_RUN=RUN), stdin=True, popen=forked.start)
     )
     process.expect("^ready$")
     return process

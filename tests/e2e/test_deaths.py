@@ -25,7 +25,7 @@ LIMIT = 400 << 20
 
 def begin(stack):
     """Start a target that ends as it is told."""
-    process = Process(MORTAL.command(), env=training.environment(), stdin=True, popen=forked.Popen)
+    process = Process(MORTAL.command(), env=training.environment(), stdin=True, popen=forked.start)
     stack.enter_context(process)
     return process
 

@@ -25,7 +25,7 @@ def threads_of_ours(pid: int) -> list[str]:
 @pytest.mark.parametrize("below", [256, pytest.param(1100, marks=pytest.mark.load)])
 def test_a_training_that_closes_all_descriptors(below, attachable):
     # Not in a fork: objects of the fork server would close numbers of theirs.
-    with training.start(Job("closing.py", f"--pause 0.01 --to {below}")) as process:
+    with training.start_warm(Job("closing.py", f"--pause 0.01 --to {below}")) as process:
         process.expect("^ready$")
         with tool.Attachment([process.pid], *PLUGINS) as attachment:
             total = lambda: attachment.metrics().total("hookd_steps_total")  # noqa: E731

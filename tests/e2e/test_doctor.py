@@ -36,12 +36,12 @@ def doctor(pid: int, *, status: int) -> dict[str, dict[str, str]]:
 
 
 def test_a_training_process_and_who_holds_its_agent(tmp_path):
-    with Process(Job("puppet.py").command(), env=training.environment(), stdin=True, popen=forked.Popen) as target:
+    with Process(Job("puppet.py").command(), env=training.environment(), stdin=True, popen=forked.start) as target:
         target.expect("^ready$")
         found = doctor(target.pid, status=0)
         assert found["Python"]["found"].startswith(f"CPython {sys.version_info[0]}.{sys.version_info[1]}")
         assert "agent" not in found
-        with tool.Attachment([target.pid], "-p", "timing", is_forked=False) as foreground:
+        with tool.Attachment([target.pid], "-p", "timing") as foreground:
             foreground.process.expect("^metrics on")
             found = doctor(target.pid, status=0)
             assert f"held by hookd attach {foreground.process.pid} ({foreground.url})" in found["agent"]["found"]

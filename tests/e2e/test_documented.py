@@ -21,6 +21,7 @@ import pytest
 from hookd.errors import NoSuchTarget
 from hookd.tool.attach.discover import find_page
 from hookd.tool.cli import cli
+from tests.support import forked
 from tests.support.commands import blocks, commands, kind, spoken
 from tests.support.daemon import Daemon
 from tests.support.documented import COMMANDS, NO_COMMANDS, Run
@@ -105,7 +106,7 @@ class Setting:
         (scratch / "widths.py").write_text(_smallest_plugin())
         (scratch / "hookd.toml").write_text("[eval]\nallow = true\n")
         environment = target_environment(HOOKD_RUN=RUN)
-        self.training = Process([bare_python(), "train.py"], env=environment, cwd=scratch)
+        self.training = Process([bare_python(), "train.py"], env=environment, cwd=scratch, popen=forked.start)
         self.daemon: Daemon | None = None
         self.shown = 0
 

@@ -124,7 +124,7 @@ def with_origin(attachment: Attachment) -> tool.Metrics | None:
 def test_after_an_attach_an_optimizer_that_counts_gives_the_absolute_step(attachable):
     """AdamW keeps the number of its steps, so hookd can say the same number as the script."""
     job = Job("workloads/charlm.py", "--steps 0 --width 32 --length 32 --pause 0.05")
-    with training.start(job) as process:
+    with training.start_warm(job) as process:
         process.expect("^step 9 ")
         with Attachment([process.pid], "-p", "timing") as attachment:
             wait_until(lambda: attachment.metrics().total("hookd_steps_total") >= 3, what="three steps")

@@ -53,7 +53,7 @@ def test_one_of_several_ranks_refuses_to_be_clipped(attachable):
     """Clipping that begins on two ranks at different steps would make their weights differ."""
     job = Job("workloads/ddp.py", "--steps 120 --width 32 --length 32", ranks=2)
     plain = training.plain_run(job)
-    with training.start(job, "--pause", "0.15") as process:
+    with training.start_warm(job, "--pause", "0.15") as process:
         process.expect("^step 5 ")
         rank = str(next(pid for pid in family_of(process.pid) if is_rank(pid)))
         with tool.start_hookd("attach", rank, "--listen", "127.0.0.1:0", "-p", CLIP, "--json") as attach:

@@ -52,7 +52,7 @@ def wait_for(daemon, count):
 def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_the_daemon(serve, stack, tmp_path):
     command = [bare_python(), TARGETS / "hanging.py", tmp_path]
     job = stack.enter_context(
-        Process(command, env=training.environment(HOOKD_RUN=RUN), cwd=TARGETS, popen=forked.Popen)
+        Process(command, env=training.environment(HOOKD_RUN=RUN), cwd=TARGETS, popen=forked.start)
     )
     pids = [int(job.expect(rf"rank {rank} is (\d+)")[1]) for rank in (0, 1)]
     daemon = serve()
@@ -106,7 +106,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_stalled_rank_of_a_job_under_torchrun_is_named(serve, stack, workloads, ranks):
     job = training.Job("workloads/ddp.py", "--steps 0 --quiet --pause 0.3 --stall-rank 1 --stall-step 40", ranks)
-    process = stack.enter_context(training.start(job, HOOKD_RUN=RUN))
+    process = stack.enter_context(training.start_warm(job, HOOKD_RUN=RUN))
     daemon = serve()
     host = ("--host", f"unix://{daemon.client.path}")
     wait_until(lambda: hookd("ps", "--json").count("ddp.py") >= ranks, what="the ranks")

@@ -21,7 +21,7 @@ import pytest
 from hookd.errors import AttachError, HookdError, TargetUnsupported
 from hookd.tool.attach import AttachRequest, attach, control, discover
 from hookd.tool.linux import proc
-from tests.support import stub, training
+from tests.support import forked, stub, training
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Page
@@ -344,7 +344,7 @@ def test_a_free_threaded_build_is_refused(tmp_path):
 def test_a_stalled_collective_is_entered_by_force_and_comes_out_right(tmp_path):
     def rank(number: int) -> Process:
         command = [bare_python(), TARGETS / "stalled.py", str(number), tmp_path / "rendezvous"]
-        return Process(command, env=training.environment(), stdin=True)
+        return Process(command, env=training.environment(), stdin=True, popen=forked.start)
 
     with rank(0) as stalled, rank(1) as late:
         stalled.expect("^step 1 reduces$")
@@ -393,7 +393,7 @@ print('same' if len(found) == 1 else 'different', flush=True)
 
 def test_a_long_backward_is_waited_for_and_gives_the_same_gradient():
     """The whole of it is one call without the interpreter's lock; it takes some seconds."""
-    with Process([bare_python(), "-c", BACKWARD], env=training.environment(), stdin=True) as target:
+    with Process([bare_python(), "-c", BACKWARD], env=training.environment(), stdin=True, popen=forked.start) as target:
         target.expect("^backward$")
         result = attach(target.pid, PATIENT)
         assert result.pause_s < 1
@@ -454,7 +454,7 @@ def test_a_filter_that_would_kill_is_seen_before_it_does(tmp_path):
 
 
 def test_what_a_filter_takes_from_the_agent_is_named(tmp_path):
-    with Process([bare_python(), "-c", FILTERED], env=training.environment(), stdin=True) as target:
+    with Process([bare_python(), "-c", FILTERED], env=training.environment(), stdin=True, popen=forked.start) as target:
         for pattern, reason in (("^forbidden 41|198", "no-socket"), ("^forbidden (319|279)", "no-memfd")):
             target.expect(pattern)
             with pytest.raises(HookdError) as caught:

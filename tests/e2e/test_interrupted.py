@@ -52,7 +52,7 @@ def test_a_training_whose_attaches_are_killed_ends_with_the_same_weights_and_wit
     job = Job("mlp.py", "--steps 1000")
     training.plain_run(job)
     # It trains for longer than all stages take on a slow machine.
-    with training.start(job, "--pause", "0.07", TMPDIR=tmp_path) as target:
+    with training.start_warm(job, "--pause", "0.07", TMPDIR=tmp_path) as target:
         target.expect("^step 1 ")
         with interrupt("agent", target.pid) as interrupts:
             interrupts.expect(r"^all \d+", timeout_s=300)

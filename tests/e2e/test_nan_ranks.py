@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support import training
+from tests.support import forked, training
 from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment, family_of, hookd, hookd_json
@@ -19,7 +19,7 @@ PATIENT = ("--timeout", "60")
 @pytest.fixture
 def job(stack, tmp_path):
     command = [bare_python(), TARGETS / "nan_skip.py", tmp_path / "poison", tmp_path / "stop"]
-    process = stack.enter_context(Process(command, env=training.environment(), cwd=TARGETS))
+    process = stack.enter_context(Process(command, env=training.environment(), cwd=TARGETS, popen=forked.start))
     for rank in (0, 1):
         process.expect(f"rank {rank} step 10", timeout_s=300)
     return process

@@ -53,7 +53,7 @@ def scene(tmp_path_factory):
     large = f"large-{os.getpid()}"
     with contextlib.ExitStack() as stack:
         browser = stack.enter_context(chromium())
-        target = stack.enter_context(training.start(JOB, HOOKD_RUN=mine))
+        target = stack.enter_context(training.start_warm(JOB, HOOKD_RUN=mine))
         command = [sys.executable, HOLDER, json.dumps({"run": large, "script": EVIL})]
         environ = tool_environment(PYTHONPATH=os.pathsep.join(sys.path))
         holder = stack.enter_context(Process(command, env=environ, stdin=True))
@@ -288,7 +288,7 @@ def test_names_of_modules_run_nothing(scene, visit):
 
 
 def test_a_target_that_is_killed_is_shown_as_such_while_somebody_looks(scene, visit):
-    with training.start(JOB, HOOKD_RUN=f"killed-{os.getpid()}") as target:
+    with training.start_warm(JOB, HOOKD_RUN=f"killed-{os.getpid()}") as target:
         page = visit().go(path_of(attached(scene.daemon, target)))
         assert page.locator("#ranks td .good").inner_text() == "attached"
         target.signal(signal.SIGKILL)

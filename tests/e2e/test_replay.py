@@ -34,7 +34,7 @@ def bundle_of(directory, options):
     """Attach to a training, let one of its layers overflow, and kill it when the bundle of that is there."""
     now = directory.with_name("now")
     job = Job("faulty.py", f"--fault overflow --when {now} --steps 0 --pause 0.05")
-    with training.start(job) as process:
+    with training.start_warm(job) as process:
         process.expect(r"^step 3 ")
         attached = Attachment([process.pid], "-p", f"capture:directory={directory},{options}")
         with attached, Page.below(process) as page:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hookd.testing.process import WORKLOAD
+from tests.support import forked
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
 
@@ -72,7 +73,9 @@ def first_output():
 @pytest.fixture
 def training(stack):
     """A training that runs in an environment without hookd."""
-    process = stack.enter_context(Process([bare_python(), WORKLOAD], env=target_environment(), stdin=True))
+    process = stack.enter_context(
+        Process([bare_python(), WORKLOAD], env=target_environment(), stdin=True, popen=forked.start)
+    )
     process.expect("^ready$")
     return process
 

@@ -32,7 +32,7 @@ OLDER, NEWER = "0.0.9", "99.0.0"
 
 @pytest.fixture
 def target():
-    with Process(PUPPET.command(), env=training.environment(), stdin=True, popen=forked.Popen) as process:
+    with Process(PUPPET.command(), env=training.environment(), stdin=True, popen=forked.start) as process:
         process.expect("^ready$")
         yield process
 

@@ -161,7 +161,7 @@ class Scene:
         environment = {"HOOKD_RUN": "job"} | ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {})
         command = [*Job("doomed.py").command(), *words]
         environment = training.environment(**environment)
-        started = Process(command, env=environment, stdin=True, popen=forked.Popen)
+        started = Process(command, env=environment, stdin=True, popen=forked.start)
         self.stack.callback(started.close)
         return Target(started, "job")
 

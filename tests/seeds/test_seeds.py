@@ -24,7 +24,7 @@ OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "tape")
 @functools.cache
 def plainly(name: str, *arguments: str) -> tuple[str, ...]:
     command = [bare_python(), HERE / "programs" / name, *arguments]
-    with Process(command, env=target_environment(), popen=forked.Popen) as process:
+    with Process(command, env=target_environment(), popen=forked.start) as process:
         return tuple(process.finish())
 
 

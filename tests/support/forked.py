@@ -17,28 +17,62 @@ from typing import IO, TYPE_CHECKING, Any
 from tests.support.environment import bare_python, once, target_environment, tool_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    _Server = tuple[socket.socket, subprocess.Popen[bytes]]
+
+READ_AT_START = ("LANG", "LC_", "LD_", "OMP_", "PYTHON")
+"""How variables begin that Python, the loader or torch read once, as they start."""
 _asking = threading.Lock()
 
 
-class Popen:
-    """A process that begins with its imports done: a script of the targets, with torch, or a `hookd` command.
+def start(
+    command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None, stdin: int, **streams: Any
+) -> Popen | subprocess.Popen[str]:
+    """Fork a process where its imports are done: what the targets run, with torch, or a `hookd` command.
+
+    It is started as any other where a variable says something else to Python, the loader or torch than to the server.
 
     Args:
         command: the interpreter of the targets' environment, the script, its arguments; or this interpreter, `-m hookd`, and
             its arguments.
         env: its environment.
         cwd: where it runs.
+        stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
+        streams: the rest of what `subprocess.Popen` is given.
+    """
+    is_tool = list(command[:3]) == [sys.executable, "-m", "hookd"]
+    assert is_tool or command[0] == str(bare_python()), f"no server forks this: {command}"
+    usual = tool_environment() if is_tool else target_environment()
+    if _at_start(env) != _at_start(usual):
+        return subprocess.Popen(command, env=env, cwd=cwd, stdin=stdin, **streams)
+    return Popen(_commands if is_tool else _targets, command, env, cwd, stdin)
+
+
+def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+
+
+class Popen:
+    """A process of a server.
+
+    Args:
+        serve: returns the server.
+        command: the interpreter and its arguments: a script, `-m` and a module, or `-c` and code, and theirs.
+        env: its environment.
+        cwd: where it runs.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`; its stdout and stderr are pipes of text.
     """
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None, stdin: int, **_: Any
+        self,
+        serve: Callable[[], _Server],
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | Path | None,
+        stdin: int,
     ) -> None:
-        serve = _commands if command[:3] == [sys.executable, "-m", "hookd"] else _targets
-        assert serve is _commands or command[0] == str(bare_python()), f"no server forks this: {command}"
-        task = {"arguments": [str(part) for part in command[1:]], "env": dict(env), "cwd": str(cwd or Path.cwd())}
+        task = {"command": [str(part) for part in command], "env": dict(env), "cwd": str(cwd or Path.cwd())}
         with contextlib.ExitStack() as theirs:
             into = _pipe(theirs, theirs_reads=True) if stdin == subprocess.PIPE else None
             out, err, status = (_pipe(theirs, theirs_reads=False) for _ in range(3))
@@ -96,16 +130,16 @@ def _pipe(theirs: contextlib.ExitStack, *, theirs_reads: bool) -> tuple[int, IO[
 
 
 @once
-def _targets() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _targets() -> _Server:
     return _serve(str(bare_python()), target_environment(), "numpy", "torch", "torch._dynamo")
 
 
 @once
-def _commands() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _commands() -> _Server:
     return _serve(sys.executable, tool_environment(), "hookd.tool.*", "rich.table", "rich.text")
 
 
-def _serve(python: str, env: Mapping[str, str], *modules: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _serve(python: str, env: Mapping[str, str], *modules: str) -> _Server:
     """Start a server that has imported these modules; it ends with our end of its socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

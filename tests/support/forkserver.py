@@ -3,12 +3,13 @@
 `python forkserver.py FD MODULE…` in the environment of what it forks imports these modules, and all below those that end
 with `.*`. It takes one JSON object for each process on a socket, with its stdin, stdout and stderr, and answers with its
 pid, its pidfd, and later its exit status; it ends with the socket's other end. What it forks is a process like any other,
-but for its command line, its hash seed, its environment as /proc shows it, and who its parent is.
+but for its hash seed and who its parent is; where the kernel lets it have no command line of its own, it is one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -17,8 +18,12 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import time
+import types
+
+PR_SET_MM, PR_SET_MM_MAP = 35, 14  # linux/prctl.h
 
 
 def main(fd, modules):
@@ -75,31 +80,66 @@ def fork(link, task, fds):
 
 
 def become(link, task, streams):
-    """Run the program or the module in this process, as Python would have begun it."""
+    """Run the program, the module or the code in this process, as Python would have begun it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     link.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.closerange(3, 1 << 16)
+    os.chdir(task["cwd"])
+    command, env = task["command"], task["env"]
+    try:
+        show(command, env)
+    except OSError:
+        os.execve(command[0], command, env)
     # Files know whether they can seek, which the server's own may, unlike pipes.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
-    os.environ.update(task["env"])
+    os.environ.update(env)
     time.tzset()
-    os.chdir(task["cwd"])
-    option, *rest = arguments = task["arguments"]
-    if option == "-m":
+    option, *rest = command[1:]
+    if option == "-c":
+        sys.argv = [option, *rest[1:]]
+        sys.path.insert(0, "")
+        main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main_module))
+    elif option == "-m":
         sys.argv = rest
         sys.path.insert(0, task["cwd"])
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = arguments
+        sys.argv = [option, *rest]
         sys.path.insert(0, os.path.dirname(option))
         runpy.run_path(option, run_name="__main__")
     sys.exit()
+
+
+def show(command, env):
+    """Have /proc show this command line and this environment.
+
+    Raises:
+        OSError: the kernel was built without CONFIG_CHECKPOINT_RESTORE.
+    """
+    words = b"".join(os.fsencode(word) + b"\0" for word in command)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    memory = ctypes.create_string_buffer(words + variables)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # for as long as the process lives
+    begin = ctypes.addressof(memory)
+    middle, end = begin + len(words), begin + len(words) + len(variables)
+    with open("/proc/self/stat") as file:
+        fields = [int(field) for field in file.read().rpartition(") ")[2].split()[1:]]
+    start_code, end_code, start_stack = fields[22:25]  # numbers 26 to 28 of proc_pid_stat(5)
+    start_data, end_data, start_brk = fields[41:44]  # 45 to 47
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    places = (start_code, end_code, start_data, end_data, start_brk, libc.sbrk(0), start_stack)
+    # struct prctl_mm_map: neither another auxiliary vector nor another executable.
+    new = struct.pack("=11QQIi", *places, begin, middle, middle, end, 0, 0, -1)
+    if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, new, len(new), 0):
+        raise OSError(ctypes.get_errno(), "PR_SET_MM_MAP")
 
 
 if __name__ == "__main__":

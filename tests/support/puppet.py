@@ -21,10 +21,8 @@ _RESIDUE = ("_hookd.target.boot.fork.",)  # the trampoline of os.register_at_for
 
 @contextlib.contextmanager
 def started(**environment: str | Path) -> Iterator[Process]:
-    """Start it: in a fork, unless its environment says what is to be loaded first."""
     made = training.environment(**environment)
-    popen = {} if "LD_PRELOAD" in environment else {"popen": forked.Popen}
-    with Process(PUPPET.command(), env=made, cwd=PUPPET.path.parent, stdin=True, **popen) as process:
+    with Process(PUPPET.command(), env=made, cwd=PUPPET.path.parent, stdin=True, popen=forked.start) as process:
         process.expect("^ready$")
         process.ask("cost", "^cost ")  # whatever a first call imports or allocates
         probe(process)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from collections import defaultdict
@@ -30,25 +29,11 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageReader, Snapshot
 
 HOOKD = (sys.executable, "-m", "hookd")
-_OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG")
 
 
-def start_hookd(
-    *arguments: str | Path, cwd: Path | None = None, stdin: bool = False, is_forked: bool = True, **extra: str | Path
-) -> Process:
-    """Start a `hookd` command.
-
-    Args:
-        arguments: after `hookd`.
-        cwd: where it runs, None: here.
-        stdin: whether it is sent lines.
-        is_forked: whether it may be forked where its imports are done: other processes then see another command line. It is
-            not where a variable is one that Python reads as it starts.
-        extra: variables of its environment.
-    """
-    may = is_forked and not any(name.startswith(_OF_THE_INTERPRETER) for name in extra)
-    popen = forked.Popen if may else subprocess.Popen
-    return Process([*HOOKD, *arguments], env=tool_environment(**extra), cwd=cwd, stdin=stdin, popen=popen)
+def start_hookd(*arguments: str | Path, cwd: Path | None = None, stdin: bool = False, **extra: str | Path) -> Process:
+    """Start a `hookd` command, forked where its imports are done."""
+    return Process([*HOOKD, *arguments], env=tool_environment(**extra), cwd=cwd, stdin=stdin, popen=forked.start)
 
 
 def hookd(*arguments: str | Path, status: int = 0, **extra: str | Path) -> str:
@@ -89,15 +74,12 @@ class Metrics:
 class Attachment:
     """`hookd attach PID… --listen 127.0.0.1:0` in the foreground: its targets' metrics, until it is interrupted."""
 
-    def __init__(
-        self, pids: Iterable[int], *arguments: str | Path, is_forked: bool = True, **extra: str | Path
-    ) -> None:
+    def __init__(self, pids: Iterable[int], *arguments: str | Path, **extra: str | Path) -> None:
         pids = tuple(pids)
         self._before = {pid: outside.state(pid) for pid in pids}
         patient = ("--timeout", "120")  # what the arguments say comes later, and wins
         listen = ("--listen", "127.0.0.1:0")
-        command = ("attach", *map(str, pids), *listen, *patient, *arguments)
-        self.process = start_hookd(*command, is_forked=is_forked, **extra)
+        self.process = start_hookd("attach", *map(str, pids), *listen, *patient, *arguments, **extra)
         try:
             self.url = self.process.expect(r"http://[\w.:]+:[1-9]\d*").group()
         except BaseException:

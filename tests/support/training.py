@@ -72,11 +72,11 @@ def start(job: Job, *more: str, **extra: str | Path) -> Process:
     return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent)
 
 
-def start_warm(job: Job, *more: str) -> Process:
+def start_warm(job: Job, *more: str, **extra: str | Path) -> Process:
     """Start a job where torch has been imported, in a fork; one of several ranks, or that compiles, as any other."""
     if job.ranks or "compile" in str(job):
-        return start(job, *more)
-    return Process(job.command(*more), env=environment(), cwd=job.path.parent, popen=forked.Popen)
+        return start(job, *more, **extra)
+    return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent, popen=forked.start)
 
 
 @functools.cache
@@ -111,5 +111,5 @@ def called_modules(script: str, arguments: str = "") -> frozenset[str]:
     """Give the names of all modules that a script calls, found with torch's own hooks in a run of a few steps."""
     job = Job(script, f"{arguments} --steps 2")
     command = [bare_python(), TARGETS / "who_is_called.py", job.path, *job.arguments.split()]
-    with Process(command, env=environment(), popen=forked.Popen) as process:
+    with Process(command, env=environment(), popen=forked.start) as process:
         return frozenset(json.loads(process.finish()[-1]))
