@@ -20,6 +20,7 @@ from hookd.tool.linux.owner import user_name
 from tests.support import forked, outputs, stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
+from tests.support.tool import start_hookd
 from tests.support.training import paced_example
 
 if TYPE_CHECKING:
@@ -34,17 +35,11 @@ pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not insta
 
 
 def hookd(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [CONSOLE, *map(str, words)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-        env=tool_environment(**variables),
-        check=False,
-    )
-    outputs.check(words, done.stdout)
-    return done
+    with start_hookd(*words, **variables) as process:
+        status = process.wait()
+    out, err = ("".join(f"{line}\n" for line in lines) for lines in (process.out, process.err))
+    outputs.check(words, out)
+    return subprocess.CompletedProcess(process.command, status, out, err)
 
 
 @contextlib.contextmanager
@@ -88,8 +83,8 @@ def idle() -> Iterator[Process]:
 def daemon(tmp_path: Path) -> Iterator[tuple[str, Process]]:
     """`hookd serve` on a socket of its own, as the value of --host."""
     control = tmp_path / "control.sock"
-    words = [CONSOLE, "serve", "--listen", "127.0.0.1:0", "--control", control, "--state-dir", tmp_path / "state"]
-    with Process(words, env=tool_environment()) as process:
+    words = ("serve", "--listen", "127.0.0.1:0", "--control", control, "--state-dir", tmp_path / "state")
+    with start_hookd(*words) as process:
         process.expect(r"http://127\.0\.0\.1:[1-9]\d*")
         yield f"unix://{control}", process
 
@@ -257,8 +252,7 @@ def agent_check(pid: int, **variables: str) -> str:
 
 
 def attach(*words: str | int) -> Process:
-    command = [str(word) for word in (CONSOLE, "attach", *words, "--listen", "127.0.0.1:0", "--json")]
-    return Process(command, env=tool_environment())
+    return start_hookd("attach", *map(str, words), "--listen", "127.0.0.1:0", "--json")
 
 
 def answer_of(process: Process) -> dict:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import signal
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_environment, tool_environment
+from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Metrics
+from tests.support.tool import Metrics, start_hookd
 
 TRAIN = REPOSITORY / "examples" / "train.py"
 FORKS = TARGETS / "forks.py"
 NOBODY = "hookd: no process of this command was observed: none imported torch, or PYTHONPATH lost hookd's directory (env -i, python -I)"
-CONSOLE = Path(sys.executable).with_name("hookd")
-
-pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")
 
 
 def run(*words: str | Path, stdin: bool = False) -> Process:
-    return Process([CONSOLE, "run", *words], env=tool_environment(), stdin=stdin)
+    return start_hookd("run", *words, stdin=stdin)
 
 
 def scrape(url: str) -> Metrics:
@@ -97,8 +93,7 @@ def test_a_command_in_which_nobody_was_watched_says_so_at_its_end(words):
 def test_an_address_that_is_taken_by_default_does_not_keep_the_command_from_running():
     with run("--listen", "127.0.0.1:0", "--", "cat", stdin=True) as first:
         address = first.expect(r"http://(127\.0\.0\.1:[1-9]\d*)/metrics").group(1)
-        environment = tool_environment(HOOKD_LISTEN=address)
-        with Process([CONSOLE, "run", "--", "sh", "-c", "echo ran; exit 3"], env=environment) as second:
+        with start_hookd("run", "--", "sh", "-c", "echo ran; exit 3", HOOKD_LISTEN=address) as second:
             assert second.wait() == 3, second.describe()
             assert second.out == ["ran"]
             assert "are not served" in second.err[0]
@@ -107,18 +102,17 @@ def test_an_address_that_is_taken_by_default_does_not_keep_the_command_from_runn
 def test_a_daemon_that_runs_serves_the_command(tmp_path):
     control = tmp_path / "control.sock"
     options = ("--control", control, "--state-dir", tmp_path, "--listen", "127.0.0.1:0")
-    with Process([CONSOLE, "serve", *options], env=tool_environment()) as daemon:
+    with start_hookd("serve", *options) as daemon:
         url = daemon.expect(r"http://127\.0\.0\.1:\d+/metrics").group()
-        environment = tool_environment(HOOKD_CONTROL=control)
         wait_until(control.exists)
-        with Process([CONSOLE, "run", "--", "echo", "ran"], env=environment) as process:
+        with start_hookd("run", "--", "echo", "ran", HOOKD_CONTROL=control) as process:
             assert process.finish() == ["ran"]
             assert process.err == [f"metrics on {url}, by the daemon that runs here", NOBODY]
 
 
 def test_a_named_daemon_that_does_not_answer_does_not_keep_the_command_from_running(tmp_path):
-    environment = tool_environment(HOOKD_HOST=f"unix://{tmp_path}/none.sock")
-    with Process([CONSOLE, "run", "--", "sh", "-c", "echo ran; exit 3"], env=environment) as process:
+    host = f"unix://{tmp_path}/none.sock"
+    with start_hookd("run", "--", "sh", "-c", "echo ran; exit 3", HOOKD_HOST=host) as process:
         assert process.wait() == 3, process.describe()
         assert process.out == ["ran"]
         assert process.err[0].startswith(f"hookd: warning: no daemon answers on {tmp_path}/none.sock")
@@ -126,7 +120,7 @@ def test_a_named_daemon_that_does_not_answer_does_not_keep_the_command_from_runn
 
 
 def test_a_host_that_is_none_is_wrong_usage():
-    with Process([CONSOLE, "run", "--", "true"], env=tool_environment(HOOKD_HOST="tcp://here:1")) as process:
+    with start_hookd("run", "--", "true", HOOKD_HOST="tcp://here:1") as process:
         assert process.wait() == 2, process.describe()
 
 
