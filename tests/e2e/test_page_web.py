@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support import training
+from tests.support import forked, training
 from tests.support.browser import Visit, chromium
 from tests.support.daemon import Daemon
 from tests.support.environment import tool_environment
@@ -55,8 +55,7 @@ def scene(tmp_path_factory):
         browser = stack.enter_context(chromium())
         target = stack.enter_context(training.start_warm(JOB, HOOKD_RUN=mine))
         command = [sys.executable, HOLDER, json.dumps({"run": large, "script": EVIL})]
-        environ = tool_environment(PYTHONPATH=os.pathsep.join(sys.path))
-        holder = stack.enter_context(Process(command, env=environ, stdin=True))
+        holder = stack.enter_context(Process(command, env=tool_environment(), stdin=True, popen=forked.start))
         holder.expect("ready")
         daemon = Daemon(tmp_path_factory.mktemp("web"), "--linger-s", "3600")  # a test ends a target
         stack.callback(daemon.process.close)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.daemon import Daemon
 from tests.support.environment import tool_environment
 from tests.support.processes import Process
@@ -61,9 +62,7 @@ def run(tmp_path):
 def hold(stack, run):
     def start(**identity):
         command = [sys.executable, HOLDER, json.dumps({"run": run, **identity})]
-        holder = stack.enter_context(
-            Process(command, env=tool_environment(PYTHONPATH=os.pathsep.join(sys.path)), stdin=True)
-        )
+        holder = stack.enter_context(Process(command, env=tool_environment(), stdin=True, popen=forked.start))
         holder.expect("ready")
         return holder
 

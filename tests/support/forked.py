@@ -34,14 +34,13 @@ def start(
     It is started as any other where a variable says something else to Python, the loader or torch than to the server.
 
     Args:
-        command: the interpreter of the targets' environment, the script, its arguments; or this interpreter, `-m hookd`, and
-            its arguments.
+        command: the interpreter of the targets' environment or, for what needs hookd, this one; and its arguments.
         env: its environment.
         cwd: where it runs.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
         streams: the rest of what `subprocess.Popen` is given.
     """
-    is_tool = list(command[:3]) == [sys.executable, "-m", "hookd"]
+    is_tool = command[0] == sys.executable
     assert is_tool or command[0] == str(bare_python()), f"no server forks this: {command}"
     usual = tool_environment() if is_tool else target_environment()
     if _at_start(env) != _at_start(usual):
