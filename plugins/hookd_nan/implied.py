@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from hookd import attributes_of, peek
+from hookd import attributes_of, peek, tensor_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -65,16 +65,33 @@ class Portion(NamedTuple):
     told: list[int]
 
 
+def _nothing() -> None:
+    """Stand in for a reference to an output."""
+
+
 class Implied:
     """Finds the outputs of a portion that must be read.
 
     Args:
         kinds: table by `Module.id` (`Context.per_module`): whether a module tells of its input, and keeps it finite.
+
+    Attributes:
+        good: a weak reference to the output that was last found good, and its version counter then. A container mostly
+            returns the same tensor as its last module.
     """
 
     def __init__(self, kinds: dict[int, tuple[bool, bool]]) -> None:
         self._kinds = kinds
         self._portions: dict[tuple[int, ...], Portion] = {}
+        self.good: tuple[Callable[[], Tensor | None], int] = (_nothing, 0)
+
+    def note(self, call: Call) -> None:
+        """Remember a good output, if it has a version counter that shows changes."""
+        self.good = _nothing if call.version < 0 else tensor_ref(call.output), call.version
+
+    def forget(self) -> None:
+        """Forget the good output at the end of the outermost call."""
+        self.good = _nothing, 0
 
     def learn(self, module: Module) -> None:
         """Record the kind of a module before its first call."""
@@ -82,13 +99,11 @@ class Implied:
         if kind in _TELLS or kind in _KEEPS:
             self._kinds[module.id] = kind in _TELLS, kind in _KEEPS
 
-    def to_read(self, calls: Sequence[Call], good: Tensor | None, version: int) -> list[Tensor]:
+    def to_read(self, calls: Sequence[Call]) -> list[Tensor]:
         """Return the outputs from which the others can be inferred.
 
         Args:
             calls: in the order in which they returned; each output is a single tensor.
-            good: the tensor that was last found finite; None for none.
-            version: its version counter at that time.
         """
         if len(calls) > FEW:
             read = [call for call in calls if not call.was_finite]
@@ -98,7 +113,7 @@ class Implied:
                 if not before or call.output is not before.output
             ]
         sequence = tuple([call.module.id for call in calls])
-        befores = [(good, version), *[(call.output, call.version) for call in calls]]
+        befores = [(self.good[0](), self.good[1]), *[(call.output, call.version) for call in calls]]
         portion = self._portions.get(sequence)
         if portion is None or not self._holds(portion, calls, befores):
             if len(self._portions) >= MOST:
