@@ -141,6 +141,25 @@ def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook
     assert [one["module"] for one in hook.incidents if one["kind"] == "nan"] == ["1"]
 
 
+def test_an_error_in_one_verdict_costs_no_other():
+    judged = []
+
+    def judge(event):
+        judged.append(event.module)
+        if event.module == "a":
+            raise ValueError(event.module)
+
+    with FakeTarget(record=False) as target:
+        target.start("nan")
+        plugin = target.plugin("nan")
+        for name in "abc":
+            ends = hookd_nan.scan.Ends((torch.zeros(()), torch.ones(())), (0,))
+            plugin.queue.submit(judge, plugin.checks.event("output", name), [ends])
+        train(net(), steps=3)
+        assert not plugin.queue.requested
+    assert judged == ["a", "b", "c"]
+
+
 def test_a_server_gets_its_verdict_after_some_calls(hook):
     spoiled = Spoiled()
     model = nn.Sequential(nn.Linear(4, 4), spoiled)
