@@ -150,8 +150,8 @@ class Memory(Plugin):
         if not trend.add(self.context.step, value):
             return
         self.growth.labels(place).set(trend.per_step)
-        if trend.is_leak and not trend.is_told:
-            trend.is_told = True
+        if trend.is_leak and not trend.is_reported:
+            trend.is_reported = True
             self.context.incident(
                 "leak",
                 f"memory of {place} grows steadily: {trend.grown >> 20} MiB since step {trend.since},"

@@ -25,13 +25,13 @@ class Kept:
 
     Attributes:
         nbytes: size of the last output.
-        is_told: `watch` has returned True.
+        is_reported: `watch` has returned True.
     """
 
     def __init__(self, most: int) -> None:
         self._refs: deque[tuple[int, Callable[[], Tensor | None]]] = deque(maxlen=most)
         self.nbytes = 0
-        self.is_told = False
+        self.is_reported = False
 
     @property
     def since(self) -> int:
@@ -46,11 +46,11 @@ class Kept:
     def watch(self, tensor: Tensor, step: int) -> bool:
         """Watch the first output of a step; return True once, when all watched outputs are alive."""
         refs = self._refs
-        if self.is_told or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
+        if self.is_reported or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
             return False
         refs.append((step, tensor_ref(tensor)))
         if len(refs) < (refs.maxlen or 0) or any(ref() is None for _, ref in refs):
             return False
         self.nbytes = nbytes(tensor)
-        self.is_told = True
+        self.is_reported = True
         return True

@@ -86,7 +86,7 @@ from hookd_nan.blame import Blame
 from hookd_nan.findings import Checks, Findings
 from hookd_nan.forward import Outputs
 from hookd_nan.gradients import Gradients
-from hookd_nan.implied import Implied
+from hookd_nan.inferred_finite import InferredFinite
 from hookd_nan.judge import Judge
 from hookd_nan.models import Models
 from hookd_nan.optimizers import Optimizers
@@ -107,7 +107,7 @@ __all__ = ["NaN"]
 STATE = {
     "checks": ("outputs", "backwards", "gates", "used", "order"),
     "scan": ("is_strict",),
-    "implied": ("good",),
+    "inferred": ("good",),
     "outputs": ("judged_whole", "unseen", "is_inside", "traced"),
     "gradients": ("undecided", "is_scaled", "was_scaled", "has_closure", "reached", "stepping"),
     "optimizers": ("known", "holders", "last"),
@@ -153,9 +153,9 @@ class NaN(Plugin):
         blame = Blame(context, scan, models, optimizers)
         findings = self.findings = Findings(context, scan, checks, blame, recorder, policy)
         queue = self.queue = Queue(context, findings.note_unread)
-        self.implied = Implied(context.per_module())
+        self.inferred = InferredFinite(context.per_module())
         shared = context, scan, checks, judge, queue, findings, blame, recorder
-        self.outputs = Outputs(*shared, self.implied)
+        self.outputs = Outputs(*shared, self.inferred)
         self.gradients = Gradients(*shared, optimizers, policy)
 
     @hookimpl
@@ -181,7 +181,7 @@ class NaN(Plugin):
 
         Gradients that leave a container are seen when they leave the first module in it, which costs less.
         """
-        self.implied.learn(module)
+        self.inferred.learn(module)
         hooks = {"root_forward", "forward_error", "forwards", "backward_pre", "backward"}
         if not self.scan.neginf:
             hooks.add("suspect")

@@ -196,7 +196,7 @@ class Findings:
             fields = self._recorder.contents(event.at)
             message = self._send(case, event, "first" if case.number == 1 else "another", **fields)
             self.hold()
-            self._policy.told(message, is_late=event.is_late)
+            self._policy.act_on(message, is_late=event.is_late)
         elif event.is_certain and event.where in ("output", "param", "grad"):
             self._close(case, case.hit, event)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hookd import Context
     from hookd_nan.blame import Blame
     from hookd_nan.findings import Checks, Findings
-    from hookd_nan.implied import Implied
+    from hookd_nan.inferred_finite import InferredFinite
     from hookd_nan.judge import Details, Event, Judge
     from hookd_nan.pending import Queue
     from hookd_nan.recorder import Recorder
@@ -47,7 +47,7 @@ class Outputs:
     findings: Findings
     blame: Blame
     recorder: Recorder
-    implied: Implied
+    inferred: InferredFinite
     judged_whole: set[int] = field(default_factory=set)
     unseen: list[str] = field(default_factory=list)
     is_inside: bool = False
@@ -100,14 +100,14 @@ class Outputs:
     def _are_finite(self, calls: Sequence[Call]) -> bool:
         """Whether all outputs are known to be finite."""
         if calls[-1].version < 0:  # only the last output of a portion may be something other than a single tensor
-            outputs = [*self.implied.to_read(calls[:-1]), *self._outputs(calls[-1])]
+            outputs = [*self.inferred.to_read(calls[:-1]), *self._outputs(calls[-1])]
         else:
-            outputs = self.implied.to_read(calls)
+            outputs = self.inferred.to_read(calls)
         if outputs:
             largest = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
             if len(largest) > 1 or any(not isinstance(one, float) or not one < INF for one in largest):
                 return False
-        self.implied.note(calls[-1])
+        self.inferred.note(calls[-1])
         return True
 
     def _look(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
@@ -230,7 +230,7 @@ class Outputs:
             self.checks.outputs.note(self.context.step)
         if self.is_inside:
             self.is_inside = False
-            self.implied.forget()
+            self.inferred.forget()
             return
         found = self.scan(tensors_in(output), masks=True)
         if self.findings.is_over:

@@ -48,7 +48,7 @@ class Policy:
             self._context.incident("refused", f"nan: policy=skip does nothing {why}")
         return False
 
-    def told(self, message: str, *, is_late: bool) -> None:
+    def act_on(self, message: str, *, is_late: bool) -> None:
         """Act on an incident, at once or, if it is late, at the training's next call of a model.
 
         Args:

@@ -81,7 +81,7 @@ class Optimizers(Plugin):
         self.scale = Scale(context)
         self.watched: dict[int, Watched] = {}  # by the optimizer's id: it may not be hashable
         self.shown: dict[str, int] = {}  # by label: the number of groups that have series
-        self.is_told = False
+        self.is_reported = False
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
@@ -153,8 +153,8 @@ class Optimizers(Plugin):
                 gauge.remove(label, str(group))
 
     def _log(self, text: str) -> None:
-        if not self.is_told:
-            self.is_told = True
+        if not self.is_reported:
+            self.is_reported = True
             self.context.log(text)
 
     @hookimpl
