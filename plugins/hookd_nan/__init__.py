@@ -88,7 +88,6 @@ from hookd_nan.forward import Outputs
 from hookd_nan.gradients import Gradients
 from hookd_nan.inferred_finite import InferredFinite
 from hookd_nan.judge import Judge
-from hookd_nan.models import Models
 from hookd_nan.optimizers import Optimizers
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
@@ -141,16 +140,12 @@ class NaN(Plugin):
         patience = context.option("amp_patience", 30)
         if patience < 1:
             raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
-        judge, checks, recorder = self.judge, self.checks, self.recorder = (
-            Judge(patience),
-            Checks(context),
-            Recorder(context),
-        )
+        judge, checks = self.judge, self.checks = Judge(patience), Checks(context)
+        recorder = self.recorder = Recorder(context)
         policy = self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = policy.name != "report"
-        models = Models(context)
-        optimizers = self.optimizers = Optimizers(models)
-        blame = Blame(context, scan, models, optimizers)
+        optimizers = self.optimizers = Optimizers(context)
+        blame = Blame(context, scan, optimizers)
         findings = self.findings = Findings(context, scan, checks, blame, recorder, policy)
         queue = self.queue = Queue(context, findings.note_unread)
         self.inferred = InferredFinite(context.per_module())

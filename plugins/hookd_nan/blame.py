@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookd import buffers_of, modules_in, parameters_of, peek
-from hookd_nan.models import modules, owner_of, within
+from hookd_nan.models import all_parameters, module_named, modules, named_gradients, owner_of, within
 from hookd_nan.scan import is_bad, own_tensors
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from hookd import Context, Module, Returned
     from hookd_nan.judge import Details, Event
-    from hookd_nan.models import Models
     from hookd_nan.optimizers import Optimizers
     from hookd_nan.scan import Scan
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 class Blame:
     """Returns events of bad values with the tensor to blame, or as they were if there is none."""
 
-    def __init__(self, context: Context, scan: Scan, models: Models, optimizers: Optimizers) -> None:
-        self._context, self._scan, self._models, self._optimizers = context, scan, models, optimizers
+    def __init__(self, context: Context, scan: Scan, optimizers: Optimizers) -> None:
+        self._context, self._scan, self._optimizers = context, scan, optimizers
 
     def gradient(self, event: Event, optimizer: Optimizer | None) -> Event:
         """Return the event with the last bad gradient in the model's order: the first one in the order of the backward.
@@ -35,7 +34,7 @@ class Blame:
             event: the event, with the number of its optimizer.
             optimizer: that optimizer if it is stepping now, else None.
         """
-        named = self._models.named_gradients(optimizer)
+        named = named_gradients(self._context, optimizer)
         if optimizer is None:
             named = (one for one in named if self._optimizers.holder(one[1]) == event.optimizer)
         bad = [one for one in named if self._scan([one[2]])]
@@ -59,7 +58,7 @@ class Blame:
             holders: the ids of the parameters whose gradients were checked.
         """
         bad = {holders[at] for at in event.bad}
-        names = [name for name, parameter in self._models.named_parameters() if id(parameter) in bad]
+        names = [name for name, parameter in all_parameters(self._context) if id(parameter) in bad]
         if not names:
             return event
         owner, own_name = owner_of(names[-1])
@@ -82,7 +81,7 @@ class Blame:
             is_seen: the gradients of the last step were checked. Then the step is unknown: a parameter that went bad
                 earlier need not have been used since.
         """
-        named = self._models.named_parameters()
+        named = all_parameters(self._context)
         bad = [(name, parameter) for name, parameter in named if self._scan.trained([parameter])]
         if not bad:
             return event
@@ -118,7 +117,7 @@ class Blame:
         the tensor may have gone bad later; tensors elsewhere in the model; and an infinity in a buffer, which may be a
         legitimate value.
         """
-        module, called, below = self._models.module(event.module), self._called(), set[int]()
+        module, called, below = module_named(self._context, event.module), self._called(), set[int]()
         for path, inner in modules_in(module) if module is not None else ():
             below.add(id(inner))
             name = within(event.module, path)
@@ -137,7 +136,7 @@ class Blame:
 
     def _with_others(self, event: Event, below: set[int], called: set[str]) -> Event:
         """Return the event with a bad tensor elsewhere in the model, which the module's code may use by a reference."""
-        roots = (root for root in self._models.roots() if any(name == event.module for name, _ in modules(root)))
+        roots = (root for root, _ in self._context.models() if any(name == event.module for name, _ in modules(root)))
         for name, module in (one for root in roots for one in modules(root)):
             if id(module) in below:
                 continue

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd import groups_of, peek
-from hookd_nan.models import grad_of
+from hookd_nan.models import grad_of, named_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from hookd_nan.models import Models
+    from hookd import Context
 
     Held = dict[int, Tensor]
     """Gradients, by the ids of their parameters."""
@@ -47,8 +47,8 @@ class Optimizers:
         last: the last number.
     """
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.known: dict[int, Known] = {}
         self.holders: dict[int, int] = {}
         self.last = 0
@@ -79,7 +79,7 @@ class Optimizers:
     def by_optimizer(self) -> dict[int, Held]:
         """Return the gradients of all models by the number of the optimizer that holds them; 0 for no known optimizer."""
         found: dict[int, Held] = {}
-        for _, parameter, grad in self._models.named_gradients(None):
+        for _, parameter, grad in named_gradients(self._context, None):
             found.setdefault(self.holder(parameter), {})[id(parameter)] = grad
         return found
 
