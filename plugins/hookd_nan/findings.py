@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from hookd import training_stack
-from hookd_nan.judge import Event, Looks
+from hookd_nan.judge import CheckedSteps, Event
 from hookd_nan.report import NAMES, describe, place
 from hookd_nan.scan import is_within
 
@@ -42,14 +42,19 @@ class Checks:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.outputs, self.backwards, self.gates, self.used = Looks(), Looks(), Looks(), Looks()
+        self.outputs, self.backwards, self.gates, self.used = (
+            CheckedSteps(),
+            CheckedSteps(),
+            CheckedSteps(),
+            CheckedSteps(),
+        )
         self.order = 0
 
     def event(
         self,
         where: str,
         module: str,
-        looks: Looks | None = None,
+        checked: CheckedSteps | None = None,
         inside: tuple[Module, ...] | None = None,
         **more: Any,
     ) -> Event:
@@ -58,12 +63,12 @@ class Checks:
         Args:
             where: the kind of place.
             module: name of the module.
-            looks: earlier checks of this place, for `since`; None: the value was made now.
+            checked: earlier checks of this place, for `since`; None: the value was made now.
             inside: the modules being called, the outermost first; None: those of this thread.
             more: other attributes of the event.
         """
         step, stack = self._context.step, tuple(m.name for m in (self._context.stack() if inside is None else inside))
-        since = step if looks is None else looks.since(step)
+        since = step if checked is None else checked.since(step)
         self.order += 1
         # A parameter that an optimizer made bad is seen in the next step, so it may be a step older than an output.
         own_since = self.gates.last(step)
@@ -220,14 +225,14 @@ class Findings:
 
     def _send(self, case: Case, event: Event, what: str, more: str = "", **fields: Any) -> str:
         """Set the metric, send an incident, and return its message."""
-        self._show(case, event)
+        self._set_origin(case, event)
         message, described = describe(event, what, is_step_absolute=self._context.is_step_absolute)
         if not event.is_late:
             described["python_stack"] = training_stack()
         self._context.incident(event.kind, message + more, **described, **fields)
         return message + more
 
-    def _show(self, case: Case, event: Event) -> None:
+    def _set_origin(self, case: Case, event: Event) -> None:
         """Set the metric: 1 for a certain origin, the share of each of several, 0 where the value was only seen."""
         places = [event.module, *event.details.get("or_in", ())]
         # Even a certain event can have several places, if not all values could be checked.

@@ -65,12 +65,12 @@ class Outputs:
             if call.is_changed() and not call.was_finite:
                 changed.append(call.module.name)
             else:
-                self._look(call, changed, is_good=call.was_finite)
+                self._check(call, changed, is_good=call.was_finite)
 
     def suspect(self, call: Call) -> None:
         """Check a call that C found bad when it returned, or a later one, which may have to judge it."""
         if not self._is_traced(call):
-            self._look(call, [])
+            self._check(call, [])
         self._note(call)
 
     def _note(self, call: Call) -> None:
@@ -86,7 +86,7 @@ class Outputs:
         """
         if self.findings.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
             return False
-        found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._look_at_inputs(call)
+        found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._check_inputs(call)
         if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
             return False
         stack = call.stack()
@@ -110,7 +110,7 @@ class Outputs:
         self.inferred.note(calls[-1])
         return True
 
-    def _look(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
+    def _check(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
         """Check a single call.
 
         Args:
@@ -141,7 +141,7 @@ class Outputs:
         module = call.module.torch()
         own = own_tensors(module)
         in_own = [self.scan.own(tensors.values()) for tensors in own]
-        in_inputs, unknown = self._look_at_inputs(call)
+        in_inputs, unknown = self._check_inputs(call)
         is_known = all(isinstance(one, str) for one in (found, in_inputs, *in_own))
         event = self.checks.event(
             "output",
@@ -161,7 +161,7 @@ class Outputs:
             event = event.having(inputs=unknown)
         self._submit(self._judge_call, self._with_unseen(event, changed), found, in_inputs, *in_own)
 
-    def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
+    def _check_inputs(self, call: Call) -> tuple[Found, str]:
         """Check the inputs of a call.
 
         Returns:
@@ -241,7 +241,7 @@ class Outputs:
     def _gate_hit(self, call: Call, found: Found) -> None:
         """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
         event = self.checks.event("output", call.module.name, self.checks.outputs, is_certain=call.module.leaf)
-        in_inputs, unknown = self._look_at_inputs(call)
+        in_inputs, unknown = self._check_inputs(call)
         if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
             event = self._traced_back(event, call.module, call, found, unknown=unknown)
             found = event.kind

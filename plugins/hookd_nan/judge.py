@@ -80,7 +80,7 @@ class Event:
         return replace(self, details=cast("Details", kept))
 
 
-class Looks:
+class CheckedSteps:
     """The last two steps in which something was checked; 0 for none."""
 
     def __init__(self) -> None:

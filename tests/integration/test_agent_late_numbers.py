@@ -226,7 +226,7 @@ def test_a_module_whose_change_cannot_be_read_is_not_reported_and_the_others_are
     def ask_of_nothing(*_):
         (samples,) = hook.plugin("activations").parameters._rounds.values()
         row = samples.rows["0", "weight"]
-        samples.asked.append(([torch.empty((), device="meta")] * 2, row.move, row))
+        samples.requests.append(([torch.empty((), device="meta")] * 2, row.move, row))
 
     optimizer.register_step_pre_hook(ask_of_nothing)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Detect whether the training code keeps the outputs of a module."""
+"""Detect whether the training code retains the outputs of a module."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def nbytes(tensor: Tensor) -> int:
     return Tensor.numel(tensor) * Tensor.element_size(tensor)
 
 
-class Kept:
-    """Weak references to an output of each of the last sampled steps: if all are alive, the training keeps them.
+class Retained:
+    """Weak references to an output of each of the last sampled steps: if all are alive, the training retains them.
 
     Only tensors with a graph are watched: a module may return a buffer of its own, which has none.
 
