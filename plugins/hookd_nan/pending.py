@@ -167,6 +167,8 @@ class Queue:
     def succeed(self, predecessor: Queue) -> None:
         """Take over the events of a predecessor. Its requests get no answers, so the values are requested again."""
         self.entries = [*predecessor.requested, *predecessor.entries]
+        for entry in self.entries:
+            entry.last = 0  # a number of the predecessor's
         predecessor.requested.clear()
         predecessor.entries = []
 
