@@ -207,11 +207,11 @@ class Blame:
         gone: list[str] = []
         for at, returned in enumerate(self._context.returned()):
             tensor = returned.tensor()
-            found = self._scan([tensor], masks=True) if tensor is not None else ""
-            if returned.was_finite or (tensor is not None and not found):
+            result = self._scan([tensor], masks=True) if tensor is not None else ""
+            if returned.was_finite or (tensor is not None and not result):
                 gone.clear()  # an earlier NaN would most likely have reached this output
                 unknown = ""
-            elif tensor is None or not isinstance(found, str):  # on a device: not known yet
+            elif tensor is None or not isinstance(result, str):  # on a device: not known yet
                 gone.append(returned.module.name)
             else:
                 event, more = self._caller(replace(event, at=at), returned, tensor)

@@ -11,7 +11,7 @@ import torch
 
 from hookd import Call, Module, is_whole, peek, versions
 from hookd import tensors as tensors_in
-from hookd_nan.scan import INF, Found, is_within, on_host, own_tensors
+from hookd_nan.scan import INF, Result, is_within, on_host, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,12 +86,12 @@ class Outputs:
         """
         if self.findings.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
             return False
-        found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._check_inputs(call)
-        if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
+        result, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._check_inputs(call)
+        if not result or not isinstance(result, str) or (call.module.leaf and not in_inputs and not unknown):
             return False
         stack = call.stack()
         event = self.checks.event("output", call.module.name, self.checks.outputs, stack, is_certain=False)
-        event = self._traced_back(event, stack[0], call, found, unknown="")
+        event = self._traced_back(event, stack[0], call, result, unknown="")
         self.findings.count(event)
         self.findings.report_as_found(event)
         self.traced.add(get_ident())
@@ -118,31 +118,31 @@ class Outputs:
             changed: names of modules called earlier whose outputs were changed since; emptied if this output is good.
             is_good: the output is known to have been good; it may have been changed since.
         """
-        found = "" if is_good else self.scan(self._outputs(call), masks=True)
+        result = "" if is_good else self.scan(self._outputs(call), masks=True)
         if self.findings.is_over:
-            self._spread(call.module, found)
-        elif found or self.judge.pending:
-            self._returned(call, found, changed)
+            self._spread(call.module, result)
+        elif result or self.judge.pending:
+            self._returned(call, result, changed)
         else:
             changed.clear()  # an earlier bad value would most likely have reached this output
 
-    def _spread(self, module: Module, found: Found) -> None:
+    def _spread(self, module: Module, result: Result) -> None:
         """Count a consequence of the origin."""
-        if found and isinstance(found, str):
-            self.findings.count_one(module.name, "output", found, self.context.step)
-        elif found:
-            self._submit(self.findings.count, self.checks.event("output", module.name), found)
+        if result and isinstance(result, str):
+            self.findings.count_one(module.name, "output", result, self.context.step)
+        elif result:
+            self._submit(self.findings.count, self.checks.event("output", module.name), result)
 
-    def _submit(self, judge: Callable[[Event], None], event: Event, *found: Found) -> None:
-        self.queue.submit(judge, event, *found, masks=not self.scan.neginf)
+    def _submit(self, judge: Callable[[Event], None], event: Event, *results: Result) -> None:
+        self.queue.submit(judge, event, *results, masks=not self.scan.neginf)
 
-    def _returned(self, call: Call, found: Found, changed: list[str]) -> None:
+    def _returned(self, call: Call, result: Result, changed: list[str]) -> None:
         """Judge a call whose output is or may be bad, or that must judge a call of a module in it."""
         module = call.module.torch()
         own = own_tensors(module)
         in_own = [self.scan.own(tensors.values()) for tensors in own]
         in_inputs, unknown = self._check_inputs(call)
-        is_known = all(isinstance(one, str) for one in (found, in_inputs, *in_own))
+        is_known = all(isinstance(one, str) for one in (result, in_inputs, *in_own))
         event = self.checks.event(
             "output",
             call.module.name,
@@ -153,25 +153,25 @@ class Outputs:
             own=() if is_known else tuple(list(one) for one in own),
         )
         if is_known:
-            event = replace(event, kind=str(found), inputs=str(in_inputs), at=self._place(call))
+            event = replace(event, kind=str(result), inputs=str(in_inputs), at=self._place(call))
             event = replace(event, details=self._numbers(event, call, own, *map(str, in_own)))
-            if found and not in_inputs and not self.scan.neginf and self.scan(tensors_in((call.inputs, call.kwargs))):
+            if result and not in_inputs and not self.scan.neginf and self.scan(tensors_in((call.inputs, call.kwargs))):
                 event = event.having(neginf_in="inputs")
         if unknown:
             event = event.having(inputs=unknown)
-        self._submit(self._judge_call, self._with_unseen(event, changed), found, in_inputs, *in_own)
+        self._submit(self._judge_call, self._with_unseen(event, changed), result, in_inputs, *in_own)
 
-    def _check_inputs(self, call: Call) -> tuple[Found, str]:
+    def _check_inputs(self, call: Call) -> tuple[Result, str]:
         """Check the inputs of a call.
 
         Returns:
             The result, and why it is not complete: "unknown" if the inputs were changed since the call began, "partly"
             if not all of them can be checked, else "".
         """
-        found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
-        if found and call.before and call.before != versions(call.inputs, call.kwargs):
+        result = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if result and call.before and call.before != versions(call.inputs, call.kwargs):
             return "", "unknown"
-        return found, "" if found or is_whole((call.inputs, call.kwargs)) else "partly"
+        return result, "" if result or is_whole((call.inputs, call.kwargs)) else "partly"
 
     def _outputs(self, call: Call) -> list[Tensor]:
         """Return the tensors in an output; record the module in `unseen` if its output has parts that cannot be checked."""
@@ -232,24 +232,24 @@ class Outputs:
             self.is_inside = False
             self.inferred.forget()
             return
-        found = self.scan(tensors_in(output), masks=True)
+        result = self.scan(tensors_in(output), masks=True)
         if self.findings.is_over:
-            self._spread(module, found)
-        elif found:
-            self._gate_hit(Call(module, inputs, kwargs, output, -1, versions, None), found)
+            self._spread(module, result)
+        elif result:
+            self._gate_hit(Call(module, inputs, kwargs, output, -1, versions, None), result)
 
-    def _gate_hit(self, call: Call, found: Found) -> None:
+    def _gate_hit(self, call: Call, result: Result) -> None:
         """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
         event = self.checks.event("output", call.module.name, self.checks.outputs, is_certain=call.module.leaf)
         in_inputs, unknown = self._check_inputs(call)
-        if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
-            event = self._traced_back(event, call.module, call, found, unknown=unknown)
-            found = event.kind
-        self._submit(self._judge_gate, event, found, in_inputs)
+        if isinstance(result, str) and isinstance(in_inputs, str) and not in_inputs:
+            event = self._traced_back(event, call.module, call, result, unknown=unknown)
+            result = event.kind
+        self._submit(self._judge_gate, event, result, in_inputs)
 
-    def _traced_back(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> Event:
+    def _traced_back(self, event: Event, root: Module, call: Call, result: str, *, unknown: str) -> Event:
         """Return the event with the origin of a bad output: a parameter, or the first call with a bad output."""
-        event = self.blame.parameter(replace(event, kind=found, details=self._of_output(call, found)), root)
+        event = self.blame.parameter(replace(event, kind=result, details=self._of_output(call, result)), root)
         if event.where == "param":
             return event
         event = self.blame.buffer(self.blame.call(event, unknown), root)

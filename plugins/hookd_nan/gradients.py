@@ -12,7 +12,7 @@ import torch
 from hookd import of_tensor, peek
 from hookd import tensors as tensors_in
 from hookd_nan.optimizers import gradients_of
-from hookd_nan.scan import INF, Found, is_bad, is_scaled, on_host
+from hookd_nan.scan import INF, Result, is_bad, is_scaled, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -85,11 +85,11 @@ class Gradients:
         """Check the gradient that leaves the module; if none does, or if it is bad, also the one that reached it."""
         if self.findings.is_over:  # later bad gradients are consequences; the outputs show how far they spread
             return
-        found = self.scan(tensors_in(grad_input) or tensors_in(grad_output))
-        if found:
+        result = self.scan(tensors_in(grad_input) or tensors_in(grad_output))
+        if result:
             reached = self.reached.get(module.id, 0)
             event = self.checks.event("grad", module.name, self.checks.backwards, reached=reached)
-            self.queue.submit(self._judge_between, event, found, self.scan(tensors_in(grad_output)))
+            self.queue.submit(self._judge_between, event, result, self.scan(tensors_in(grad_output)))
 
     def _judge_between(self, event: Event) -> None:
         """Judge a module's gradient.
@@ -112,13 +112,13 @@ class Gradients:
         self.checks.gates.note(self.context.step)
         self.is_scaled = any(is_scaled(of_tensor(tensor, "grad_fn")) for tensor in tensors_in(tensors))
         is_good = isinstance(number, float) and math.isfinite(number) and len(tensors) == 1
-        found = "" if is_good else self.scan(tensors_in(tensors))
-        masked = self._masked() if found and not self.scan.neginf and not self.findings.is_over else []
+        result = "" if is_good else self.scan(tensors_in(tensors))
+        masked = self._masked() if result and not self.scan.neginf and not self.findings.is_over else []
         cleared, is_clear = self._cleared() if self._is_waiting() else (set(), False)
-        if found or cleared or is_clear:
+        if result or cleared or is_clear:
             event = self.checks.event("loss", "", self.checks.gates)
             event = event.having(neginf_in=masked) if masked else event
-            self.queue.submit(partial(self._judge_loss, cleared=cleared, is_clear=is_clear), event, found)
+            self.queue.submit(partial(self._judge_loss, cleared=cleared, is_clear=is_clear), event, result)
         self._hold_gates(is_over=False)
         self.context.listen("loss_done", wanted=self.is_scaled or self.judge.is_suspicious)
 
@@ -176,9 +176,9 @@ class Gradients:
             for number, grads in self.optimizers.by_optimizer().items():
                 if self.queue.is_empty and number in self.judge.suspects:
                     continue
-                found = self.scan.many(list(grads.values()))
-                if found:
-                    self._judge_held(self.judge.gradients, None, number, grads, found)
+                result = self.scan.many(list(grads.values()))
+                if result:
+                    self._judge_held(self.judge.gradients, None, number, grads, result)
 
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Check the gradients that are about to be used; with a closure they do not exist yet."""
@@ -191,16 +191,16 @@ class Gradients:
         """Check the gradients of an optimizer, which are reduced over ranks, accumulated and unscaled by now."""
         self.checks.used.note(self.context.step)
         with torch.no_grad():  # with a policy the plugin is a mutator, whose hooks run in the training's modes
-            found = self.scan.gradients(optimizer)
+            result = self.scan.gradients(optimizer)
             self.recorder.step(optimizer, self.scan.largest)
-            self.is_skipping = self.policy.may_skip(optimizer) and is_bad(found)
+            self.is_skipping = self.policy.may_skip(optimizer) and is_bad(result)
             found_inf = peek(optimizer, "found_inf")
             flag = [] if found_inf is None else [torch.where(found_inf > 0, INF, 0.0)]
             number, is_first = self.optimizers.meet(optimizer)
-            if not (found or flag or self.undecided) and self.judge.is_calm and self.queue.is_empty:
+            if not (result or flag or self.undecided) and self.judge.is_calm and self.queue.is_empty:
                 return
             grads = gradients_of(optimizer)
-            self._judge_held(self._decide, optimizer, number, grads, found, flag, is_first=is_first)
+            self._judge_held(self._decide, optimizer, number, grads, result, flag, is_first=is_first)
         if self.is_skipping:
             self.policy.skip(optimizer)
 
@@ -210,7 +210,7 @@ class Gradients:
         optimizer: Optimizer | None,
         number: int,
         grads: Held,
-        found: Found,
+        result: Result,
         flag: Iterable[Tensor] = (),
         *,
         is_first: bool = False,
@@ -222,19 +222,19 @@ class Gradients:
             optimizer: the optimizer if it is stepping now, else None.
             number: its number.
             grads: its gradients.
-            found: the result of their check.
+            result: of their check.
             flag: infinity if the optimizer was given `found_inf`, else 0; empty if it takes none.
             is_first: this is the optimizer's first step.
         """
         is_certain = self.checks.backwards.latest == self.context.step
         event = self.checks.event("grad", "", optimizer=number, is_first_step=is_first, is_certain=is_certain)
-        if found and not self.findings.is_over:  # expensive, and reported only once
-            if isinstance(found, list):
+        if result and not self.findings.is_over:  # expensive, and reported only once
+            if isinstance(result, list):
                 judge = partial(self._judge_named, judge, holders=list(grads))
             else:
                 event = self.blame.gradient(event, optimizer)
-                found = event.kind or found
-        self.queue.submit(judge, event, found, self.scan(flag))
+                result = event.kind or result
+        self.queue.submit(judge, event, result, self.scan(flag))
 
     def _judge_named(self, judge: Callable[[Event], None], event: Event, *, holders: list[int]) -> None:
         """Judge gradients whose values have come from a device, and name the parameter of the first bad one."""

@@ -63,7 +63,7 @@ class Event:
     may_write: bool = False  # the call may itself have written the module's buffers
     bad: tuple[int, ...] = ()  # positions of the bad tensors among those checked, if their values came from a device
     own: tuple[list[str], ...] = ()  # names of the module's parameters, and of its buffers, if on a device
-    unread: tuple[int, ...] = ()  # positions in `Entry.found` of what could not be read, while the rest was good
+    unread: tuple[int, ...] = ()  # positions in `Entry.results` of what could not be read, while the rest was good
 
     @property
     def is_unread(self) -> bool:
@@ -199,14 +199,14 @@ class Judge:
             self._in_a_row.pop(optimizer, None)
         if event.kind or not self.suspects:
             self._first = None
-        found = first or suspect
-        return (found if found is not None and found.module else event) if event.kind else None
+        origin = first or suspect
+        return (origin if origin is not None and origin.module else event) if event.kind else None
 
     def _skip(self, optimizer: int, suspect: Event | None = None) -> Event | None:
         suspect = self.suspects.pop(optimizer, suspect)
-        found = self._first or suspect
+        origin = self._first or suspect
         if not self.suspects:
             self._first = None
         self.skipped += 1
         self._in_a_row[optimizer] = self._in_a_row.get(optimizer, 0) + 1
-        return found if self._in_a_row[optimizer] >= self.patience else None
+        return origin if self._in_a_row[optimizer] >= self.patience else None

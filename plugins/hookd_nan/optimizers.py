@@ -78,10 +78,10 @@ class Optimizers:
 
     def by_optimizer(self) -> dict[int, Held]:
         """Return the gradients of all models by the number of the optimizer that holds them; 0 for no known optimizer."""
-        found: dict[int, Held] = {}
+        by_number: dict[int, Held] = {}
         for _, parameter, grad in named_gradients(self._context, None):
-            found.setdefault(self.holder(parameter), {})[id(parameter)] = grad
-        return found
+            by_number.setdefault(self.holder(parameter), {})[id(parameter)] = grad
+        return by_number
 
     def having(self) -> set[int]:
         """Return the numbers of known optimizers whose parameters have gradients, without a search of the models."""

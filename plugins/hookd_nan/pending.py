@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookd import Context
     from hookd_nan.judge import Event
-    from hookd_nan.scan import Found
+    from hookd_nan.scan import Result
 
 LARGEST = 1024
 """Largest number of events whose values are requested together."""
@@ -28,11 +28,11 @@ PARTS = {
     "output": ("its outputs", "its inputs", "its parameters", "its buffers"),
     "grad": ("its gradients", "the gradients that reached it"),
 }
-"""What the results of `Entry.found` belong to, by the kind of place."""
+"""What the results of `Entry.results` belong to, by the kind of place."""
 
 
-class Result(NamedTuple):
-    """The result of a check whose values have been read.
+class Reading(NamedTuple):
+    """The result of a check after its values have been read.
 
     Attributes:
         kind: "" for good values, else "inf" or "nan".
@@ -62,7 +62,7 @@ class Entry:
     Attributes:
         judge_with: the function that judges it.
         event: the event.
-        found: results for the event's own tensors, for its inputs, and for the module's own parameters and buffers.
+        results: results for the event's own tensors, for its inputs, and for the module's own parameters and buffers.
         masks: `-inf` alone is good.
         numbers: those of its values on devices; None for those that have not arrived.
         last: number of the last request for its values; infinity while requests are being made.
@@ -70,7 +70,7 @@ class Entry:
 
     judge_with: Callable[[Event], None]
     event: Event
-    found: tuple[Found, ...]
+    results: tuple[Result, ...]
     masks: bool = False
     numbers: list[float | None] = field(default_factory=list)
     last: float = 0
@@ -79,7 +79,7 @@ class Entry:
         """Return the values that must be read from devices before the event can be judged."""
         pieces = []
         self.numbers = []
-        for value in (x for found in self.found if isinstance(found, list) for ends in found for x in ends.values):
+        for value in (x for result in self.results if isinstance(result, list) for ends in result for x in ends.values):
             pieces.append(Piece(self, len(self.numbers), value))
             self.numbers += [None] * value.numel()
         return pieces
@@ -87,9 +87,9 @@ class Entry:
     def judge(self, *, is_late: bool) -> Event:
         """Judge the event, and return it; `is_late`: the training code has continued since the check."""
         numbers = iter(self.numbers)
-        results = [self._result(found, numbers) for found in self.found]
-        own, inputs, *of_module = *results, *[Result("")] * (4 - len(results))
-        unread = tuple(at for at, result in enumerate(results) if result.is_unread)
+        readings = [self._read(result, numbers) for result in self.results]
+        own, inputs, *of_module = *readings, *[Reading("")] * (4 - len(readings))
+        unread = tuple(at for at, reading in enumerate(readings) if reading.is_unread)
         event = replace(
             self.event, kind=own.kind, bad=own.bad, inputs=inputs.kind, ends=own.ends, is_late=is_late, unread=unread
         )
@@ -100,18 +100,18 @@ class Entry:
         self.judge_with(event)
         return event
 
-    def _result(self, found: Found, numbers: Iterator[float | None]) -> Result:
-        if isinstance(found, str):
-            return Result(found)
-        ranges = [one for ends in found for one in ends.read(numbers)]
+    def _read(self, result: Result, numbers: Iterator[float | None]) -> Reading:
+        if isinstance(result, str):
+            return Reading(result)
+        ranges = [tensor_range for ends in result for tensor_range in ends.read(numbers)]
         known = [(at, low, high) for at, low, high in ranges if low is not None and high is not None]
         kinds = {at: kind for at, low, high in known if (kind := kind_of(low, high, masks=self.masks))}
         ends = known[0][1:] if known else ()
         # What is bad is known to be, even if other numbers are not known.
-        return Result(max(kinds.values(), default=""), tuple(kinds), ends, not kinds and len(known) < len(ranges))
+        return Reading(max(kinds.values(), default=""), tuple(kinds), ends, not kinds and len(known) < len(ranges))
 
 
-def _with_own_blamed(event: Event, parameters: Result, buffers: Result) -> Event:
+def _with_own_blamed(event: Event, parameters: Reading, buffers: Reading) -> Event:
     """Return the event of a bad output with one of the module's own tensors blamed, if one is bad.
 
     Buffers are blamed last: an infinity in them may be a legitimate value ("best loss so far").
@@ -154,10 +154,10 @@ class Queue:
         """Whether no event waits, so that one whose values are known is judged at once."""
         return not (self.entries or self.requested)
 
-    def submit(self, judge: Callable[[Event], None], event: Event, *found: Found, masks: bool = False) -> None:
+    def submit(self, judge: Callable[[Event], None], event: Event, *results: Result, masks: bool = False) -> None:
         """Judge an event at once if all is known and no earlier one waits; else queue it."""
-        entry = Entry(judge, event, found, masks)
-        if self.is_empty and all(isinstance(one, str) for one in found):
+        entry = Entry(judge, event, results, masks)
+        if self.is_empty and all(isinstance(result, str) for result in results):
             entry.judge(is_late=False)
             return
         self.entries.append(entry)

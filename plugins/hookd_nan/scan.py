@@ -39,7 +39,7 @@ class Ends(NamedTuple):
 
 
 # "" (good), "inf" or "nan"; on a device what is to be read later.
-Found = Union[str, list[Ends]]
+Result = Union[str, list[Ends]]
 INF = math.inf
 
 
@@ -61,22 +61,26 @@ class Scan:
         self.largest: float | None = None
         self.is_strict = False
 
-    def own(self, found: Iterable[Tensor]) -> Found:
+    def own(self, tensors: Iterable[Tensor]) -> Result:
         """Check parameters or buffers; `-inf` alone is good, unless unchecked gradients may have made it."""
-        found = list(found)
-        return self(found, masks=True) or self.trained(found)
+        tensors = list(tensors)
+        return self(tensors, masks=True) or self.trained(tensors)
 
-    def trained(self, found: Iterable[Tensor]) -> str:
+    def trained(self, tensors: Iterable[Tensor]) -> str:
         """Check parameters in host memory, `-inf` included, if unchecked gradients may have made them bad."""
-        checked = [one for one in found if on_host(one) and of_tensor(one, "requires_grad")] if self.is_strict else []
+        checked = (
+            [tensor for tensor in tensors if on_host(tensor) and of_tensor(tensor, "requires_grad")]
+            if self.is_strict
+            else []
+        )
         return str(self(checked)) if checked else ""
 
-    def __call__(self, found: Iterable[Tensor], *, masks: bool = False) -> Found:
+    def __call__(self, tensors: Iterable[Tensor], *, masks: bool = False) -> Result:
         """Check each tensor; with `masks`, `-inf` alone is good unless `neginf`."""
         worst = ""
         on_device: list[Ends] = []
         masks = masks and not self.neginf
-        for at, tensor in enumerate(found):
+        for at, tensor in enumerate(tensors):
             if not on_host(tensor):
                 ends = self._context.extremes(tensor)
                 on_device += [] if ends is None else [Ends(ends, (at,))]
@@ -109,22 +113,22 @@ class Scan:
                 return {"parameter": name, **counts} if isinstance(name, str) else counts
         return {}
 
-    def gradients(self, optimizer: Optimizer) -> Found:
+    def gradients(self, optimizer: Optimizer) -> Result:
         """Check the gradients that an optimizer would use, in its order."""
         self.largest = self._context.largest_gradient(optimizer)
         if self.largest is not None and self.largest < INF:
             return ""
         return self.many(list(gradients_of(optimizer).values()))
 
-    def many(self, found: list[Tensor]) -> Found:
+    def many(self, tensors: list[Tensor]) -> Result:
         """Check many tensors that are mostly good, such as gradients: all at once, and one by one if that is bad."""
         self.largest = None
         on_device: list[Ends] = []
-        for largest in self._context.largest_each(found):
+        for largest in self._context.largest_each(tensors):
             if isinstance(largest.value, float):
                 self.largest = largest.value
                 if not largest.value < INF:
-                    return self(found)
+                    return self(tensors)
             else:
                 on_device.append(Ends((largest.value,), largest.at))
         return on_device or ""
@@ -146,11 +150,11 @@ def is_within(name: str, container: str) -> bool:
     return name.startswith(f"{container}.")
 
 
-def is_bad(found: Found) -> bool:
+def is_bad(result: Result) -> bool:
     """Whether anything is bad; waits for a device."""
-    if isinstance(found, str):
-        return bool(found)
-    return any(kind_of(ends.values[0].max().item(), ends.values[-1].max().item()) for ends in found)
+    if isinstance(result, str):
+        return bool(result)
+    return any(kind_of(ends.values[0].max().item(), ends.values[-1].max().item()) for ends in result)
 
 
 def is_scaled(node: Any) -> bool:

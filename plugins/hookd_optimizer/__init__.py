@@ -26,7 +26,7 @@ Options: `every=N`, `groups=N` (32), `elements=N` (4000000).
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,14 +45,13 @@ OPTIMIZERS = 8
 BOTH = ["optimizer", "group"]
 
 
-class Watched:
+class Watched(NamedTuple):
     """One optimizer, with the value of its label and the progress of its norms."""
 
-    def __init__(self, optimizer: Optimizer, ordinal: int, label: str, norms: Norms) -> None:
-        self.ref = weakref.ref(optimizer)
-        self.ordinal = ordinal
-        self.label = label
-        self.norms = norms
+    ref: weakref.ref[Optimizer]
+    ordinal: int
+    label: str
+    norms: Norms
 
 
 class Optimizers(Plugin):
@@ -133,7 +132,9 @@ class Optimizers(Plugin):
             if group < self.shown.get(label, 0):  # the norm may come late from a device
                 self.weight_norm.labels(label, str(group)).set(norm)
 
-        watched = self.watched[id(optimizer)] = Watched(optimizer, ordinal, label, Norms(self.context, store))
+        watched = self.watched[id(optimizer)] = Watched(
+            weakref.ref(optimizer), ordinal, label, Norms(self.context, store)
+        )
         return watched
 
     def _known(self, optimizer: Optimizer) -> Watched | None:

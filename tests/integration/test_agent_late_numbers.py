@@ -62,7 +62,7 @@ def free(hook, module):
     """Free the memory of what was computed on the device about the outputs of a module."""
     for entry in hook.plugin("nan").queue.entries:
         if (entry.event.where, entry.event.module) == ("output", module):
-            entry.found[0][0].values[0].untyped_storage().resize_(0)
+            entry.results[0][0].values[0].untyped_storage().resize_(0)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_step_is_not_taken_for_one_that_used_its_gradients_if_the_scalers_flag
     def free_flag(*_):
         entries = [entry for entry in hook.plugin("nan").queue.entries if entry.event.optimizer]
         if is_lost and entries and step == 3:
-            entries[-1].found[1][0].values[0].untyped_storage().resize_(0)
+            entries[-1].results[1][0].values[0].untyped_storage().resize_(0)
 
     optimizer.register_step_pre_hook(free_flag)
     for step in range(1, 6):
