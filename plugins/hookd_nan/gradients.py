@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,7 +115,9 @@ class Gradients:
         is_good = isinstance(number, float) and math.isfinite(number) and len(tensors) == 1
         result = "" if is_good else self.scan(tensors_in(tensors))
         masked = self._masked() if result and not self.scan.neginf and not self.findings.is_over else []
-        cleared, is_clear = self._cleared() if self._is_waiting() else (set(), False)
+        # There may have been bad gradients, so their fate must be determined.
+        is_waiting = self.judge.is_suspicious or self.judge.settled or self.queue.entries
+        cleared, is_clear = self._cleared() if is_waiting else (set(), False)
         if result or cleared or is_clear:
             event = self.checks.event("loss", "", self.checks.gates)
             event = event.having(neginf_in=masked) if masked else event
@@ -123,16 +126,10 @@ class Gradients:
         self.context.listen("loss_done", wanted=self.is_scaled or self.judge.is_suspicious)
 
     def _masked(self) -> list[str]:
-        """Return the name of the first module whose output has a `-inf` that was taken for a mask.
-
-        Returns:
-            At most one name; none if no output that still exists has a `-inf`.
-        """
-        for returned in self.context.returned():
-            tensor = returned.tensor()
-            if tensor is not None and on_host(tensor) and self.scan([tensor]):
-                return [returned.module.name]
-        return []
+        """Return the name of the first module whose output still exists and has a `-inf` that was taken for a mask, if any."""
+        outputs = ((returned.module.name, returned.tensor()) for returned in self.context.returned())
+        names = (name for name, x in outputs if x is not None and on_host(x) and self.scan([x]))
+        return list(islice(names, 1))
 
     def _judge_loss(self, event: Event, *, cleared: set[int], is_clear: bool) -> None:
         self.findings.count(event)
@@ -145,10 +142,6 @@ class Gradients:
         if self.judge.skipped > before:
             self._skipped.inc(self.judge.skipped - before)
             self.undecided.clear()
-
-    def _is_waiting(self) -> bool:
-        """Whether there may have been bad gradients, so that their fate must be found out."""
-        return self.judge.is_suspicious or bool(self.judge.settled or self.queue.entries)
 
     def _cleared(self) -> tuple[set[int], bool]:
         """Return the optimizers that hold no bad gradient any more, and whether no bad gradient is left at all.

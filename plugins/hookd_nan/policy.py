@@ -88,8 +88,5 @@ class Policy:
 
 def is_shared_out(optimizer: Optimizer) -> bool:
     """Whether each rank holds only a part of the gradients, so that one may see a NaN that the others do not."""
-    for group in groups_of(optimizer):
-        for parameter in group["params"]:
-            if hasattr(type(parameter), "to_local") or type(parameter).__name__ == "FlatParameter":
-                return True
-    return False
+    parameters = (parameter for group in groups_of(optimizer) for parameter in group["params"])
+    return any(hasattr(type(one), "to_local") or type(one).__name__ == "FlatParameter" for one in parameters)

@@ -36,15 +36,7 @@ class CallNumbers(TypedDict, total=False):
     min: float | str
     max: float | str
     norm: float | str
-    is_changed: bool
-    """Whether the output was changed in place since then."""
-
-
-class Contents(TypedDict):
-    """The fields of an incident."""
-
-    calls_before: list[CallNumbers]
-    steps_before: list[dict[str, float | str]]
+    is_changed: bool  # the output was changed in place since then
 
 
 class Recorder:
@@ -83,7 +75,7 @@ class Recorder:
         self.steps.append(StepNumbers(self._context.step, self.last_loss, largest, rate))
         self.last_loss = None
 
-    def contents(self, at: int | None) -> Contents:
+    def contents(self, at: int | None) -> dict[str, object]:
         """Return the fields for an incident: the calls and the steps before it.
 
         Args:
