@@ -75,7 +75,7 @@ class Recorder:
         self.steps.append(StepNumbers(self._context.step, self.last_loss, largest, rate))
         self.last_loss = None
 
-    def contents(self, at: int | None) -> dict[str, object]:
+    def contents(self, at: int | None) -> dict[str, Any]:
         """Return the fields for an incident: the calls and the steps before it.
 
         Args:
