@@ -32,7 +32,7 @@ DECAY = 0.9
 
 Key = tuple[str, str]
 """A parameter: the name of its module, and its own name there."""
-Asked = tuple[list[Tensor], Callable[[float, float], None], "Row"]
+Request = tuple[list[Tensor], Callable[[float, float], None], "Row"]
 """Two numbers, each [], the function that takes them once they can be read, and the row that they are for."""
 
 
@@ -130,7 +130,7 @@ class Round:
 
     rows: dict[Key, Row] = field(default_factory=dict)
     slices: list[tuple[Row, Tensor, Tensor]] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
 
 class Parameters:
@@ -207,7 +207,7 @@ class Parameters:
         grads = None if grad is None or is_other else self._strided(grad)
         if grads is not None:
             noise = self._noise.setdefault(key, Noise())
-            samples.asked.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean)), row))
+            samples.requests.append((noise.sums(grads), lambda grad, mean: row.vary(*noise.split(grad, mean)), row))
 
     def _strided(self, tensor: Tensor) -> Tensor | None:
         """Return the dense tensor whose first elements are compared, this rank's part if it is distributed."""
@@ -228,7 +228,7 @@ class Parameters:
             if not self._context.is_readable(weights):  # the step has moved it out of memory
                 continue
             now, was = weights.reshape(-1)[:SLICE].float(), before.float()
-            samples.asked.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move, row))
+            samples.requests.append(([torch.dist(now, was), torch.linalg.vector_norm(was)], row.move, row))
         samples.slices.clear()
         self._ended[id(optimizer)] = samples
 
@@ -240,20 +240,20 @@ class Parameters:
         if not ended:
             return
         rows: dict[Key, Row] = {}
-        asked: dict[torch.device, list[Asked]] = {}
+        by_device: dict[torch.device, list[Request]] = {}
         for samples in ended.values():
             rows.update(samples.rows)  # the row of the optimizer that steps a parameter replaces those of others
-            for request in samples.asked:
-                asked.setdefault(request[0][0].device, []).append(request)
-        waiting = set(asked)
+            for request in samples.requests:
+                by_device.setdefault(request[0][0].device, []).append(request)
+        waiting = set(by_device)
 
         def arrived(device: torch.device, numbers: list[float]) -> None:
-            for at, (_, take, _) in enumerate(asked[device]):
+            for at, (_, take, _) in enumerate(by_device[device]):
                 take(*numbers[2 * at : 2 * at + 2])
             answered(device)
 
         def lost(device: torch.device) -> None:
-            for _, take, row in asked[device]:
+            for _, take, row in by_device[device]:
                 take(math.nan, math.nan)
                 row.weight = None  # so that the module is not reported
             answered(device)
@@ -263,13 +263,13 @@ class Parameters:
             if not waiting:
                 self._report(frozenset(ended), rows)
 
-        for device, requests in asked.items():
+        for device, requests in by_device.items():
             tensors = [number for pair, _, _ in requests for number in pair]
             if device.type == "cpu":
                 arrived(device, [float(number) for number in tensors])
             else:
                 self._context.later(tensors, partial(arrived, device), partial(lost, device))
-        if not asked:
+        if not by_device:
             self._report(frozenset(ended), rows)
 
     def _report(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:

@@ -147,9 +147,7 @@ class Capture(Plugin):
     ) -> None:
         """Check a call of a model, and keep it for its backward."""
         call = Call(module, inputs, kwargs, output, versions, self.states.left(module))
-        if (
-            len(self.context.stack()) > 1
-        ):  # the root of another model, or a parametrization that was called by itself once
+        if len(self.context.stack()) > 1:  # another model, or a parametrization that was called by itself once
             self.last_calls.forget(module)
         elif call.state is not None and call.state.grad and self.has_parameters.get(module.id):
             self.last_calls.keep(call)
@@ -190,11 +188,12 @@ class Capture(Plugin):
         elif kind:
             self.waiting[thread] = Waiting(call, kind, depth)
 
-    def _kind(self, found: Iterable[Tensor]) -> str:
-        """Return "nan" if one of the tensors in host memory has one, else "inf" or ""."""
+    def _kind(self, found: Iterable[Tensor | None], *, masks: bool | None = None) -> str:
+        """Return "nan" if one of the tensors in host memory has one, else "inf" or ""; `masks` as in `Context.is_finite`."""
+        masks = self.masks if masks is None else masks
         worst = ""
         for tensor in found:
-            if on_host(tensor) and not self.context.is_finite(tensor, masks=self.masks):
+            if tensor is not None and on_host(tensor) and not self.context.is_finite(tensor, masks=masks):
                 summary = self.context.summary(tensor)
                 worst = max(worst, "nan" if summary is not None and summary.nans else "inf")
         return worst
@@ -208,8 +207,8 @@ class Capture(Plugin):
         """Return the name and the kind of the first bad parameter that a module itself owns."""
         owner = module.torch()
         own = {} if owner is None else parameters_of(owner)
-        found = ((name, self._kind([parameter])) for name, parameter in own.items())
-        return next((one for one in found if one[1]), ("", ""))
+        kinds = ((name, self._kind([parameter])) for name, parameter in own.items())
+        return next(((name, kind) for name, kind in kinds if kind), ("", ""))
 
     # -- gradients
 
@@ -255,19 +254,16 @@ class Capture(Plugin):
             return
         for call in self.last_calls.with_gradient():
             model = call.module.torch()
-            if model is None or not self._are_bad(_grad(one) for _, one in parameters_in(model)):
+            if model is None or not self._kind(
+                (_grad(parameter) for _, parameter in parameters_in(model)), masks=False
+            ):
                 continue
-            if self._are_bad(call.gradient):
+            if self._kind(call.gradient, masks=False):
                 self._fail(self._bad(call.module.name, "grad", kind), OF_LOSS)
             else:
                 self._save(call, "grad", kind)
             return
         self._fail(self._bad("", "grad", kind), NOT_REACHED)
-
-    def _are_bad(self, gradients: Iterable[Tensor | None]) -> bool:
-        """Whether any gradient in host memory is bad; `-inf` always is."""
-        found = (one for one in gradients if one is not None and on_host(one))
-        return not all(self.context.is_finite(one) for one in found)
 
     # -- values on a device
 

@@ -178,7 +178,7 @@ class GradClip(Plugin):
         return tuple(g if n is None else g * rules.factor(n, self.limit).to(g.dtype) for g, n in pairs)
 
     def _norm(self, grad: Tensor) -> Tensor:
-        return rules.told_apart([grad], rules.vector_norm(grad, self.norm_type))
+        return rules.nan_if_bad([grad], rules.vector_norm(grad, self.norm_type))
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
@@ -213,51 +213,51 @@ class GradClip(Plugin):
 
     @torch.no_grad()
     def _clip(self, optimizer: Optimizer) -> None:
-        held = [rules.hold(parameter, changes=not self.dry_run) for parameter in self._ordered(optimizer)]
-        held = [one for one in held if self._is_there(one.grad) and self._is_there(one.weight)]
-        if not held:
+        gradients = [rules.gradient_of(parameter, changes=not self.dry_run) for parameter in self._ordered(optimizer)]
+        gradients = [one for one in gradients if self._is_there(one.grad) and self._is_there(one.weight)]
+        if not gradients:
             return
-        self._require_whole(held)
-        self._require_real(held, optimizer)
+        self._require_whole(gradients)
+        self._require_real(gradients, optimizer)
         scale = peek(optimizer, "grad_scale")  # a fused optimizer will divide by it
-        norm = self.rule.judged(held, self.rule.measure(held, scale))
+        norm = self.rule.judged(gradients, self.rule.measure(gradients, scale))
         self._measured(norm)
         if self.dry_run:
             return
         if self.nonfinite_policy == "skip" and scale is None and norm.isnan().item():  # hookd: may block
             self._remove_gradients(optimizer)
         else:  # a NaN counts as 0, so that nothing is clipped; this does not wait for a device
-            self.rule.clip(held, torch.where(norm.isnan(), 0.0, norm), scale)
+            self.rule.clip(gradients, torch.where(norm.isnan(), 0.0, norm), scale)
 
     def _is_there(self, tensor: Tensor) -> bool:
         """Whether a tensor has elements and its memory is not freed; subclasses are only checked for elements."""
         return bool(tensor.numel()) and (type(tensor) is not torch.Tensor or self.context.is_readable(tensor))
 
-    def _require_whole(self, held: list[rules.Held]) -> None:
+    def _require_whole(self, gradients: list[rules.Gradient]) -> None:
         """Refuse gradients with parts in other ranks if the whole must be known.
 
         Raises:
             PluginError: the gradients are sharded, and the mode or a dry run does not support that.
         """
-        if any(rules.is_sharded(one.grad) for one in held):
+        if any(rules.is_sharded(one.grad) for one in gradients):
             if self.dry_run:
                 raise PluginError("gradclip: a dry run cannot measure sharded gradients: all ranks together would have to"
                                   " compute the norm")  # fmt: skip
             if self.mode == "agc":
                 raise PluginError("gradclip: mode=agc cannot be used with sharded gradients")
-        if self.mode != "value" and any(peek(one.parameter, "_fsdp_flattened") for one in held):
+        if self.mode != "value" and any(peek(one.parameter, "_fsdp_flattened") for one in gradients):
             raise PluginError(
                 "gradclip: with FullyShardedDataParallel (FSDP1) no rank knows the norm; use fully_shard or mode=value"
             )
 
-    def _require_real(self, held: list[rules.Held], optimizer: Optimizer) -> None:
+    def _require_real(self, gradients: list[rules.Gradient], optimizer: Optimizer) -> None:
         """Refuse complex gradients before any element is clamped, because complex numbers have no order.
 
         Raises:
             PluginError: mode value would clamp a complex gradient.
         """
         if self.mode == "value" and not self.dry_run:
-            odd = {id(one.parameter) for one in held if one.grad.is_complex()}
+            odd = {id(one.parameter) for one in gradients if one.grad.is_complex()}
             names = (name for name, parameter in self.context.ordered_parameters(optimizer) if id(parameter) in odd)
             for name in names:
                 raise PluginError(

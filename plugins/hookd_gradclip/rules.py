@@ -24,7 +24,7 @@ EPS = 1e-6
 """As in torch/nn/utils/clip_grad.py, 2.13: the limit is divided by (norm + 1e-6)."""
 
 
-class Held(NamedTuple):
+class Gradient(NamedTuple):
     """A gradient that an optimizer is about to use.
 
     Attributes:
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     weight: Tensor
 
 
-def hold(parameter: Parameter, *, changes: bool) -> Held:
+def gradient_of(parameter: Parameter, *, changes: bool) -> Gradient:
     """Return a parameter's gradient with its weights.
 
     Args:
@@ -49,12 +49,12 @@ def hold(parameter: Parameter, *, changes: bool) -> Held:
     assert grad is not None
     weight = Tensor.detach(parameter)
     if not grad.is_sparse:
-        return Held(parameter, Tensor.detach(grad), weight)
+        return Gradient(parameter, Tensor.detach(grad), weight)
     whole = Tensor.detach(grad).coalesce()
     if changes:
         parameter.grad = whole
     places = whole.indices()
-    return Held(parameter, whole.values(), weight[tuple(places)])
+    return Gradient(parameter, whole.values(), weight[tuple(places)])
 
 
 class Rule:
@@ -67,17 +67,17 @@ class Rule:
     def __init__(self, limit: float) -> None:
         self.limit = limit
 
-    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+    def measure(self, gradients: Sequence[Gradient], scale: Tensor | None) -> Tensor:
         """Return the number that is compared with the limit, for gradients that the optimizer will divide by `scale`."""
         raise NotImplementedError
 
-    def clip(self, held: Sequence[Held], measured: Tensor, scale: Tensor | None) -> None:
+    def clip(self, gradients: Sequence[Gradient], measured: Tensor, scale: Tensor | None) -> None:
         """Reduce gradients above the limit to it; `measured` is the result of `measure`, or 0 to change nothing."""
         raise NotImplementedError
 
-    def judged(self, held: Sequence[Held], measured: Tensor) -> Tensor:
+    def judged(self, gradients: Sequence[Gradient], measured: Tensor) -> Tensor:
         """Return `measured`, or NaN if an element is not finite; infinity then means that the norm overflowed."""
-        return told_apart([one.grad for one in held], measured)
+        return nan_if_bad([one.grad for one in gradients], measured)
 
 
 class ByNorm(Rule):
@@ -87,33 +87,33 @@ class ByNorm(Rule):
         super().__init__(limit)
         self.norm_type = norm_type
 
-    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+    def measure(self, gradients: Sequence[Gradient], scale: Tensor | None) -> Tensor:
         """Return the norm."""
-        return unscaled(total_norm([one.grad for one in held], self.norm_type), scale)
+        return unscaled(total_norm([one.grad for one in gradients], self.norm_type), scale)
 
-    def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
+    def clip(self, gradients: Sequence[Gradient], measured: Tensor, _scale: Tensor | None) -> None:
         """Scale all gradients by the same factor."""
-        scale_down(held, self.limit, measured)
+        scale_down(gradients, self.limit, measured)
 
 
 class ByValue(Rule):
     """The largest magnitude, as `torch.nn.utils.clip_grad_value_`."""
 
-    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+    def measure(self, gradients: Sequence[Gradient], scale: Tensor | None) -> Tensor:
         """Return the largest magnitude."""
-        return unscaled(magnitude([one.grad for one in held]), scale)
+        return unscaled(magnitude([one.grad for one in gradients]), scale)
 
-    def clip(self, held: Sequence[Held], measured: Tensor, scale: Tensor | None) -> None:
+    def clip(self, gradients: Sequence[Gradient], measured: Tensor, scale: Tensor | None) -> None:
         """Clamp all elements."""
         if is_within(measured, self.limit):
             return
         bound = torch.where(measured > self.limit, self.limit, math.inf)
         bound = bound if scale is None else bound * scale.to(bound.device)
-        for _, grad, _ in held:
+        for _, grad, _ in gradients:
             own = bound.to(grad.device, grad.dtype)
             local(grad).clamp_(min=-own, max=own)
 
-    def judged(self, _held: Sequence[Held], measured: Tensor) -> Tensor:
+    def judged(self, _gradients: Sequence[Gradient], measured: Tensor) -> Tensor:
         """Return `measured`, or NaN for infinity: a magnitude cannot overflow."""
         return torch.where(measured.isfinite(), measured, math.nan)
 
@@ -126,14 +126,14 @@ class ByParameter(Rule):
         self.norm_type = norm_type
         self._norms: list[Tensor] = []
 
-    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+    def measure(self, gradients: Sequence[Gradient], scale: Tensor | None) -> Tensor:
         """Return the largest of the norms."""
-        self._norms = [unscaled(total_norm([one.grad], self.norm_type), scale) for one in held]
+        self._norms = [unscaled(total_norm([one.grad], self.norm_type), scale) for one in gradients]
         return largest(self._norms)
 
-    def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
+    def clip(self, gradients: Sequence[Gradient], measured: Tensor, _scale: Tensor | None) -> None:
         """Scale each gradient separately."""
-        for one, norm in zip(held, self._norms):
+        for one, norm in zip(gradients, self._norms):
             own = torch.where(measured.to(norm.device) > 0, norm, 0.0)
             scale_down([one], self.limit, own)
 
@@ -152,17 +152,17 @@ class ByUnit(Rule):
         self.eps = eps
         self._ratios: list[Tensor] = []
 
-    def measure(self, held: Sequence[Held], scale: Tensor | None) -> Tensor:
+    def measure(self, gradients: Sequence[Gradient], scale: Tensor | None) -> Tensor:
         """Return the largest ratio of all units."""
-        units = [(unit_norm(one.grad), unit_norm(one.weight).clamp(min=self.eps)) for one in held]
+        units = [(unit_norm(one.grad), unit_norm(one.weight).clamp(min=self.eps)) for one in gradients]
         self._ratios = [unscaled(grad, scale) / weight for grad, weight in units]
         return largest([ratio.amax() for ratio in self._ratios])
 
-    def clip(self, held: Sequence[Held], measured: Tensor, _scale: Tensor | None) -> None:
+    def clip(self, gradients: Sequence[Gradient], measured: Tensor, _scale: Tensor | None) -> None:
         """Scale the gradients of each unit separately."""
         if is_within(measured, self.limit):
             return
-        for (_, grad, _), ratio in zip(held, self._ratios):
+        for (_, grad, _), ratio in zip(gradients, self._ratios):
             exceeds = (ratio > self.limit) & (measured.to(ratio.device) > self.limit)
             grad.mul_(torch.where(exceeds, self.limit / ratio, 1.0).to(grad.dtype))
 
@@ -236,21 +236,21 @@ def magnitude(grads: list[Tensor]) -> Tensor:
     return largest([bound.abs() for grad in grads for bound in torch.aminmax(grad)])
 
 
-def scale_down(held: Sequence[Held], max_norm: float, norm: Tensor) -> None:
+def scale_down(gradients: Sequence[Gradient], max_norm: float, norm: Tensor) -> None:
     """Scale the gradients to `max_norm` if their `norm` is larger, like the second half of `clip_grad_norm_`.
 
     A norm of 0 scales nothing; with torch's function it would if the limit is below EPS.
     """
-    if hasattr(utils, "clip_grads_with_norm_") and max_norm >= EPS and not any(_is_sparse(one) for one in held):
-        utils.clip_grads_with_norm_([one.parameter for one in held], max_norm, norm)
+    if hasattr(utils, "clip_grads_with_norm_") and max_norm >= EPS and not any(_is_sparse(one) for one in gradients):
+        utils.clip_grads_with_norm_([one.parameter for one in gradients], max_norm, norm)
         return
     coefficient = torch.where(norm > 0, (max_norm / (norm + EPS)).clamp(max=1.0), 1.0)
-    for _, grad, _ in held:  # sparse, or torch < 2.6
+    for _, grad, _ in gradients:  # sparse, or torch < 2.6
         grad.mul_(coefficient.to(grad.device))
 
 
-def _is_sparse(one: Held) -> bool:
-    return one.parameter.grad is not None and one.parameter.grad.is_sparse
+def _is_sparse(gradient: Gradient) -> bool:
+    return gradient.parameter.grad is not None and gradient.parameter.grad.is_sparse
 
 
 def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
@@ -259,7 +259,7 @@ def vector_norm(grad: Tensor, norm_type: float) -> Tensor:
     return norm
 
 
-def told_apart(grads: list[Tensor], norm: Tensor) -> Tensor:
+def nan_if_bad(grads: list[Tensor], norm: Tensor) -> Tensor:
     """Return the norm, or NaN if an element is not finite; infinity then means that the norm overflowed."""
     if not on_host(norm):  # a few launches for all gradients; if this misses a NaN, the norm is already NaN
         return torch.where(total_norm(grads, math.inf).isfinite(), norm, math.nan)

@@ -33,8 +33,8 @@ from threading import get_ident
 from typing import Any
 
 from hookd import Context, Module, Plugin, PluginError, hookimpl, of_tensor, tensors
-from hookd_memory.kept import Kept, nbytes
 from hookd_memory.places import CUDA, Resident, is_cuda_initialized
+from hookd_memory.retained import Retained, nbytes
 from hookd_memory.trend import Trend
 
 LISTED = 8
@@ -71,8 +71,8 @@ class Memory(Plugin):
         self.cuda = CUDA(context)
         self.outputs: dict[int, Any] = context.per_module()
         self.entered: dict[tuple[int, int], tuple[Any, int]] = {}
-        self.watched: dict[int, tuple[str, Kept]] = {}
-        self.found: list[tuple[str, Kept]] = []
+        self.watched: dict[int, tuple[str, Retained]] = {}
+        self.unreported: list[tuple[str, Retained]] = []
         self.trends: dict[str, Trend] = {}
         self._listen()
 
@@ -109,31 +109,31 @@ class Memory(Plugin):
         if tensor is None:
             return
         if number not in self.watched:
-            self.watched[number] = (name, Kept(self.least_kept))
-        kept = self.watched[number][1]
-        if kept.watch(tensor, self.context.step):
-            self.found.append((name, kept))
+            self.watched[number] = (name, Retained(self.least_kept))
+        retained = self.watched[number][1]
+        if retained.watch(tensor, self.context.step):
+            self.unreported.append((name, retained))
 
     @hookimpl
     def step_done(self) -> None:
-        """Read CUDA's statistics, and report outputs that are kept."""
+        """Read CUDA's statistics, and report outputs that are retained."""
         self.cuda.look()
         self._listen()
-        if self.found:
-            kept, self.found = self.found, []
-            self._report_kept(kept)
+        if self.unreported:
+            leaks, self.unreported = self.unreported, []
+            self._report_retained(leaks)
 
-    def _report_kept(self, found: list[tuple[str, Kept]]) -> None:
+    def _report_retained(self, leaks: list[tuple[str, Retained]]) -> None:
         # A model often returns the output of its last layer. The outer module comes later, and is the one reported.
-        found = list({id(kept.last): (name, kept) for name, kept in found}.values())
-        what = [f"the output of {name}" if name else "the loss" for name, _ in found]
-        more = f" and {len(what) - LISTED} more" if len(what) > LISTED else ""
-        since, size = min(kept.since for _, kept in found), sum(kept.nbytes for _, kept in found)
+        leaks = list({id(retained.last): (name, retained) for name, retained in leaks}.values())
+        places = [f"the output of {name}" if name else "the loss" for name, _ in leaks]
+        more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
+        since, size = min(retained.since for _, retained in leaks), sum(retained.nbytes for _, retained in leaks)
         self.context.incident(
             "leak",
-            f"the training code keeps {', '.join(what[:LISTED])}{more} of every step, with its graph: none has been freed"
+            f"the training code keeps {', '.join(places[:LISTED])}{more} of every step, with its graph: none has been freed"
             f" since step {since} ({size} bytes per step, not counting the graph)",
-            modules=[name or "(loss)" for name, _ in found],
+            modules=[name or "(loss)" for name, _ in leaks],
             since_step=since,
             bytes_per_step=size,
         )
@@ -150,8 +150,8 @@ class Memory(Plugin):
         if not trend.add(self.context.step, value):
             return
         self.growth.labels(place).set(trend.per_step)
-        if trend.is_leak and not trend.is_told:
-            trend.is_told = True
+        if trend.is_leak and not trend.is_reported:
+            trend.is_reported = True
             self.context.incident(
                 "leak",
                 f"memory of {place} grows steadily: {trend.grown >> 20} MiB since step {trend.since},"
@@ -166,4 +166,4 @@ class Memory(Plugin):
     def unconfigure(self) -> None:
         """Release the weak references."""
         self.watched.clear()
-        self.found.clear()
+        self.unreported.clear()

@@ -27,11 +27,11 @@ class Trend:
         least: growth in bytes that a leak needs.
 
     Attributes:
-        is_told: the leak has been reported.
+        is_reported: the leak has been reported.
     """
 
     def __init__(self, least: int) -> None:
-        self.is_told = False
+        self.is_reported = False
         self._least = least
         self._span = SPAN  # values in a bucket
         self._buckets: list[tuple[int, int]] = []  # (step at its end, its lowest value)

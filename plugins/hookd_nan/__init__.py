@@ -82,21 +82,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, Module, Plugin, PluginError, Rate, hookimpl
-from hookd_nan.backward import Backward, Fates
 from hookd_nan.blame import Blame
 from hookd_nan.findings import Checks, Findings
 from hookd_nan.forward import Outputs
-from hookd_nan.implied import Implied
+from hookd_nan.gradients import Gradients
+from hookd_nan.inferred_finite import InferredFinite
 from hookd_nan.judge import Judge
-from hookd_nan.loss import Losses
-from hookd_nan.models import Models
 from hookd_nan.optimizers import Optimizers
 from hookd_nan.pending import Queue
 from hookd_nan.policy import POLICIES, Policy
 from hookd_nan.recorder import Recorder
-from hookd_nan.report import Reporter
 from hookd_nan.scan import Scan
-from hookd_nan.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,6 +102,18 @@ if TYPE_CHECKING:
     from hookd import Call
 
 __all__ = ["NaN"]
+
+STATE = {
+    "checks": ("outputs", "backwards", "gates", "used", "order"),
+    "scan": ("is_strict",),
+    "inferred": ("good",),
+    "outputs": ("judged_whole", "unseen", "is_inside", "traced"),
+    "gradients": ("undecided", "is_scaled", "was_scaled", "has_closure", "reached", "stepping"),
+    "optimizers": ("known", "holders", "last"),
+    "recorder": ("steps", "last_loss", "loss_step"),
+    "findings": ("case", "unread", "unread_count"),
+}
+"""What a plugin with new options takes over: attributes of its parts."""
 
 
 class NaN(Plugin):
@@ -132,40 +140,35 @@ class NaN(Plugin):
         patience = context.option("amp_patience", 30)
         if patience < 1:
             raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
+        judge, checks = self.judge, self.checks = Judge(patience), Checks(context)
         recorder = self.recorder = Recorder(context)
         policy = self.policy = Policy(context, context.option("policy", "report", POLICIES))
         self.mutates = policy.name != "report"
-        self.reporter = Reporter(context, recorder, policy)
-        judge, checks = self.judge, self.checks = Judge(patience), Checks(context)
-        models = Models(context)
-        optimizers = self.optimizers = Optimizers(models)
-        blame = Blame(context, scan, models, optimizers)
-        findings = self.findings = Findings(context, scan, checks, blame, self.reporter)
+        optimizers = self.optimizers = Optimizers(context)
+        blame = Blame(context, scan, optimizers)
+        findings = self.findings = Findings(context, scan, checks, blame, recorder, policy)
         queue = self.queue = Queue(context, findings.note_unread)
-        fates = self.fates = Fates(context, judge, ("step_pre", "closure_done"))
-        self.implied = Implied(context.per_module())
-        seen = context, scan, checks, judge, queue, findings
-        self.outputs = Outputs(*seen, blame, self.implied, recorder)
-        self.between = Backward(*seen, fates)
-        self.losses = Losses(*seen, fates, optimizers, recorder)
-        self.steps = Steps(*seen, fates, optimizers, blame, recorder, policy)
+        self.inferred = InferredFinite(context.per_module())
+        shared = context, scan, checks, judge, queue, findings, blame, recorder
+        self.outputs = Outputs(*shared, self.inferred)
+        self.gradients = Gradients(*shared, optimizers, policy)
 
     @hookimpl
     def succeed(self, predecessor: NaN) -> None:
         """Take over the state of a predecessor with other options, so that its first NaN is not reported twice."""
-        self.judge.succeed(predecessor.judge)
-        self.checks.succeed(predecessor.checks)
-        self.scan.succeed(predecessor.scan)
-        self.fates.succeed(predecessor.fates)
-        self.outputs.succeed(predecessor.outputs)
-        self.between.succeed(predecessor.between)
-        self.steps.succeed(predecessor.steps)
-        self.optimizers.succeed(predecessor.optimizers)
-        self.recorder.succeed(predecessor.recorder)
-        self.reporter.succeed(predecessor.reporter)
+        for part, names in STATE.items():
+            for name in names:
+                setattr(getattr(self, part), name, getattr(getattr(predecessor, part), name))
+        # The judge itself is shared: the predecessor may still have events to judge.
+        predecessor.judge.patience = self.judge.patience
+        self.judge = self.outputs.judge = self.gradients.judge = predecessor.judge
+        self.recorder.seen.extend(predecessor.recorder.seen)
         self.queue.succeed(predecessor.queue)
-        self.findings.succeed(predecessor.findings)
-        self.policy.succeed(predecessor.policy)
+        metrics = {metric.name: metric for metric in self.context.metrics}
+        for metric in predecessor.context.metrics:
+            if metric.name in metrics:
+                metrics[metric.name].adopt(metric)
+        self.findings.hold()
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
@@ -173,7 +176,7 @@ class NaN(Plugin):
 
         Gradients that leave a container are seen when they leave the first module in it, which costs less.
         """
-        self.implied.learn(module)
+        self.inferred.learn(module)
         hooks = {"root_forward", "forward_error", "forwards", "backward_pre", "backward"}
         if not self.scan.neginf:
             hooks.add("suspect")
@@ -206,38 +209,38 @@ class NaN(Plugin):
     @hookimpl
     def backward_pre(self, module: Module, grad_output: tuple[Any, ...]) -> None:
         """Record the order in which gradients reach the modules; check those that reach a container."""
-        self.between.backward_pre(module, grad_output)
+        self.gradients.backward_pre(module, grad_output)
 
     @hookimpl
     def backward(self, module: Module, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...]) -> None:
         """Check the gradient that leaves the module."""
-        self.between.backward(module, grad_input, grad_output)
+        self.gradients.backward(module, grad_input, grad_output)
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Check the loss, and find out what became of the gradients of the previous backward."""
-        self.losses.loss(tensors)
+        self.gradients.loss(tensors)
 
     @hookimpl
     def loss_done(self) -> None:
         """Check the parameters' gradients if a GradScaler may skip the optimizer step; `loss` enables this hook."""
-        self.steps.loss_done()
+        self.gradients.loss_done()
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Check the gradients that are about to be used."""
-        self.steps.step_pre(optimizer, has_closure)
+        self.gradients.step_pre(optimizer, has_closure)
 
     @hookimpl
     def closure_done(self, optimizer: Optimizer) -> None:
         """Check the gradients that a closure has made inside the optimizer's step."""
-        self.steps.closure_done(optimizer)
+        self.gradients.closure_done(optimizer)
 
     @hookimpl
     def step_post(self) -> None:
         """End the step: request the values on devices, and judge those that have arrived."""
-        self.steps.step_post()
-        self.reporter.step_done()
+        self.gradients.step_post()
+        self.findings.step_done()
         # Once the origin is known, everything after it is bad, and sampled steps are enough.
-        self.context.listen("suspect", wanted=not self.reporter.is_over)
+        self.context.listen("suspect", wanted=not self.findings.is_over)
         self.queue.flush()

@@ -1,4 +1,4 @@
-"""Find the tensor to blame for a bad value: a gradient, a parameter or a buffer."""
+"""Find the tensor to blame for a bad value: an output of an earlier call, a gradient, a parameter or a buffer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookd import buffers_of, modules_in, parameters_of, peek
-from hookd_nan.models import modules, owner_of, within
+from hookd_nan.models import all_parameters, module_named, modules, named_gradients, owner_of, within
 from hookd_nan.scan import is_bad, own_tensors
 
 if TYPE_CHECKING:
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from hookd import Context, Module
+    from hookd import Context, Module, Returned
     from hookd_nan.judge import Details, Event
-    from hookd_nan.models import Models
     from hookd_nan.optimizers import Optimizers
     from hookd_nan.scan import Scan
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 class Blame:
     """Returns events of bad values with the tensor to blame, or as they were if there is none."""
 
-    def __init__(self, context: Context, scan: Scan, models: Models, optimizers: Optimizers) -> None:
-        self._context, self._scan, self._models, self._optimizers = context, scan, models, optimizers
+    def __init__(self, context: Context, scan: Scan, optimizers: Optimizers) -> None:
+        self._context, self._scan, self._optimizers = context, scan, optimizers
 
     def gradient(self, event: Event, optimizer: Optimizer | None) -> Event:
         """Return the event with the last bad gradient in the model's order: the first one in the order of the backward.
@@ -35,18 +34,21 @@ class Blame:
             event: the event, with the number of its optimizer.
             optimizer: that optimizer if it is stepping now, else None.
         """
-        named = self._models.named_gradients(optimizer)
+        named = named_gradients(self._context, optimizer)
         if optimizer is None:
             named = (one for one in named if self._optimizers.holder(one[1]) == event.optimizer)
-        bad = [found for found in named if self._scan([found[2]])]
+        bad = [one for one in named if self._scan([one[2]])]
         if not bad:
             return event
         name, parameter, tensor = bad[-1]
-        owner, own_name = owner_of(name)
         if self._scan([parameter]):
             event, tensor = replace(event, where="param", since=event.own_since), parameter
-        details: Details = {"parameter": own_name, **self._scan.counts(tensor)}
-        return replace(event, kind=str(self._scan([tensor])), module=owner, details=details)
+        return self._with_named(event, name, tensor, str(self._scan([tensor])))
+
+    def _with_named(self, event: Event, name: str, tensor: Tensor, kind: str) -> Event:
+        """Return the event with a bad tensor, given its name in the model."""
+        owner, own_name = owner_of(name)
+        return replace(event, module=owner, kind=kind, details={"parameter": own_name, **self._scan.counts(tensor)})
 
     def late_gradient(self, event: Event, holders: list[int]) -> Event:
         """Return an event whose values have come from a device, with the last bad gradient in the model's order.
@@ -56,7 +58,7 @@ class Blame:
             holders: the ids of the parameters whose gradients were checked.
         """
         bad = {holders[at] for at in event.bad}
-        names = [name for name, parameter in self._models.named_parameters() if id(parameter) in bad]
+        names = [name for name, parameter in all_parameters(self._context) if id(parameter) in bad]
         if not names:
             return event
         owner, own_name = owner_of(names[-1])
@@ -79,16 +81,14 @@ class Blame:
             is_seen: the gradients of the last step were checked. Then the step is unknown: a parameter that went bad
                 earlier need not have been used since.
         """
-        named = self._models.named_parameters()
+        named = all_parameters(self._context)
         bad = [(name, parameter) for name, parameter in named if self._scan.trained([parameter])]
         if not bad:
             return event
         if event.where != "param":
             name, parameter = bad[0]
-            owner, own_name = owner_of(name)
-            details: Details = {"parameter": own_name, **self._scan.counts(parameter)}
-            kind = self._scan.trained([parameter])
-            event = replace(event, where="param", module=owner, kind=kind, is_certain=True, details=details)
+            event = self._with_named(event, name, parameter, self._scan.trained([parameter]))
+            event = replace(event, where="param", is_certain=True)
         event = replace(event, since=0).having(gradients="unknown", bad_parameters=len(bad), last_bad=bad[-1][0])
         return event if is_seen else event.having(since_if_used=event.own_since)
 
@@ -117,11 +117,10 @@ class Blame:
         the tensor may have gone bad later; tensors elsewhere in the model; and an infinity in a buffer, which may be a
         legitimate value.
         """
-        module, called, below = self._models.module(event.module), self._called(), set[int]()
-        container = event.module
+        module, called, below = module_named(self._context, event.module), self._called(), set[int]()
         for path, inner in modules_in(module) if module is not None else ():
             below.add(id(inner))
-            name = within(container, path)
+            name = within(event.module, path)
             is_called = not path or name in called
             parameters, buffers = _own(inner, is_called=is_called)
             if event.is_late:
@@ -130,14 +129,14 @@ class Blame:
                 continue
             event = self._blamed_own(event, name, parameters, is_called=is_called)
             if event.where != "param":
-                event = self._blamed_own(event, name, buffers, is_called=False, are_buffers=True, within=container)
+                event = self._blamed_own(event, name, buffers, is_called=False, are_buffers=True, blames_inf=False)
             if event.where == "param":
                 return event
         return event if event.is_late else self._with_others(event, below, called)
 
     def _with_others(self, event: Event, below: set[int], called: set[str]) -> Event:
         """Return the event with a bad tensor elsewhere in the model, which the module's code may use by a reference."""
-        roots = (root for root in self._models.roots() if any(name == event.module for name, _ in modules(root)))
+        roots = (root for root, _ in self._context.models() if any(name == event.module for name, _ in modules(root)))
         for name, module in (one for root in roots for one in modules(root)):
             if id(module) in below:
                 continue
@@ -162,7 +161,7 @@ class Blame:
         *,
         is_called: bool = True,
         are_buffers: bool = False,
-        within: str = "",
+        blames_inf: bool = True,
     ) -> Event:
         """Return the event of a bad output with the first bad tensor of a module; `where` is "param" if there is one.
 
@@ -173,17 +172,16 @@ class Blame:
             is_called: the module was called. If not, an unused tensor is not blamed, and one that may be unused is
                 blamed with `if_used_in`.
             are_buffers: they are its buffers.
-            within: for buffers of a module inside the event's module, the name of the latter: an infinity in them is
-                mentioned, and not blamed. "": it is blamed.
+            blames_inf: an infinity is blamed, and not only mentioned.
         """
         for own_name, tensor in own.items():
-            found = self._scan([tensor], masks=True) or self._scan.trained([tensor])
-            if not found or not isinstance(found, str):
+            kind = self._scan.own([tensor])
+            if not kind or not isinstance(kind, str):
                 continue
-            is_used = True if is_called else self._optimizers.is_used(tensor)
+            is_used = is_called or self._optimizers.is_used(tensor)
             if is_used is False:
                 continue
-            if within and found == "inf":
+            if kind == "inf" and not blames_inf:
                 event = replace(event, details={"buffer": f"{name} {own_name}", **event.details})
                 continue
             details: Details = {"parameter": own_name, **self._scan.counts(tensor)}
@@ -191,9 +189,55 @@ class Blame:
                 details["is_buffer"] = True
             if is_used is None:
                 details["if_used_in"] = event.module
-            since = event.own_since
-            return replace(event, where="param", module=name, kind=found, since=since, details=details)
+            return replace(event, where="param", module=name, kind=kind, since=event.own_since, details=details)
         return event
+
+    # -- outputs
+
+    def call(self, event: Event, unknown: str) -> Event:
+        """Return the event of a model's bad output with the first call with a bad output, in a step that checks no module.
+
+        hookd keeps only weak references to outputs, so some are gone; `or_in` then lists the modules that may be the origin.
+        If no call in the model has a bad output, its own code made the bad value.
+
+        Args:
+            event: the model's output.
+            unknown: why the model's input may have been bad; a good output of a call shows that it was not.
+        """
+        gone: list[str] = []
+        for at, returned in enumerate(self._context.returned()):
+            tensor = returned.tensor()
+            result = self._scan([tensor], masks=True) if tensor is not None else ""
+            if returned.was_finite or (tensor is not None and not result):
+                gone.clear()  # an earlier NaN would most likely have reached this output
+                unknown = ""
+            elif tensor is None or not isinstance(result, str):  # on a device: not known yet
+                gone.append(returned.module.name)
+            else:
+                event, more = self._caller(replace(event, at=at), returned, tensor)
+                gone += more
+                break
+        event = replace(event, is_certain=not gone and not unknown, since=event.step)
+        if gone:
+            event = event.having(or_in=list(dict.fromkeys(gone)))
+        return event.having(inputs=unknown) if unknown else event
+
+    def _caller(self, event: Event, returned: Returned, tensor: Tensor) -> tuple[Event, list[str]]:
+        """Return the event with a call, or its caller if an input is bad; and other modules that may be the origin."""
+        inputs = [ref() for ref in returned.inputs]
+        module, parent, more = returned.module, returned.module.parent, []
+        bad = [x for x in inputs if x is not None and x is not tensor and self._scan([x], masks=True)]
+        if bad and parent is not None:
+            module, tensor = parent, bad[0]
+        elif parent is not None and (not inputs or None in inputs):
+            more = [parent.name]
+        kind, details = str(self._scan([tensor], masks=True)), self._scan.counts(tensor)
+        return replace(event, module=module.name, stack=_path(module), kind=kind, details=details), more
+
+
+def _path(module: Module) -> tuple[str, ...]:
+    """Return the names of a module and of the modules that contain it, the outermost first."""
+    return (*_path(module.parent), module.name) if module.parent is not None else (module.name,)
 
 
 def _own(module: nn.Module, *, is_called: bool) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:

@@ -1,21 +1,30 @@
-"""Make the events, count them, and report the origin."""
+"""Make the events, count the bad ones, and report the origin: as one incident, or in a second one if it is known later."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from hookd_nan.judge import Event, Looks
+from hookd import training_stack
+from hookd_nan.judge import CheckedSteps, Event
+from hookd_nan.report import NAMES, describe, place
 from hookd_nan.scan import is_within
 
 if TYPE_CHECKING:
     from hookd import Context, Module
     from hookd_nan.blame import Blame
-    from hookd_nan.report import Reporter
+    from hookd_nan.policy import Policy
+    from hookd_nan.recorder import Recorder
     from hookd_nan.scan import Scan
 
-
+QUIET = 100
+"""Number of steps without a bad value after which the next one is a new case."""
+CASES = 8
+"""Largest number of cases that are reported: a training that recovers again and again must not flood the user."""
+SHOWN = 16
+"""Largest number of places with a series of `hookd_nan_origin`."""
 UNREAD = 64
 """Number of events that could not be judged of which an incident can tell."""
 
@@ -33,37 +42,33 @@ class Checks:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.outputs, self.backwards, self.gates, self.used = Looks(), Looks(), Looks(), Looks()
+        self.outputs, self.backwards, self.gates, self.used = (
+            CheckedSteps(),
+            CheckedSteps(),
+            CheckedSteps(),
+            CheckedSteps(),
+        )
         self.order = 0
-
-    def succeed(self, predecessor: Checks) -> None:
-        """Take over what a predecessor has checked."""
-        self.outputs, self.backwards = predecessor.outputs, predecessor.backwards
-        self.gates, self.used = predecessor.gates, predecessor.used
-        self.order = predecessor.order
 
     def event(
         self,
         where: str,
         module: str,
-        looks: Looks | None = None,
+        checked: CheckedSteps | None = None,
         inside: tuple[Module, ...] | None = None,
         **more: Any,
     ) -> Event:
-        """Return a new event of this step.
+        """Return a new event of this step, with an empty `kind`.
 
         Args:
             where: the kind of place.
             module: name of the module.
-            looks: earlier checks of this place, for `since`; None: the value was made now.
+            checked: earlier checks of this place, for `since`; None: the value was made now.
             inside: the modules being called, the outermost first; None: those of this thread.
             more: other attributes of the event.
-
-        Returns:
-            The event, with an empty `kind`.
         """
         step, stack = self._context.step, tuple(m.name for m in (self._context.stack() if inside is None else inside))
-        since = step if looks is None else looks.since(step)
+        since = step if checked is None else checked.since(step)
         self.order += 1
         # A parameter that an optimizer made bad is seen in the next step, so it may be a step older than an output.
         own_since = self.gates.last(step)
@@ -73,26 +78,58 @@ class Checks:
         )  # fmt: skip
 
 
-class Findings:
-    """Counts bad values, and reports the origin."""
+@dataclass
+class Case:
+    """The present NaN or infinity, and what is known about it.
 
-    def __init__(self, context: Context, scan: Scan, checks: Checks, blame: Blame, reporter: Reporter) -> None:
-        self._scan, self._checks, self._blame, self._reporter = scan, checks, blame, reporter
+    Attributes:
+        hit: the event that was reported although its origin is unknown; None if there is none.
+        is_spoiled: an optimizer has used bad gradients since the hit, so parameters are bad now.
+        is_over: the origin is known, or lost: later bad values are consequences.
+        shown: the modules with a series of `hookd_nan_origin` for this case.
+        number: number of cases reported so far, with this one once it is.
+        last_bad: last step in which something bad was seen.
+    """
+
+    hit: Event | None = None
+    is_spoiled: bool = False
+    is_over: bool = False
+    shown: list[str] = field(default_factory=list)
+    number: int = 0
+    last_bad: int = 0
+
+
+class Findings:
+    """Counts bad values, reports the first of a case, and has every module checked until its origin is known.
+
+    Attributes:
+        case: the present case.
+        unread: the last events that could not be judged.
+        unread_count: number of such events.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917
+        self, context: Context, scan: Scan, checks: Checks, blame: Blame, recorder: Recorder, policy: Policy
+    ) -> None:
+        self._context, self._scan, self._checks, self._blame = context, scan, checks, blame
+        self._recorder, self._policy = recorder, policy
         labels = ["module", "where", "kind"]
         self._nonfinite = context.counter("nonfinite", "Tensors seen with a NaN or else an infinity.", labels)
-        self._context = context
-        self._unread: deque[Event] = deque(maxlen=UNREAD)
-        self._unread_count = 0
-
-    def succeed(self, predecessor: Findings) -> None:
-        """Take over the counts of a predecessor."""
-        self._nonfinite.adopt(predecessor._nonfinite)  # noqa: SLF001
-        self._unread, self._unread_count = predecessor._unread, predecessor._unread_count  # noqa: SLF001
+        self._origin = context.gauge("origin", "1 for the place where the first NaN or infinity was born.", labels)
+        self._first_step = context.gauge("first_step", "Step in which the first NaN or infinity was born.")
+        self.case = Case()
+        self.unread: deque[Event] = deque(maxlen=UNREAD)
+        self.unread_count = 0
 
     @property
     def is_over(self) -> bool:
         """Whether the origin is known, or lost: later bad values are consequences."""
-        return self._reporter.is_over
+        return self.case.is_over
+
+    def hold(self) -> None:
+        """Check every module in every step if the origin of a reported value is unknown."""
+        if self.case.hit is not None and not self.case.is_over:
+            self._context.hold(1)
 
     def count(self, event: Event) -> None:
         """Count an event if its value is bad."""
@@ -101,25 +138,31 @@ class Findings:
 
     def count_one(self, module: str, where: str, kind: str, step: int) -> None:
         """Count a bad value."""
-        self._reporter.noticed(step)
+        self.case.last_bad = max(self.case.last_bad, step)
         self._nonfinite.labels(module, where, kind).inc()
 
-    def report(self, origin: Event | None) -> None:
-        """Report an origin, or the parameter that unchecked gradients have made bad, if there is one."""
-        if origin is not None and self._scan.is_strict and not origin.is_late and not self.is_over:
-            is_seen = self._checks.used.last(origin.step) >= origin.own_since
-            origin = self._blame.update(origin, is_seen=is_seen)
-        self.report_as_found(origin)
+    def gradients_used(self) -> None:
+        """Record that an optimizer has used bad gradients."""
+        self.case.is_spoiled = self.case.hit is not None
 
-    def report_as_found(self, event: Event | None) -> None:
-        """Report an event as the origin."""
-        self._reporter.report(event if event is None else self._with_unread(event))
+    def step_done(self) -> None:
+        """Begin a new case if nothing bad has been seen for `QUIET` steps."""
+        case = self.case
+        if (case.is_over or case.hit is not None) and self._context.step - case.last_bad > QUIET:
+            if not case.is_over:
+                self._context.hold(None)
+            if case.number < CASES:
+                self.case = Case(number=case.number)
+            else:
+                case.is_over = True
+
+    # -- values that could not be read
 
     def note_unread(self, event: Event) -> None:
         """Record an event that could not be judged, because its values could not be read from their device."""
-        self._unread.append(event)
-        self._unread_count += 1
-        count = self._unread_count
+        self.unread.append(event)
+        self.unread_count += 1
+        count = self.unread_count
         if not count & (count - 1):  # 1, 2, 4, 8
             last = f"{event.where} of {event.module or 'the training'} at step {event.step}"
             self._context.log(
@@ -129,15 +172,75 @@ class Findings:
 
     def _with_unread(self, event: Event) -> Event:
         """Return the event with the earlier ones of its step that could not be judged, and may be the origin."""
-        earlier = (one for one in self._unread if one.step == event.step and one.order < event.order)
+        earlier = (one for one in self.unread if one.step == event.step and one.order < event.order)
         places = [f"{one.module} {one.where}".strip() for one in earlier if _may_precede(one, event)]
         if not places:
             return event
         return event.having(unread=list(dict.fromkeys([*places, *event.details.get("unread", ())])))
 
-    def gradients_used(self) -> None:
-        """Record that an optimizer has used bad gradients."""
-        self._reporter.gradients_used()
+    # -- incidents
+
+    def report(self, origin: Event | None) -> None:
+        """Report an origin, or the parameter that unchecked gradients have made bad, if there is one."""
+        if origin is not None and self._scan.is_strict and not origin.is_late and not self.is_over:
+            is_seen = self._checks.used.last(origin.step) >= origin.own_since
+            origin = self._blame.update(origin, is_seen=is_seen)
+        self.report_as_found(origin)
+
+    def report_as_found(self, event: Event | None) -> None:
+        """Report the first bad value of a case, or the origin of one that was reported without it."""
+        case = self.case
+        if event is None or case.is_over:
+            return
+        event = self._with_unread(event)
+        if case.hit is None:
+            case.is_over, case.hit = event.is_certain, None if event.is_certain else event
+            case.number += 1
+            if case.number == 1:
+                self._first_step.set(event.step)
+            fields = self._recorder.contents(event.at)
+            message = self._send(case, event, "first" if case.number == 1 else "another", **fields)
+            self.hold()
+            self._policy.act_on(message, is_late=event.is_late)
+        elif event.is_certain and event.where in ("output", "param", "grad"):
+            self._close(case, case.hit, event)
+
+    def _close(self, case: Case, hit: Event, event: Event) -> None:
+        """Report the origin and close the case, unless the event is only a consequence."""
+        if event.where == "grad" and hit.where != "grad":
+            return  # the hit was already there before the backward
+        if event.where == "param" and case.is_spoiled:
+            self._context.log(f"the origin of the {NAMES[hit.kind]} at step {hit.step} cannot be found any more: the"
+                              " optimizer has used bad gradients since then")  # fmt: skip
+        else:
+            if event.step - hit.step <= 1:
+                event = replace(event, since=min(event.since, hit.since))
+            for module in case.shown:
+                self._origin.remove(module, hit.where, hit.kind)
+            first_seen = {"step": hit.step, "module": hit.module, "where": hit.where}
+            seen = f"; first seen in {place(hit)} at step {hit.step}"
+            self._send(case, event, "origin of the", seen, first_seen=first_seen)
+        case.is_over = True
+        self._context.hold(None)
+
+    def _send(self, case: Case, event: Event, what: str, more: str = "", **fields: Any) -> str:
+        """Set the metric, send an incident, and return its message."""
+        self._set_origin(case, event)
+        message, described = describe(event, what, is_step_absolute=self._context.is_step_absolute)
+        if not event.is_late:
+            described["python_stack"] = training_stack()
+        self._context.incident(event.kind, message + more, **described, **fields)
+        return message + more
+
+    def _set_origin(self, case: Case, event: Event) -> None:
+        """Set the metric: 1 for a certain origin, the share of each of several, 0 where the value was only seen."""
+        places = [event.module, *event.details.get("or_in", ())]
+        # Even a certain event can have several places, if not all values could be checked.
+        share = 1 / len(places) if event.is_certain or len(places) > 1 else 0.0
+        share = share / 2 if {"if_used_in", "elsewhere"} & event.details.keys() else share
+        case.shown = places[:SHOWN]
+        for module in case.shown:
+            self._origin.labels(module, event.where, event.kind).set(share)
 
 
 def _may_precede(unread: Event, event: Event) -> bool:

@@ -11,18 +11,17 @@ import torch
 
 from hookd import Call, Module, is_whole, peek, versions
 from hookd import tensors as tensors_in
-from hookd_nan.scan import INF, Found, Seen, is_within, on_host, own_tensors
-from hookd_nan.trace import traced
+from hookd_nan.scan import INF, Result, is_within, on_host, own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from hookd import Context
     from hookd_nan.blame import Blame
     from hookd_nan.findings import Checks, Findings
-    from hookd_nan.implied import Implied
+    from hookd_nan.inferred_finite import InferredFinite
     from hookd_nan.judge import Details, Event, Judge
     from hookd_nan.pending import Queue
     from hookd_nan.recorder import Recorder
@@ -31,7 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outputs:
-    """Checks what modules and models return, and finds the origin of a bad output."""
+    """Checks what modules and models return, and finds the origin of a bad output.
+
+    Attributes:
+        judged_whole: by module.id: whether all of its output is checked is known.
+        unseen: names of modules whose output is not checked as a whole.
+        is_inside: a root is being called, and its modules are checked.
+        traced: threads in whose outermost call a bad output was traced back.
+    """
 
     context: Context
     scan: Scan
@@ -40,47 +46,37 @@ class Outputs:
     queue: Queue
     findings: Findings
     blame: Blame
-    implied: Implied
     recorder: Recorder
-    _seen: Seen = field(default_factory=Seen)
-    _judged_whole: set[int] = field(default_factory=set)
-    """By module.id: whether all of its output is checked is known."""
-    _unseen: list[str] = field(default_factory=list)
-    """Names of modules whose output is not checked as a whole."""
-    _is_inside: bool = False
-    """A root is being called, and its modules are checked."""
-    _traced: set[int] = field(default_factory=set)
-    """Threads in whose outermost call a bad output was traced back."""
-
-    def succeed(self, predecessor: Outputs) -> None:
-        """Take over what a predecessor knows of the modules and of the calls in progress."""
-        self._seen, self._judged_whole = predecessor._seen, predecessor._judged_whole  # noqa: SLF001
-        self._unseen = predecessor._unseen  # noqa: SLF001
-        self._is_inside, self._traced = predecessor._is_inside, predecessor._traced  # noqa: SLF001
+    inferred: InferredFinite
+    judged_whole: set[int] = field(default_factory=set)
+    unseen: list[str] = field(default_factory=list)
+    is_inside: bool = False
+    traced: set[int] = field(default_factory=set)
 
     def forwards(self, calls: Sequence[Call]) -> None:
         """Check the outputs of a portion at once, and one by one only if that finds something bad."""
-        if not calls[-1].module.depth:
-            self.checks.outputs.note(self.context.step)
-            self._is_inside = True
+        self._note(calls[-1])
         if not self.judge.pending and self._are_finite(calls):
             return
-        if get_ident() in self._traced:  # earlier modules of this outermost call were not checked
+        if get_ident() in self.traced:  # earlier modules of this outermost call were not checked
             return
         changed: list[str] = []
         for call in calls:
             if call.is_changed() and not call.was_finite:
                 changed.append(call.module.name)
             else:
-                self._look(call, changed, is_good=call.was_finite)
+                self._check(call, changed, is_good=call.was_finite)
 
     def suspect(self, call: Call) -> None:
         """Check a call that C found bad when it returned, or a later one, which may have to judge it."""
         if not self._is_traced(call):
-            self._look(call, [])
+            self._check(call, [])
+        self._note(call)
+
+    def _note(self, call: Call) -> None:
         if not call.module.depth:
             self.checks.outputs.note(self.context.step)
-            self._is_inside = True
+            self.is_inside = True
 
     def _is_traced(self, call: Call) -> bool:
         """Trace a bad output back if an earlier call could not be checked.
@@ -90,36 +86,31 @@ class Outputs:
         """
         if self.findings.is_over or get_ident() in self.judge.pending or self.context.has_seen_all():
             return False
-        found, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._look_at_inputs(call)
-        if not found or not isinstance(found, str) or (call.module.leaf and not in_inputs and not unknown):
+        result, (in_inputs, unknown) = self.scan(self._outputs(call), masks=True), self._check_inputs(call)
+        if not result or not isinstance(result, str) or (call.module.leaf and not in_inputs and not unknown):
             return False
         stack = call.stack()
         event = self.checks.event("output", call.module.name, self.checks.outputs, stack, is_certain=False)
-        event = self._traced_back(event, stack[0], call, found, unknown="")
+        event = self._traced_back(event, stack[0], call, result, unknown="")
         self.findings.count(event)
         self.findings.report_as_found(event)
-        self._traced.add(get_ident())
+        self.traced.add(get_ident())
         return True
 
     def _are_finite(self, calls: Sequence[Call]) -> bool:
-        """Whether all outputs are known to be finite.
-
-        A container mostly returns the same tensor as the last module in it; that tensor is read once.
-        """
+        """Whether all outputs are known to be finite."""
         if calls[-1].version < 0:  # only the last output of a portion may be something other than a single tensor
-            outputs = [*self.implied.to_read(calls[:-1], *self._seen.last()), *self._outputs(calls[-1])]
+            outputs = [*self.inferred.to_read(calls[:-1]), *self._outputs(calls[-1])]
         else:
-            outputs = self.implied.to_read(calls, *self._seen.last())
-        if not outputs:
-            found: list[float | Tensor] = []
-        else:
-            found = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
-        if len(found) > 1 or any(not isinstance(one, float) or not one < INF for one in found):
-            return False
-        self._seen.note(calls[-1])
+            outputs = self.inferred.to_read(calls)
+        if outputs:
+            largest = self.context.largest(outputs) if on_host(outputs[-1]) else [math.nan]
+            if len(largest) > 1 or any(not isinstance(one, float) or not one < INF for one in largest):
+                return False
+        self.inferred.note(calls[-1])
         return True
 
-    def _look(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
+    def _check(self, call: Call, changed: list[str], *, is_good: bool = False) -> None:
         """Check a single call.
 
         Args:
@@ -127,30 +118,31 @@ class Outputs:
             changed: names of modules called earlier whose outputs were changed since; emptied if this output is good.
             is_good: the output is known to have been good; it may have been changed since.
         """
-        found = "" if is_good else self.scan(self._outputs(call), masks=True)
+        result = "" if is_good else self.scan(self._outputs(call), masks=True)
         if self.findings.is_over:
-            self._spread(call.module, found)
-        elif found or self.judge.pending:
-            self._returned(call, found, changed)
+            self._spread(call.module, result)
+        elif result or self.judge.pending:
+            self._returned(call, result, changed)
         else:
             changed.clear()  # an earlier bad value would most likely have reached this output
 
-    def _spread(self, module: Module, found: Found) -> None:
+    def _spread(self, module: Module, result: Result) -> None:
         """Count a consequence of the origin."""
-        if found and isinstance(found, str):
-            self.findings.count_one(module.name, "output", found, self.context.step)
-        elif found:
-            self.queue.submit(
-                self.findings.count, self.checks.event("output", module.name), found, masks=not self.scan.neginf
-            )
+        if result and isinstance(result, str):
+            self.findings.count_one(module.name, "output", result, self.context.step)
+        elif result:
+            self._submit(self.findings.count, self.checks.event("output", module.name), result)
 
-    def _returned(self, call: Call, found: Found, changed: list[str]) -> None:
+    def _submit(self, judge: Callable[[Event], None], event: Event, *results: Result) -> None:
+        self.queue.submit(judge, event, *results, masks=not self.scan.neginf)
+
+    def _returned(self, call: Call, result: Result, changed: list[str]) -> None:
         """Judge a call whose output is or may be bad, or that must judge a call of a module in it."""
         module = call.module.torch()
         own = own_tensors(module)
-        in_own = [self.scan(one.values(), masks=True) or self.scan.trained(one.values()) for one in own]
-        in_inputs, unknown = self._look_at_inputs(call)
-        is_known = all(isinstance(one, str) for one in (found, in_inputs, *in_own))
+        in_own = [self.scan.own(tensors.values()) for tensors in own]
+        in_inputs, unknown = self._check_inputs(call)
+        is_known = all(isinstance(one, str) for one in (result, in_inputs, *in_own))
         event = self.checks.event(
             "output",
             call.module.name,
@@ -161,67 +153,55 @@ class Outputs:
             own=() if is_known else tuple(list(one) for one in own),
         )
         if is_known:
-            event = replace(event, kind=str(found), inputs=str(in_inputs), at=self._place(call))
+            event = replace(event, kind=str(result), inputs=str(in_inputs), at=self._place(call))
             event = replace(event, details=self._numbers(event, call, own, *map(str, in_own)))
-            if (
-                event.kind
-                and not in_inputs
-                and not self.scan.neginf
-                and self.scan(tensors_in((call.inputs, call.kwargs)))
-            ):
+            if result and not in_inputs and not self.scan.neginf and self.scan(tensors_in((call.inputs, call.kwargs))):
                 event = event.having(neginf_in="inputs")
         if unknown:
             event = event.having(inputs=unknown)
-        event = self._with_unseen(event, changed)
-        self.queue.submit(self._judge_call, event, found, in_inputs, *in_own, masks=not self.scan.neginf)
+        self._submit(self._judge_call, self._with_unseen(event, changed), result, in_inputs, *in_own)
 
-    def _look_at_inputs(self, call: Call) -> tuple[Found, str]:
+    def _check_inputs(self, call: Call) -> tuple[Result, str]:
         """Check the inputs of a call.
 
         Returns:
             The result, and why it is not complete: "unknown" if the inputs were changed since the call began, "partly"
             if not all of them can be checked, else "".
         """
-        found = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
-        if found and call.before and call.before != versions(call.inputs, call.kwargs):
+        result = self.scan(tensors_in((call.inputs, call.kwargs)), masks=True)
+        if result and call.before and call.before != versions(call.inputs, call.kwargs):
             return "", "unknown"
-        return found, "" if found or is_whole((call.inputs, call.kwargs)) else "partly"
+        return result, "" if result or is_whole((call.inputs, call.kwargs)) else "partly"
 
     def _outputs(self, call: Call) -> list[Tensor]:
         """Return the tensors in an output; record the module in `unseen` if its output has parts that cannot be checked."""
         module = call.module
-        if module.id not in self._judged_whole and not issubclass(type(call.output), torch.Tensor):
-            self._judged_whole.add(module.id)
+        if module.id not in self.judged_whole and not issubclass(type(call.output), torch.Tensor):
+            self.judged_whole.add(module.id)
             if not is_whole(call.output):
-                self._unseen.append(module.name)
+                self.unseen.append(module.name)
         return tensors_in(call.output)
 
-    def _with_unseen(self, event: Event, names: Iterable[str] = ()) -> Event:
+    def _with_unseen(self, event: Event, names: Sequence[str] = ()) -> Event:
         """Return the event with the names of other modules that may be the origin, as `or_in`."""
-        names = [
-            *event.details.get("or_in", ()),
-            *names,
-            *(one for one in self._unseen if is_within(one, event.module)),
-        ]
-        if names and event.where == "output":
-            return event.having(or_in=list(dict.fromkeys(names)))
-        return event
+        names = [*event.details.get("or_in", ()), *names, *(x for x in self.unseen if is_within(x, event.module))]
+        return event.having(or_in=list(dict.fromkeys(names))) if names and event.where == "output" else event
 
     def _numbers(
         self, event: Event, call: Call, own: tuple[Mapping[str, Tensor], ...], parameters: str, buffers: str
     ) -> Details:
         """Return the counts of the tensor that is to blame for the output of a call."""
-        if not event.kind:
-            return {}
-        if parameters:
+        if event.kind and parameters:
             return self.scan.details(own[0], parameters)
-        if not buffers or event.inputs:
-            return self.scan.details(dict(enumerate(tensors_in(call.output))), event.kind)
-        of_buffer = self.scan.details(own[1], buffers)
-        if not event.may_write:
+        of_buffer = self.scan.details(own[1], buffers) if event.kind and buffers and not event.inputs else None
+        if of_buffer and not event.may_write:
             return {**of_buffer, "is_buffer": True}
-        of_output = self.scan.details(dict(enumerate(tensors_in(call.output))), event.kind)
-        return {**of_output, "buffer": of_buffer["parameter"]}
+        details = self._of_output(call, event.kind)
+        return {**details, "buffer": of_buffer["parameter"]} if of_buffer else details
+
+    def _of_output(self, call: Call, kind: str) -> Details:
+        """Return the counts of the first tensor of an output with a bad value of this kind."""
+        return self.scan.details(dict(enumerate(tensors_in(call.output))), kind) if kind else {}
 
     def _place(self, call: Call) -> int | None:
         """Return how many calls had returned before this one, None for all."""
@@ -244,50 +224,46 @@ class Outputs:
         self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], output: Any, versions: tuple[int, ...]
     ) -> None:
         """Check the output of a model in steps in which its modules are not checked."""
-        if self._traced:
-            self._traced.discard(get_ident())
+        self.traced.discard(get_ident())
         self.checks.gates.note(self.context.step)
         if self.context.has_seen_all():
             self.checks.outputs.note(self.context.step)
-        if self._is_inside:
-            self._is_inside = False
-            self._seen.forget()
+        if self.is_inside:
+            self.is_inside = False
+            self.inferred.forget()
             return
-        found = self.scan(tensors_in(output), masks=True)
+        result = self.scan(tensors_in(output), masks=True)
         if self.findings.is_over:
-            self._spread(module, found)
-        elif found:
-            self._gate_hit(Call(module, inputs, kwargs, output, -1, versions, None), found)
+            self._spread(module, result)
+        elif result:
+            self._gate_hit(Call(module, inputs, kwargs, output, -1, versions, None), result)
 
-    def _gate_hit(self, call: Call, found: Found) -> None:
+    def _gate_hit(self, call: Call, result: Result) -> None:
         """Find the origin of a model's bad output: its input, a parameter, or the first call with a bad output."""
         event = self.checks.event("output", call.module.name, self.checks.outputs, is_certain=call.module.leaf)
-        in_inputs, unknown = self._look_at_inputs(call)
-        if isinstance(found, str) and isinstance(in_inputs, str) and not in_inputs:
-            event = self._traced_back(event, call.module, call, found, unknown=unknown)
-            found = event.kind
-        self.queue.submit(self._judge_gate, event, found, in_inputs, masks=not self.scan.neginf)
+        in_inputs, unknown = self._check_inputs(call)
+        if isinstance(result, str) and isinstance(in_inputs, str) and not in_inputs:
+            event = self._traced_back(event, call.module, call, result, unknown=unknown)
+            result = event.kind
+        self._submit(self._judge_gate, event, result, in_inputs)
 
-    def _traced_back(self, event: Event, root: Module, call: Call, found: str, *, unknown: str) -> Event:
+    def _traced_back(self, event: Event, root: Module, call: Call, result: str, *, unknown: str) -> Event:
         """Return the event with the origin of a bad output: a parameter, or the first call with a bad output."""
-        details = self.scan.details(dict(enumerate(tensors_in(call.output))), found)
-        event = self.blame.parameter(replace(event, kind=found, details=details), root)
+        event = self.blame.parameter(replace(event, kind=result, details=self._of_output(call, result)), root)
         if event.where == "param":
             return event
-        event = traced(event, self.context.returned(), self.scan, unknown=unknown)
-        event = self.blame.buffer(event, root)
+        event = self.blame.buffer(self.blame.call(event, unknown), root)
         if event.where == "output":
             event = self.blame.below(event)
         return self._with_unseen(event)
 
     def _judge_gate(self, event: Event) -> None:
         self.findings.count(event)
-        origin = self.judge.root(event)
-        self.findings.report(origin)
+        self.findings.report(self.judge.root(event))
 
     def forward_error(self, module: Module) -> None:
         """Forget the call whose caller was to judge it: that caller will not return."""
         self.judge.pending.pop(get_ident(), None)
         if not module.depth:
-            self._is_inside = False
-            self._traced.discard(get_ident())
+            self.is_inside = False
+            self.traced.discard(get_ident())

@@ -19,34 +19,26 @@ if TYPE_CHECKING:
 grad_of: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses a `grad` that a class of parameters defines
 
 
-class Models:
-    """Walks through the models that are called."""
+def module_named(context: Context, name: str) -> torch.nn.Module | None:
+    """Return the module of a name, None if it is gone."""
+    return next((module for root, _ in context.models() for known, module in modules(root) if known == name), None)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
-    def roots(self) -> list[Module]:
-        """Return the roots."""
-        return [root for root, _ in self._context.models()]
+def all_parameters(context: Context) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of all models with their names."""
+    for root, _ in context.models():
+        yield from named_parameters(root)
 
-    def module(self, name: str) -> torch.nn.Module | None:
-        """Return the module of a name, None if it is gone."""
-        return next((module for root in self.roots() for known, module in modules(root) if known == name), None)
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all parameters with their names."""
-        for root in self.roots():
-            yield from named_parameters(root)
-
-    def named_gradients(self, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield names, parameters and gradients in the models' order: those of an optimizer, or all."""
-        named: Iterable[tuple[str, Tensor]] = (
-            self.named_parameters() if optimizer is None else self._context.ordered_parameters(optimizer)
-        )
-        for name, parameter in named:
-            grad = grad_of(parameter)
-            if grad is not None:
-                yield name, parameter, grad
+def named_gradients(context: Context, optimizer: Optimizer | None) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield names, parameters and gradients in the models' order: those of an optimizer, or all."""
+    named: Iterable[tuple[str, Tensor]] = (
+        all_parameters(context) if optimizer is None else context.ordered_parameters(optimizer)
+    )
+    for name, parameter in named:
+        grad = grad_of(parameter)
+        if grad is not None:
+            yield name, parameter, grad
 
 
 def modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:

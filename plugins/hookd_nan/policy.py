@@ -23,15 +23,11 @@ class Policy:
 
     def __init__(self, context: Context, name: str) -> None:
         self._context, self.name = context, name
-        self.acted = context.counter("policy", "How often something was done about a NaN or an infinity.", ["policy"])
+        self._acted = context.counter("policy", "How often something was done about a NaN or an infinity.", ["policy"])
         if name != "report":
-            self.acted.labels(name).inc(0)
+            self._acted.labels(name).inc(0)
         self._due = ""
         self._has_refused = False
-
-    def succeed(self, predecessor: Policy) -> None:
-        """Take over the counts of a predecessor."""
-        self.acted.adopt(predecessor.acted)
 
     def may_skip(self, optimizer: Optimizer) -> bool:
         """Whether a step is to be skipped if its gradients are bad."""
@@ -52,7 +48,7 @@ class Policy:
             self._context.incident("refused", f"nan: policy=skip does nothing {why}")
         return False
 
-    def told(self, message: str, *, is_late: bool) -> None:
+    def act_on(self, message: str, *, is_late: bool) -> None:
         """Act on an incident, at once or, if it is late, at the training's next call of a model.
 
         Args:
@@ -72,7 +68,7 @@ class Policy:
         """
         if self._due:
             message, self._due = self._due, ""
-            self.acted.labels(self.name).inc()
+            self._acted.labels(self.name).inc()
             if self.name == "raise":
                 raise NonFiniteError(message)
             self._pause()
@@ -87,13 +83,10 @@ class Policy:
         for group in groups_of(optimizer):
             for parameter in group["params"]:
                 parameter.grad = None  # not zero: with zero gradients momentum would still move the parameter
-        self.acted.labels(self.name).inc()
+        self._acted.labels(self.name).inc()
 
 
 def is_shared_out(optimizer: Optimizer) -> bool:
     """Whether each rank holds only a part of the gradients, so that one may see a NaN that the others do not."""
-    for group in groups_of(optimizer):
-        for parameter in group["params"]:
-            if hasattr(type(parameter), "to_local") or type(parameter).__name__ == "FlatParameter":
-                return True
-    return False
+    parameters = (parameter for group in groups_of(optimizer) for parameter in group["params"])
+    return any(hasattr(type(one), "to_local") or type(one).__name__ == "FlatParameter" for one in parameters)

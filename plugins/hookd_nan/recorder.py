@@ -36,15 +36,7 @@ class CallNumbers(TypedDict, total=False):
     min: float | str
     max: float | str
     norm: float | str
-    is_changed: bool
-    """Whether the output was changed in place since then."""
-
-
-class Contents(TypedDict):
-    """The fields of an incident."""
-
-    calls_before: list[CallNumbers]
-    steps_before: list[dict[str, float | str]]
+    is_changed: bool  # the output was changed in place since then
 
 
 class Recorder:
@@ -60,39 +52,36 @@ class Recorder:
         if not 0 <= self._length <= LARGEST:
             raise PluginError(f"nan: recorder must be from 0 to {LARGEST} calls, not {self._length}")
         self.seen: deque[tuple[str, float, float]] = deque(maxlen=self._length)
-        self._steps: deque[StepNumbers] = deque(maxlen=STEPS)
-        self._loss: float | None = None
-        self._step = 0
-
-    def succeed(self, predecessor: Recorder) -> None:
-        """Take over the contents of a predecessor."""
-        self.seen.extend(predecessor.seen)
-        self._steps, self._loss, self._step = predecessor._steps, predecessor._loss, predecessor._step  # noqa: SLF001
+        self.steps: deque[StepNumbers] = deque(maxlen=STEPS)
+        self.last_loss: float | None = None
+        self.loss_step = 0
 
     def loss(self, tensors: tuple[Any, ...]) -> float | None:
         """Record the loss and return it; None if it is not a number in host memory."""
-        if self._loss is not None and self._step != self._context.step:  # a step whose gradients were not checked
-            self._steps.append(StepNumbers(self._step, self._loss))
-        self._loss, self._step = self._context.number(tensors[0]) if tensors else None, self._context.step
-        return self._loss
+        if (
+            self.last_loss is not None and self.loss_step != self._context.step
+        ):  # a step whose gradients were not checked
+            self.steps.append(StepNumbers(self.loss_step, self.last_loss))
+        self.last_loss, self.loss_step = self._context.number(tensors[0]) if tensors else None, self._context.step
+        return self.last_loss
 
     def step(self, optimizer: Optimizer, largest: float | None) -> None:
         """Record the loss, the largest gradient magnitude and the learning rate of a step; of several closures the last."""
-        if self._steps and self._steps[-1].step == self._context.step:
-            self._steps.pop()
+        if self.steps and self.steps[-1].step == self._context.step:
+            self.steps.pop()
         groups = groups_of(optimizer)
         rate = groups[0].get("lr") if groups else None
         rate = rate if isinstance(rate, (int, float)) else None
-        self._steps.append(StepNumbers(self._context.step, self._loss, largest, rate))
-        self._loss = None
+        self.steps.append(StepNumbers(self._context.step, self.last_loss, largest, rate))
+        self.last_loss = None
 
-    def contents(self, at: int | None) -> Contents:
+    def contents(self, at: int | None) -> dict[str, Any]:
         """Return the fields for an incident: the calls and the steps before it.
 
         Args:
             at: how many calls had returned before the incident; None for all that are remembered.
         """
-        steps = [{k: number(v) for k, v in one._asdict().items() if v is not None} for one in self._steps]
+        steps = [{k: number(v) for k, v in one._asdict().items() if v is not None} for one in self.steps]
         before = [_call(*one) for one in self.seen]
         if not before and self._length:
             before = [self._summarised(call) for call in list(self._context.returned())[:at][-self._length :]]

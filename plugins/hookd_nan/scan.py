@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from hookd import Context, Largest, buffers_of, groups_of, of_tensor, parameters_of, peek, tensor_ref
+from hookd import Context, buffers_of, of_tensor, parameters_of, peek
+from hookd_nan.optimizers import gradients_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
-    from hookd import Call
     from hookd_nan.judge import Details
 
 
-class Range(NamedTuple):
-    """The range of a tensor, to be read later.
+class Ends(NamedTuple):
+    """The smallest and largest elements of tensors on a device, to be read later; both are NaN if a tensor has one.
 
     Attributes:
-        low: the minimum, a tensor of 0 dimensions; NaN if the tensor has one.
-        high: the maximum, likewise.
-        at: position among the tensors that were checked.
+        values: of one tensor the smallest and the largest element; of several, one tensor with the largest magnitude of each.
+        at: positions of these tensors among those that were checked.
     """
 
-    low: Tensor
-    high: Tensor
-    at: int
+    values: tuple[Tensor, ...]
+    at: Sequence[int]
+
+    def read(self, numbers: Iterator[float | None]) -> Iterator[tuple[int, float | None, float | None]]:
+        """Yield the position, the smallest and the largest element of each tensor, given an iterator of the values' numbers."""
+        own, count = list(islice(numbers, sum(value.numel() for value in self.values))), len(self.at)
+        return zip(self.at, own[:count], own[-count:])
 
 
-# "" (good), "inf" or "nan"; on a device the ranges or largest magnitudes, to be read later.
-Found = Union[str, list[Union[Range, Largest]]]
+# "" (good), "inf" or "nan"; on a device what is to be read later.
+Result = Union[str, list[Ends]]
 INF = math.inf
-_grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses a `grad` that a class of parameters defines
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -58,29 +61,32 @@ class Scan:
         self.largest: float | None = None
         self.is_strict = False
 
-    def succeed(self, predecessor: Scan) -> None:
-        """Take over from a predecessor whether unchecked gradients were used."""
-        self.is_strict = predecessor.is_strict
+    def own(self, tensors: Iterable[Tensor]) -> Result:
+        """Check parameters or buffers; `-inf` alone is good, unless unchecked gradients may have made it."""
+        tensors = list(tensors)
+        return self(tensors, masks=True) or self.trained(tensors)
 
-    def trained(self, found: Iterable[Tensor]) -> str:
+    def trained(self, tensors: Iterable[Tensor]) -> str:
         """Check parameters in host memory, `-inf` included, if unchecked gradients may have made them bad."""
-        checked = [one for one in found if on_host(one) and of_tensor(one, "requires_grad")] if self.is_strict else []
+        checked = (
+            [tensor for tensor in tensors if on_host(tensor) and of_tensor(tensor, "requires_grad")]
+            if self.is_strict
+            else []
+        )
         return str(self(checked)) if checked else ""
 
-    def __call__(self, found: Iterable[Tensor], *, masks: bool = False) -> Found:
+    def __call__(self, tensors: Iterable[Tensor], *, masks: bool = False) -> Result:
         """Check each tensor; with `masks`, `-inf` alone is good unless `neginf`."""
         worst = ""
-        ranges: list[Range | Largest] = []
+        on_device: list[Ends] = []
         masks = masks and not self.neginf
-        for at, tensor in enumerate(found):
-            if on_host(tensor):
-                if not self._context.is_finite(tensor, masks=masks):
-                    worst = max(worst, self._kind(tensor))
-            else:
+        for at, tensor in enumerate(tensors):
+            if not on_host(tensor):
                 ends = self._context.extremes(tensor)
-                if ends is not None:
-                    ranges.append(Range(*ends, at))
-        return worst or ranges or ""
+                on_device += [] if ends is None else [Ends(ends, (at,))]
+            elif not self._context.is_finite(tensor, masks=masks):
+                worst = max(worst, self._kind(tensor))
+        return worst or on_device or ""
 
     def _kind(self, tensor: Tensor) -> str:
         summary = self._context.summary(tensor)
@@ -95,39 +101,36 @@ class Scan:
             "nan_count": summary.nans,
             "inf_count": summary.infs,
             "elements": summary.count,
-            "shape": None
-            if of_tensor(tensor, "is_nested")
-            else list(of_tensor(tensor, "shape")),  # a nested tensor has several, or raises
+            "shape": None if of_tensor(tensor, "is_nested") else list(of_tensor(tensor, "shape")),
             "dtype": str(of_tensor(tensor, "dtype")).replace("torch.", ""),
         }
 
     def details(self, candidates: Mapping[Any, Tensor], kind: str) -> Details:
         """Return the counts of the first tensor with a bad value of this kind, and its name if it has one."""
         for name, tensor in candidates.items():
-            if (self([tensor], masks=True) or self.trained([tensor])) == kind:
+            if self.own([tensor]) == kind:
                 counts = self.counts(tensor)
                 return {"parameter": name, **counts} if isinstance(name, str) else counts
         return {}
 
-    def gradients(self, optimizer: Optimizer) -> Found:
+    def gradients(self, optimizer: Optimizer) -> Result:
         """Check the gradients that an optimizer would use, in its order."""
         self.largest = self._context.largest_gradient(optimizer)
         if self.largest is not None and self.largest < INF:
             return ""
-        grads = (_grad(one) for group in groups_of(optimizer) for one in group["params"])
-        return self.many([one for one in grads if one is not None])
+        return self.many(list(gradients_of(optimizer).values()))
 
-    def many(self, found: list[Tensor]) -> Found:
+    def many(self, tensors: list[Tensor]) -> Result:
         """Check many tensors that are mostly good, such as gradients: all at once, and one by one if that is bad."""
         self.largest = None
-        on_device: list[Range | Largest] = []
-        for largest in self._context.largest_each(found):
+        on_device: list[Ends] = []
+        for largest in self._context.largest_each(tensors):
             if isinstance(largest.value, float):
                 self.largest = largest.value
                 if not largest.value < INF:
-                    return self(found)
+                    return self(tensors)
             else:
-                on_device.append(largest)
+                on_device.append(Ends((largest.value,), largest.at))
         return on_device or ""
 
 
@@ -147,20 +150,11 @@ def is_within(name: str, container: str) -> bool:
     return name.startswith(f"{container}.")
 
 
-def is_bad(found: Found) -> bool:
+def is_bad(result: Result) -> bool:
     """Whether anything is bad; waits for a device."""
-    if isinstance(found, str):
-        return bool(found)
-    return any(kind_of(*map(_number, ends_of(one))) for one in found)
-
-
-def ends_of(one: Range | Largest) -> tuple[Any, Any]:
-    """Return the ends of a result on a device; for many tensors, the largest magnitude is both."""
-    return (one.low, one.high) if isinstance(one, Range) else (one.value, one.value)
-
-
-def _number(value: Tensor) -> float:
-    return value.max().item()
+    if isinstance(result, str):
+        return bool(result)
+    return any(kind_of(ends.values[0].max().item(), ends.values[-1].max().item()) for ends in result)
 
 
 def is_scaled(node: Any) -> bool:
@@ -181,28 +175,3 @@ def own_tensors(module: torch.nn.Module | None) -> tuple[Mapping[str, Tensor], M
         return {}, {}
     uses_buffers = not (peek(module, "training") and issubclass(type(module), _NormBase))
     return parameters_of(module), buffers_of(module) if uses_buffers else {}
-
-
-def nothing() -> None:
-    """Stand in for a reference to an output that is gone, or is not a single tensor."""
-
-
-class Seen:
-    """The output that was last found good: a container mostly returns the same tensor as its last module."""
-
-    def __init__(self) -> None:
-        self._ref: Any = nothing
-        self._version = 0
-
-    def note(self, call: Call) -> None:
-        """Remember a good output by a weak reference, if it has a version counter that shows changes."""
-        self._version = call.version
-        self._ref = nothing if call.version < 0 else tensor_ref(call.output)
-
-    def forget(self) -> None:
-        """Forget the output at the end of the outermost call."""
-        self._ref = nothing
-
-    def last(self) -> tuple[Tensor | None, int]:
-        """Return the output, None if it is gone, and its version counter when it was found good."""
-        return self._ref(), self._version

@@ -26,7 +26,7 @@ Options: `every=N`, `groups=N` (32), `elements=N` (4000000).
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,14 +45,13 @@ OPTIMIZERS = 8
 BOTH = ["optimizer", "group"]
 
 
-class Watched:
+class Watched(NamedTuple):
     """One optimizer, with the value of its label and the progress of its norms."""
 
-    def __init__(self, optimizer: Optimizer, ordinal: int, label: str, norms: Norms) -> None:
-        self.ref = weakref.ref(optimizer)
-        self.ordinal = ordinal
-        self.label = label
-        self.norms = norms
+    ref: weakref.ref[Optimizer]
+    ordinal: int
+    label: str
+    norms: Norms
 
 
 class Optimizers(Plugin):
@@ -81,7 +80,7 @@ class Optimizers(Plugin):
         self.scale = Scale(context)
         self.watched: dict[int, Watched] = {}  # by the optimizer's id: it may not be hashable
         self.shown: dict[str, int] = {}  # by label: the number of groups that have series
-        self.is_told = False
+        self.is_reported = False
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
@@ -133,7 +132,9 @@ class Optimizers(Plugin):
             if group < self.shown.get(label, 0):  # the norm may come late from a device
                 self.weight_norm.labels(label, str(group)).set(norm)
 
-        watched = self.watched[id(optimizer)] = Watched(optimizer, ordinal, label, Norms(self.context, store))
+        watched = self.watched[id(optimizer)] = Watched(
+            weakref.ref(optimizer), ordinal, label, Norms(self.context, store)
+        )
         return watched
 
     def _known(self, optimizer: Optimizer) -> Watched | None:
@@ -153,8 +154,8 @@ class Optimizers(Plugin):
                 gauge.remove(label, str(group))
 
     def _log(self, text: str) -> None:
-        if not self.is_told:
-            self.is_told = True
+        if not self.is_reported:
+            self.is_reported = True
             self.context.log(text)
 
     @hookimpl

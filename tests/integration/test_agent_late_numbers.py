@@ -62,7 +62,7 @@ def free(hook, module):
     """Free the memory of what was computed on the device about the outputs of a module."""
     for entry in hook.plugin("nan").queue.entries:
         if (entry.event.where, entry.event.module) == ("output", module):
-            entry.found[0][0].low.untyped_storage().resize_(0)
+            entry.results[0][0].values[0].untyped_storage().resize_(0)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_cannot_be_read_from_the_device_costs_no_other_verdict(hook, lost, 
     assert ("could not be read from the device" in first["message"]) is not is_exact
     assert len(hook.incidents) == 1
     assert sum("could not be read" in line for line in hook.logs) == (lost is not None)
-    assert not hook.plugin("nan").queue.batches
+    assert not hook.plugin("nan").queue.requested
 
 
 @pytest.mark.parametrize("is_inside", [False, True], ids=["calls", "one call"])
@@ -102,7 +102,7 @@ def test_a_long_validation_without_steps_gets_all_verdicts_in_little_memory(hook
             for at in range(times):
                 spoiled.is_on = at == 3
                 self.model(x)
-                most.append(len(hook.plugin("nan").queue.batches))
+                most.append(len(hook.plugin("nan").queue.requested))
 
     monkeypatch.setattr(hookd_nan.pending, "LARGEST", 4)
     monkeypatch.setattr(deferred, "MANY", 16)
@@ -132,13 +132,32 @@ def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook
     queue.flush()
     parts.stopping.quarantine(parts.registry.named("nan"), "for the test")
     train(model, steps=1)
-    assert queue.batches
+    assert queue.requested
     hook.tick()
     assert hook.state("nan") == "active"
     spoiled.is_on = True
     train(model, steps=2)
-    assert not queue.batches
+    assert not queue.requested
     assert [one["module"] for one in hook.incidents if one["kind"] == "nan"] == ["1"]
+
+
+def test_an_error_in_one_verdict_costs_no_other():
+    judged = []
+
+    def judge(event):
+        judged.append(event.module)
+        if event.module == "a":
+            raise ValueError(event.module)
+
+    with FakeTarget(record=False) as target:
+        target.start("nan")
+        plugin = target.plugin("nan")
+        for name in "abc":
+            ends = hookd_nan.scan.Ends((torch.zeros(()), torch.ones(())), (0,))
+            plugin.queue.submit(judge, plugin.checks.event("output", name), [ends])
+        train(net(), steps=3)
+        assert not plugin.queue.requested
+    assert judged == ["a", "b", "c"]
 
 
 def test_a_server_gets_its_verdict_after_some_calls(hook):
@@ -150,7 +169,7 @@ def test_a_server_gets_its_verdict_after_some_calls(hook):
             spoiled.is_on = at == 3
             model(torch.ones(1, 4))
     assert hook.incidents[0]["module"] == "1"
-    assert not hook.plugin("nan").queue.batches
+    assert not hook.plugin("nan").queue.requested
 
 
 def test_gradients_that_cannot_be_read_are_found_in_the_parameter_that_they_made_bad(hook):
@@ -161,7 +180,7 @@ def test_gradients_that_cannot_be_read_are_found_in_the_parameter_that_they_made
     def free_gradients(*_):
         for entry in hook.plugin("nan").queue.entries:
             if step == 3 and entry.event.where == "grad" and entry.event.optimizer:
-                entry.values[0].untyped_storage().resize_(0)
+                entry.pieces()[0].value.untyped_storage().resize_(0)
 
     optimizer.register_step_pre_hook(free_gradients)
     for step in range(1, 6):  # noqa: B007  the hook asks for it
@@ -185,7 +204,7 @@ def test_a_step_is_not_taken_for_one_that_used_its_gradients_if_the_scalers_flag
     def free_flag(*_):
         entries = [entry for entry in hook.plugin("nan").queue.entries if entry.event.optimizer]
         if is_lost and entries and step == 3:
-            entries[-1].found[1][0].low.untyped_storage().resize_(0)
+            entries[-1].results[1][0].values[0].untyped_storage().resize_(0)
 
     optimizer.register_step_pre_hook(free_flag)
     for step in range(1, 6):
@@ -207,7 +226,7 @@ def test_a_module_whose_change_cannot_be_read_is_not_reported_and_the_others_are
     def ask_of_nothing(*_):
         (samples,) = hook.plugin("activations").parameters._rounds.values()
         row = samples.rows["0", "weight"]
-        samples.asked.append(([torch.empty((), device="meta")] * 2, row.move, row))
+        samples.requests.append(([torch.empty((), device="meta")] * 2, row.move, row))
 
     optimizer.register_step_pre_hook(ask_of_nothing)
     for _ in range(3):

@@ -1,9 +1,9 @@
 """Infer which outputs are finite from the other outputs, so that they need not be read.
 
 Reading is most of the cost of checking a large tensor. Two kinds of torch modules save it:
-- A module that *tells* of its input: a NaN or an infinity in the input makes the output bad as well. (Each output element
-  of a Linear contains every element of a row; inf * 0 is NaN.)
-- A module that *keeps* its input finite: its output is finite if its input is.
+- A module that *propagates* bad values: a NaN or an infinity in the input makes the output bad as well. (Each output
+  element of a Linear contains every element of a row; inf * 0 is NaN.)
+- A module that *preserves* finiteness: its output is finite if its input is.
 So of Conv2d, BatchNorm2d, ReLU only the second output is read, and of LayerNorm, Linear, GELU only the last. If an output
 that is read is bad, all outputs are read, one by one and in order: an origin is never inferred.
 
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from hookd import attributes_of, peek
+from hookd import attributes_of, peek, tensor_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -32,19 +32,20 @@ def _classes(names: str) -> frozenset[type]:
     return frozenset(getattr(nn, name) for name in names.split() if hasattr(nn, name))
 
 
-TELLS = _classes("Linear LayerNorm RMSNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d GELU SiLU Dropout")
-"""Modules that tell of their input. ReLU does not, because it maps -inf to 0; nor do convolutions, because a stride may
+PROPAGATES = _classes("Linear LayerNorm RMSNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d GELU SiLU Dropout")
+"""Modules that propagate bad values. ReLU does not, because it maps -inf to 0; nor do convolutions, because a stride may
 skip elements."""
-KEEPS = _classes("ReLU ReLU6 Tanh Sigmoid SiLU Softmax Identity Flatten")
-"""Modules that keep their input finite. Not among them are Dropout, whose scaling can overflow; GELU, which turns the
+PRESERVES = _classes("ReLU ReLU6 Tanh Sigmoid SiLU Softmax Identity Flatten")
+"""Modules that preserve finiteness. Not among them are Dropout, whose scaling can overflow; GELU, which turns the
 largest numbers into infinity; modules with numbers of the user's (ELU, Hardtanh); and pooling: if it is dilated, a window
 of padding alone gives -inf."""
-_TELLS, _KEEPS = frozenset(map(id, TELLS)), frozenset(map(id, KEEPS))  # ids: a metaclass may define the hash of a class
+# By id, because a metaclass may define the hash of a class.
+_PROPAGATES, _PRESERVES = frozenset(map(id, PROPAGATES)), frozenset(map(id, PRESERVES))
 FEW = 64
 """In a portion with more calls the outputs are small, and inferring costs more than reading."""
 MOST = 1024
 """Largest number of sequences of modules that are remembered."""
-_NEITHER = (False, False)
+NEITHER = (False, False)
 
 
 class Portion(NamedTuple):
@@ -54,41 +55,56 @@ class Portion(NamedTuple):
         read: positions of the calls whose outputs are to be read.
         known: those whose outputs hookd read when they returned.
         same: those whose output is the output of the previous call.
-        kept: those that kept the output of the previous call finite.
-        told: those whose output the next call tells of.
+        preserved: those that preserved the finiteness of the output of the previous call.
+        propagated: those whose bad values the next call propagates.
     """
 
     read: list[int]
     known: list[int]
     same: list[int]
-    kept: list[int]
-    told: list[int]
+    preserved: list[int]
+    propagated: list[int]
 
 
-class Implied:
+def _nothing() -> None:
+    """Stand in for a reference to an output."""
+
+
+class InferredFinite:
     """Finds the outputs of a portion that must be read.
 
     Args:
-        kinds: table by `Module.id` (`Context.per_module`): whether a module tells of its input, and keeps it finite.
+        kinds: table by `Module.id` (`Context.per_module`): whether a module propagates bad values, and preserves finiteness.
+
+    Attributes:
+        good: a weak reference to the output that was last found good, and its version counter then. A container mostly
+            returns the same tensor as its last module.
     """
 
     def __init__(self, kinds: dict[int, tuple[bool, bool]]) -> None:
         self._kinds = kinds
         self._portions: dict[tuple[int, ...], Portion] = {}
+        self.good: tuple[Callable[[], Tensor | None], int] = (_nothing, 0)
+
+    def note(self, call: Call) -> None:
+        """Remember a good output, if it has a version counter that shows changes."""
+        self.good = _nothing if call.version < 0 else tensor_ref(call.output), call.version
+
+    def forget(self) -> None:
+        """Forget the good output at the end of the outermost call."""
+        self.good = _nothing, 0
 
     def learn(self, module: Module) -> None:
         """Record the kind of a module before its first call."""
         kind = id(type(module.torch()))
-        if kind in _TELLS or kind in _KEEPS:
-            self._kinds[module.id] = kind in _TELLS, kind in _KEEPS
+        if kind in _PROPAGATES or kind in _PRESERVES:
+            self._kinds[module.id] = kind in _PROPAGATES, kind in _PRESERVES
 
-    def to_read(self, calls: Sequence[Call], good: Tensor | None, version: int) -> list[Tensor]:
+    def to_read(self, calls: Sequence[Call]) -> list[Tensor]:
         """Return the outputs from which the others can be inferred.
 
         Args:
             calls: in the order in which they returned; each output is a single tensor.
-            good: the tensor that was last found finite; None for none.
-            version: its version counter at that time.
         """
         if len(calls) > FEW:
             read = [call for call in calls if not call.was_finite]
@@ -98,12 +114,12 @@ class Implied:
                 if not before or call.output is not before.output
             ]
         sequence = tuple([call.module.id for call in calls])
-        befores = [(good, version), *[(call.output, call.version) for call in calls]]
+        befores = [(self.good[0](), self.good[1]), *[(call.output, call.version) for call in calls]]
         portion = self._portions.get(sequence)
         if portion is None or not self._holds(portion, calls, befores):
             if len(self._portions) >= MOST:
                 self._portions.clear()
-            portion = self._portions[sequence] = self._found(calls, befores)
+            portion = self._portions[sequence] = self._inferred(calls, befores)
         return [calls[at].output for at in portion.read]
 
     def _holds(self, portion: Portion, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> bool:
@@ -112,36 +128,36 @@ class Implied:
             not _is_hooked()
             and all(calls[at].was_finite for at in portion.known)
             and all(_is_same(calls[at], befores[at]) for at in portion.same)
-            and all(_takes(calls[at], befores[at]) for at in portion.kept)
-            and all(_takes(calls[at + 1], befores[at + 1]) for at in portion.told)
+            and all(_takes(calls[at], befores[at]) for at in portion.preserved)
+            and all(_takes(calls[at + 1], befores[at + 1]) for at in portion.propagated)
         )
 
-    def _found(self, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> Portion:
+    def _inferred(self, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> Portion:
         """Return the outputs to read, decided from the last call to the first."""
         portion = Portion([], [], [], [], [])
         infers = not _is_hooked()
-        may_tell = False  # whether the next call's output is known without this one's, so that the call may tell of it
+        is_next_known = False  # the next call's output is known without this one's, so it may show a bad value of it
         for at in range(len(calls) - 1, -1, -1):
             call = calls[at]
             if call.was_finite:
                 portion.known.append(at)
-                may_tell = True
+                is_next_known = True
             elif _is_same(call, befores[at]):
                 portion.same.append(at)
-                may_tell = False
-            elif infers and self._kinds.get(call.module.id, _NEITHER)[1] and _takes(call, befores[at]):
-                portion.kept.append(at)
-                may_tell = False
+                is_next_known = False
+            elif infers and self._kinds.get(call.module.id, NEITHER)[1] and _takes(call, befores[at]):
+                portion.preserved.append(at)
+                is_next_known = False
             elif (
                 infers
-                and may_tell
-                and self._kinds.get(calls[at + 1].module.id, _NEITHER)[0]
+                and is_next_known
+                and self._kinds.get(calls[at + 1].module.id, NEITHER)[0]
                 and _takes(calls[at + 1], befores[at + 1])
             ):
-                portion.told.append(at)
+                portion.propagated.append(at)
             else:
                 portion.read.append(at)
-                may_tell = True
+                is_next_known = True
         return portion
 
 

@@ -1,4 +1,4 @@
-"""What `nan` does not read follows from what it reads (`hookd_nan.implied`): the two properties, and that origins stay exact."""
+"""What `nan` does not read follows from what it reads (`hookd_nan.inferred_finite`): the two properties, and that origins stay exact."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hookd_nan.implied import KEEPS, TELLS
+from hookd_nan.inferred_finite import PRESERVES, PROPAGATES
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -28,9 +28,9 @@ def made(kind: type[nn.Module], dtype: torch.dtype) -> tuple[nn.Module, tuple[in
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", sorted(TELLS, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(PROPAGATES, key=lambda kind: kind.__name__))
 @pytest.mark.parametrize("training", [True, False])
-def test_what_tells_gives_back_something_bad_wherever_its_input_is(kind, dtype, training):
+def test_what_propagates_gives_back_something_bad_wherever_its_input_is(kind, dtype, training):
     module, shape = made(kind, dtype)
     module.train(training)
     for value in (math.nan, math.inf, -math.inf):
@@ -40,8 +40,8 @@ def test_what_tells_gives_back_something_bad_wherever_its_input_is(kind, dtype, 
             assert not module(x).isfinite().all(), (value, at)
 
 
-def test_what_tells_does_so_where_its_weights_are_0():
-    for kind in sorted(TELLS - {nn.GELU, nn.SiLU, nn.Dropout}, key=lambda kind: kind.__name__):
+def test_what_propagates_does_so_where_its_weights_are_0():
+    for kind in sorted(PROPAGATES - {nn.GELU, nn.SiLU, nn.Dropout}, key=lambda kind: kind.__name__):
         module, shape = made(kind, torch.float32)
         for training in (True, False):
             module.train(training)
@@ -52,8 +52,8 @@ def test_what_tells_does_so_where_its_weights_are_0():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", sorted(KEEPS, key=lambda kind: kind.__name__))
-def test_what_keeps_makes_nothing_bad_of_any_finite_number(kind, dtype):
+@pytest.mark.parametrize("kind", sorted(PRESERVES, key=lambda kind: kind.__name__))
+def test_what_preserves_makes_nothing_bad_of_any_finite_number(kind, dtype):
     module, shape = made(kind, dtype)
     info = torch.finfo(dtype)
     ends = [info.max, info.min, info.tiny, -info.tiny, 0.0, -0.0, 1.0, -1.0, 1e3, -1e3, info.max / 2, info.min / 2]

@@ -1,4 +1,4 @@
-"""Detect whether the training code keeps the outputs of a module."""
+"""Detect whether the training code retains the outputs of a module."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def nbytes(tensor: Tensor) -> int:
     return Tensor.numel(tensor) * Tensor.element_size(tensor)
 
 
-class Kept:
-    """Weak references to an output of each of the last sampled steps: if all are alive, the training keeps them.
+class Retained:
+    """Weak references to an output of each of the last sampled steps: if all are alive, the training retains them.
 
     Only tensors with a graph are watched: a module may return a buffer of its own, which has none.
 
     Attributes:
         nbytes: size of the last output.
-        is_told: `watch` has returned True.
+        is_reported: `watch` has returned True.
     """
 
     def __init__(self, most: int) -> None:
         self._refs: deque[tuple[int, Callable[[], Tensor | None]]] = deque(maxlen=most)
         self.nbytes = 0
-        self.is_told = False
+        self.is_reported = False
 
     @property
     def since(self) -> int:
@@ -46,11 +46,11 @@ class Kept:
     def watch(self, tensor: Tensor, step: int) -> bool:
         """Watch the first output of a step; return True once, when all watched outputs are alive."""
         refs = self._refs
-        if self.is_told or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
+        if self.is_reported or (refs and (refs[-1][0] == step or refs[-1][1]() is tensor)):
             return False
         refs.append((step, tensor_ref(tensor)))
         if len(refs) < (refs.maxlen or 0) or any(ref() is None for _, ref in refs):
             return False
         self.nbytes = nbytes(tensor)
-        self.is_told = True
+        self.is_reported = True
         return True
