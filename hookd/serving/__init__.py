@@ -18,6 +18,7 @@ from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from hookd._pluggy import HookimplMarker
 from hookd.errors import PluginError
+from hookd.wire.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -292,4 +293,4 @@ def _text(metric: str, label: str, value: Any) -> str:
     """
     if isinstance(value, float):
         raise PluginError(f"{metric}: {label}={value!r} is a float, which has too many values for a label")
-    return "".join(char if char.isprintable() else " " for char in str(value)[:MAX_LABEL])
+    return printable(str(value)[:MAX_LABEL])

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd.tool.daemon.incidents.incident_log import KINDS, LINES, MAX_LENGTH, WINDOW_S, Herald
+from hookd.tool.daemon.incidents.incident_log import KINDS, LINES, WINDOW_S, Herald
 from hookd.wire import labels
+from hookd.wire.text import MAX_LINE
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_hostile_target_writes_one_line_that_no_terminal_obeys(herald, caplog)
     herald.tell(TARGET, [{"kind": "a\nb", "step": "x", "message": "\x1b[2J\n" + "y" * 10_000}])
     (line,) = caplog.messages
     assert line.isprintable()
-    assert len(line) < MAX_LENGTH + 100
+    assert len(line) < MAX_LINE + 100
 
 
 def test_a_hostile_target_that_invents_kinds_does_not_flood_the_log(herald, clock, caplog):

@@ -12,12 +12,12 @@ from hookd.tool.attach import discover, environment
 from hookd.tool.attach.census import INSPECTION_S, inspected
 from hookd.tool.attach.launch import is_launched
 from hookd.tool.config.rules import Traits, decide
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.turns import Turns, Want
 from hookd.tool.linux import proc
 from hookd.tool.linux.accounts import account
 from hookd.tool.linux.owner import user_name
 from hookd.tool.linux.waiter import WAITERS
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -150,7 +150,7 @@ class Wanted:
             want.why, want.at = (error.reason, error.message), self._clock() + wait_s
         _log.warning(
             "process %d of user %s: attach by %s failed: %s; again in %g s",
-            want.pid, user_name(want.uid), plain(want.rule.description), error.message, wait_s,
+            want.pid, user_name(want.uid), one_line(want.rule.description), error.message, wait_s,
         )  # fmt: skip
 
     def reset(self, pid: int) -> None:

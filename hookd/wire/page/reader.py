@@ -30,7 +30,6 @@ from hookd.wire.page.layout import (
     MAGIC_WORD,
     MIN_SIZE,
     NAME_BYTES,
-    PHASES,
     PROTOCOL,
     PROTOCOL_WORD,
     RECORD,
@@ -44,7 +43,8 @@ from hookd.wire.page.layout import (
     WORDS,
     Region,
     divide,
-    plain,
+    jsonable,
+    phase_name,
 )
 from hookd.wire.page.log import decode, split
 from hookd.wire.page.schema import UNTRUSTED, Schema
@@ -116,8 +116,7 @@ class PageReader:
                 _, module, events, phase, step = BEAT.unpack_from(data, slot * BEAT_CELLS * 8)
                 start = names_at + slot * NAME_BYTES
                 name = data[start : start + NAME_BYTES].partition(b"\0")[0].decode("utf-8", "replace")
-                phase_name = PHASES[_whole(phase)] if _whole(phase) < len(PHASES) else PHASES[0]
-                numbers = (_whole(module), _whole(events), phase_name, _whole(step))
+                numbers = (_whole(module), _whole(events), phase_name(phase), _whole(step))
                 beats.append(Heartbeat(_whole(tid), name, *numbers))
         return beats
 
@@ -263,7 +262,7 @@ class PageReader:
         parsed: list[Any] = []
         try:
             for payload, end in split(self._pread(start, used)):  # noqa: B007
-                parsed.append(plain(decode(payload.decode())))
+                parsed.append(jsonable(decode(payload.decode())))
         except UNTRUSTED as exc:
             raise _corrupt(f"its {name} cannot be parsed: {exc}") from exc
         if not all(isinstance(item, dict) and (name == "identity" or _is_dated(item)) for item in parsed):

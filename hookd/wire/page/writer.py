@@ -30,7 +30,7 @@ from hookd.wire.page.layout import (
     Region,
     clean,
     divide,
-    plain,
+    jsonable,
 )
 from hookd.wire.page.log import Log, object_of
 from hookd.wire.page.memory import allocate, unshare
@@ -200,7 +200,7 @@ class PageWriter(SeriesWriter):
 
     def _tell(self, name: str, fields: dict[str, object]) -> int:
         seq = self._told[name] = self._told[name] + 1
-        when = plain(fields.pop("time", None))
+        when = jsonable(fields.pop("time", None))
         if not isinstance(when, (int, float)) or not 0 <= when < END_OF_TIME:
             when = clock.time()
         fields.pop("seq", None)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import HookdError
-from hookd.tool.daemon.incidents.incident_log import plain as one_line
 from hookd.tool.linux import exits, oom, proc
 from hookd.tool.reports.report import describe_steps, metrics, module_rows, thread_rows
 from hookd.wire.module_names import ROOT
-from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD
-from hookd.wire.page.layout import plain
+from hookd.wire.page import CALL_RECORD, PHASE_RECORD, STEP_RECORD
+from hookd.wire.page.layout import jsonable, phase_name
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -382,8 +382,7 @@ def _event(snapshot: Snapshot, record: Record) -> LastEvent:
     if record.kind == STEP_RECORD:
         return {"event": "step", "time": when, "step": step, "seconds": record.value}
     if record.kind == PHASE_RECORD:
-        number = int(record.value) if 0 <= record.value < len(PHASES) else 0
-        return {"event": PHASES[number], "time": when, "step": step}
+        return {"event": phase_name(record.value), "time": when, "step": step}
     if record.kind == CALL_RECORD:
         entry = snapshot.modules.get(record.module)
         module = entry.name if entry is not None else None
@@ -394,7 +393,7 @@ def _event(snapshot: Snapshot, record: Record) -> LastEvent:
 def _bounded(metrics: Mapping[str, object], modules: Sequence[ModuleRow]) -> Statistics:
     """Return the statistics, or as many of them as fit into the limit."""
     for found in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
-        clean: Statistics = plain(found)
+        clean: Statistics = jsonable(found)
         if len(json.dumps(clean)) <= MAX_DETAIL:
             return clean
     return {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookd.tool.linux.owner import user_name
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +21,6 @@ LINES = 3
 WINDOW_S = 30.0
 KINDS = 20
 """Maximum number of different kinds in that time; there are about a dozen."""
-MAX_LENGTH = 400
-"""Maximum length of a message, which comes from the target, in characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +46,7 @@ class Herald:
         """Log new incidents, unless there were too many of their kind."""
         now = self._clock()
         for incident in incidents:
-            kind = plain(incident.get("kind"))
+            kind = one_line(incident.get("kind"))
             if len(self._windows) >= KINDS and kind not in self._windows:
                 kind = "other kinds"
             window = self._windows.setdefault(kind, _Window(now))
@@ -76,17 +75,11 @@ def line(target: Target | Held, incident: Mapping[str, object]) -> str:
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
     at = f" at step {step}{counted}" if isinstance(step, int) else ""
-    return f"{plain(incident.get('kind'))} {who(target)}{at}: {plain(incident.get('message'))}"
+    return f"{one_line(incident.get('kind'))} {who(target)}{at}: {one_line(incident.get('message'))}"
 
 
 def who(target: Target | Held) -> str:
     """Return the description of a target in a line."""
     owner = user_name(target.claim.uid)
-    whose = f" of user {plain(owner)}" if owner else ""
-    return f"in process {target.pid}{whose} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
-
-
-def plain(text: object) -> str:
-    """Return a target's text as one line, without control characters."""
-    clean = "".join(char if char.isprintable() else " " for char in str(text)[: MAX_LENGTH + 1])
-    return clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…"
+    whose = f" of user {one_line(owner)}" if owner else ""
+    return f"in process {target.pid}{whose} (run {one_line(target.claim.run)}, rank {one_line(target.claim.rank)})"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.rows import key
 from hookd.version import __version__
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -257,8 +257,8 @@ def message(incidents: Sequence[IncidentRow], *, instance: str, url: str, labels
 
 def _fields_of(incident: IncidentRow) -> dict[str, object]:
     columns: Mapping[str, object] = incident
-    # The texts come from the target: `plain` removes control characters.
-    fields = {name: plain(value) if isinstance(value := columns[name], str) else value for name in _FIELDS}
+    # The texts come from the target: `one_line` removes control characters.
+    fields = {name: one_line(value) if isinstance(value := columns[name], str) else value for name in _FIELDS}
     return fields if incident["id"] is None else {**fields, "command": f"hookd report '#{incident['id']}'"}
 
 

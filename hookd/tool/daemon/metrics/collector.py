@@ -18,11 +18,11 @@ from prometheus_client.core import (
 )
 
 from hookd.tool.daemon.fleet.targets import STATES
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.kinds import Kinds
 from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
 from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
 from hookd.version import __version__
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -286,7 +286,9 @@ class TargetSeries:
         # Once per doubling: the modules of a model appear one after another.
         if self._selection.dropped > 2 * self._warned_of:
             self._warned_of = self._selection.dropped
-            _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), left_out(self._warned_of))
+            _log.warning(
+                "process %d (run %s): %s", self._target.pid, one_line(self.claim.run), left_out(self._warned_of)
+            )
 
     def _add_state(self, merged: _Merged) -> None:
         target, identity = self._target, self._target.identity

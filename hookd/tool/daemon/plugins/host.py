@@ -12,11 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hookd.errors import PluginError
 from hookd.serving import MAX_SERIES, Metrics, Panel, Reading
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.receivers import Caller
 from hookd.tool.daemon.plugins import discovery
 from hookd.tool.daemon.plugins.worker import STATES, Hosted, Job
 from hookd.tool.reports.report import steps
+from hookd.wire.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ def load(config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> Ho
     """Find the daemon plugins that the configuration allows, and start each in its own thread."""
     halves, problems = discovery.found(config.plugin_dirs, config.allows)
     for problem in problems:
-        _log.error("%s", plain(problem.message))
+        _log.error("%s", one_line(problem.message))
     for unknown in sorted(set(config.daemon_plugin_options) - {half.name for half in halves}):
-        _log.warning("[daemon_plugins.%s]: there is no such plugin, or it is not allowed", plain(unknown))
+        _log.warning("[daemon_plugins.%s]: there is no such plugin, or it is not allowed", one_line(unknown))
     return Host([Hosted(half, config.daemon_plugin_options.get(half.name, {}), clock) for half in halves], clock)
 
 
@@ -227,7 +227,7 @@ def _cell(value: object) -> str | float | None:
 
 
 def _text(value: object) -> str:
-    return "".join(char if char.isprintable() else " " for char in str(value)[:MAX_CELL])
+    return printable(str(value)[:MAX_CELL])
 
 
 _ERRORS = ("hookd_daemon_plugin_errors", "Errors of each daemon plugin, by hook.")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.errors import HookdError, worded
 from hookd.serving.hookspecs import TIMES_S
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.wire.plugin_frames import author_line, line_of
 from hookd.wire.probation import Probation
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -206,7 +206,7 @@ class Hosted:
         else:
             source = self.half.source
             if self.state == "starting":
-                _log.info("plugin %s %s (sha256 %s) runs here", self.name, plain(source.version), source.sha256)
+                _log.info("plugin %s %s (sha256 %s) runs here", self.name, one_line(source.version), source.sha256)
                 self.state = "active"
         finally:
             self._under_way = None
@@ -232,7 +232,7 @@ class Hosted:
         self.errors["configure"] += 1
         self.state = "refused"
         self.troubles.append({"hook": "configure", "text": text[:500], "where": where, "traceback": trace[-3000:]})
-        _log.error("plugin %s is refused: %s", self.name, plain(text))
+        _log.error("plugin %s is refused: %s", self.name, one_line(text))
 
     def _do(self, job: Job) -> None:
         if job.hook not in self.hooks:
@@ -261,10 +261,10 @@ class Hosted:
                     self._probation.until = None
         if is_first:
             at = f" at {where}" if where else ""
-            _log.error("plugin %s: %s: %s%s", self.name, hook, plain(text), plain(at))
+            _log.error("plugin %s: %s: %s%s", self.name, hook, one_line(text), one_line(at))
         if aside:
             until = f"for {wait_s:g} s" if wait_s else "until the daemon starts again"
-            _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, plain(text))
+            _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, one_line(text))
 
     def _where(self) -> str:
         """Return the line of the plugin's code that its thread executes."""

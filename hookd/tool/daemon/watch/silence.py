@@ -9,10 +9,10 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.watch.verdict import Standing
 from hookd.tool.linux import proc
 from hookd.tool.reports.report import steps
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,7 +173,7 @@ class Silence:
             for_s=self.age_s(now),
             at_least=self.at_least,
             phase=place.phase,
-            module=plain(entry.name) if entry is not None else None,
+            module=one_line(entry.name) if entry is not None else None,
             place=place.module,
             model=_model(snapshot),
             step=place.step,
