@@ -36,7 +36,7 @@ GONE = ("died", "zombie", "no-such-process", "not-attached")
 _log = logging.getLogger(__name__)
 
 
-class Wanted:
+class AutoAttach:
     """Schedule of attaches by rule. Thread-safe.
 
     Args:
@@ -89,8 +89,8 @@ class Wanted:
     def _leave_alone(self, one: Candidate) -> None:
         """Log once that no rule applies to a process because its environment is unreadable."""
         with self._lock:
-            is_told, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
-        if not is_told:
+            is_logged, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
+        if not is_logged:
             _log.warning(
                 "process %d of user %s has overwritten its environment, which may have contained HOOKD_DISABLE: rules do not apply; "
                 "`hookd attach %d` asks the process itself", one.pid, user_name(one.uid), one.pid,

@@ -17,7 +17,7 @@ from hookd.errors import HookdError, PermissionDenied, worded
 from hookd.tool.config import default_control_path, default_state_dir
 from hookd.tool.daemon import api, audit, describe, turns
 from hookd.tool.daemon.actions import Actions, Order
-from hookd.tool.daemon.auto_attach import Wanted
+from hookd.tool.daemon.auto_attach import AutoAttach
 from hookd.tool.daemon.client import EMBEDDED_SOCKET
 from hookd.tool.daemon.evaluate import evaluate, require_allowed
 from hookd.tool.daemon.fleet.fleet import Fleet
@@ -96,20 +96,20 @@ class Service:
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only, per_user=config.targets_per_user)
         self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
         self.plugins = host.load(config)
-        self._callers = self.plugins.receivers(store)
-        receivers: list[Receiver] = [*self._senders, *self._callers]
+        self._plugin_receivers = self.plugins.receivers(store)
+        receivers: list[Receiver] = [*self._senders, *self._plugin_receivers]
         for receiver in receivers:
             store.listen(receiver)
         self._tally = Tally()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._tally, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
-        self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
+        self._auto_attach = AutoAttach(config.rules, self.fleet.store.is_dismissed)
         self.history = History()
         noted = None if self.is_embedded else state_dir
         self._watchers = watchers(self.fleet, config, noted, self.history)
         self._collector = FleetCollector(
-            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers,
+            self.fleet, self._tally, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
             kinds=self.fleet.admission.kinds, more=self.plugins.families,
         )  # fmt: skip
         self._started = time.time()
@@ -149,9 +149,9 @@ class Service:
             stack.callback(self.fleet.store.close)
             stack.push_async_callback(asyncio.to_thread, self.plugins.close)
             stack.enter_context(without_torch())
-            for caller in self._callers:
-                stack.callback(caller.close)
-                await asyncio.to_thread(caller.catch_up)
+            for receiver in self._plugin_receivers:
+                stack.callback(receiver.close)
+                await asyncio.to_thread(receiver.catch_up)
             stack.callback(self._attachers.shutdown)
             stack.callback(self._by_rule.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
@@ -227,14 +227,14 @@ class Service:
         self._new += new
         self._watch()
         if not self.is_embedded:
-            await asyncio.to_thread(self._wanted.see, found)
+            await asyncio.to_thread(self._auto_attach.see, found)
             self._turn.set()
 
     async def _attach_wanted(self) -> None:
         """Start the next attaches by rule after each scan and each finished attempt."""
         await self._turn.wait()
         self._turn.clear()
-        for want in await asyncio.to_thread(self._wanted.due):
+        for want in await asyncio.to_thread(self._auto_attach.due):
             task = asyncio.create_task(self._try(want))
             self._tries.add(task)
             task.add_done_callback(self._tries.discard)
@@ -247,12 +247,12 @@ class Service:
                 self._by_rule, self._actions.attach, want.pid, order
             )
         except HookdError as error:
-            await asyncio.to_thread(self._wanted.failed, want, error)
+            await asyncio.to_thread(self._auto_attach.failed, want, error)
         except Exception as exc:  # noqa: BLE001  a bug: reported and retried like any other failure
             _log.exception("process %d", want.pid)
-            await asyncio.to_thread(self._wanted.failed, want, HookdError(worded(exc), reason="internal"))
+            await asyncio.to_thread(self._auto_attach.failed, want, HookdError(worded(exc), reason="internal"))
         else:
-            self._wanted.attached(want)
+            self._auto_attach.attached(want)
             await asyncio.to_thread(audit.attached, answer, f"by {want.rule.description}")
         self._turn.set()
         self._watch()
@@ -274,7 +274,7 @@ class Service:
         self.plugins.look(targets)
 
     async def _forget(self) -> None:
-        await asyncio.to_thread(self._wanted.prune)
+        await asyncio.to_thread(self._auto_attach.prune)
 
     async def _prune(self) -> None:
         days = self._at_least(self.config.retention_days, EMBEDDED_RETENTION_DAYS)
@@ -335,13 +335,13 @@ class Service:
             "started": self._started,
             "is_embedded": self.is_embedded,
             "rules": len(self.config.rules),
-            "backing_off": self._wanted.backing_off(),
+            "backing_off": self._auto_attach.backing_off(),
             "targets": self.rows(),
         }
 
     async def attach(self, pid: int, order: Order, by: Caller) -> Attached:
         """Attach to a process at a user's request; see `Actions.attach`."""
-        self._wanted.reset(pid)
+        self._auto_attach.reset(pid)
         answer = await self._run(self._actions.attach, pid, order, by)
         await asyncio.to_thread(audit.attached, answer, "as asked", by)
         await asyncio.to_thread(self.fleet.store.recall, pid)

@@ -239,10 +239,7 @@ class SeriesWriter:
         return self._scratch
 
     def retire(self, family: int, values: Values) -> None:
-        """Remove a series.
-
-        Nothing may store to its cells after the next `compact`, which frees them for other series.
-        """
+        """Remove a series. Nothing may store to its cells after the next `compact`, which frees them for other series."""
         self._exclusive(self._retire, family, tuple(map(clean, values)))
 
     def _retire(self, family: int, values: Values) -> None:

@@ -63,10 +63,7 @@ class Memory:
         self._recent_kills, self._last_kill_at = 0, clock()
 
     def look(self) -> None:
-        """Count new kills.
-
-        This is called with each poll: an old kill says nothing about a process that dies now.
-        """
+        """Count new kills. This is called with each poll: an old kill says nothing about a process that dies now."""
         with self._lock:
             count, now = oom.kills(self._counter), self._clock()
             if now - self._last_kill_at > LATELY_S:
@@ -76,10 +73,7 @@ class Memory:
             self._count = count if count is not None else self._count
 
     def take(self) -> bool:
-        """Whether a process was recently killed in this cgroup.
-
-        Each kill counts once, because it has one victim.
-        """
+        """Whether a process was recently killed in this cgroup. Each kill counts once, because it has one victim."""
         self.look()
         with self._lock:
             self._recent_kills, is_recent = max(0, self._recent_kills - 1), self._recent_kills > 0
@@ -325,10 +319,7 @@ def _status(evidence: Evidence) -> Mapping[str, object]:
 
 
 def _exception(snapshot: Snapshot) -> dict[str, str] | None:
-    """Return the agent's note about the exception that Python printed last.
-
-    The texts come from the target.
-    """
+    """Return the agent's note about the exception that Python printed last. The texts come from the target."""
     raw = snapshot.identity.get("exception")
     if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
         return None
@@ -374,10 +365,7 @@ def _place(fields: Mapping[str, object]) -> str:
 
 
 def _event(snapshot: Snapshot, record: Record) -> LastEvent:
-    """Return a record as JSON.
-
-    Its numbers come from the target.
-    """
+    """Return a record as JSON. Its numbers come from the target."""
     when, step = record.when, record.step
     if record.kind == STEP_RECORD:
         return {"event": "step", "time": when, "step": step, "seconds": record.value}

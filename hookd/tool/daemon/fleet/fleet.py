@@ -20,7 +20,7 @@ from hookd.errors import AttachError, HookdError, NoSuchTarget
 from hookd.tool.attach.census import INSPECTION_S, Census
 from hookd.tool.attach.discover import find_page
 from hookd.tool.daemon.fleet.deaths import Memories
-from hookd.tool.daemon.fleet.fd_budget import PER_USER, Room
+from hookd.tool.daemon.fleet.fd_budget import PER_USER, TargetLimits
 from hookd.tool.daemon.fleet.targets import Target, page_id, without_page
 from hookd.tool.daemon.incidents.admission import MOST_COUNTED, Admission, Source
 from hookd.tool.daemon.incidents.incident_log import who
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.daemon.fleet.identity import Identity
-    from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.fleet.last_session import FormerTarget
     from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.wire.incident import Incident, IncidentRow
@@ -79,7 +79,7 @@ class Fleet:
         self._census = Census(only, clock)
         self._memories = Memories(clock)
         self._clock = clock
-        self._room = Room(per_user)
+        self._limits = TargetLimits(per_user)
         self._lock = threading.RLock()
         self._incidents_lock = threading.Lock()
         self._held: dict[int, Target] = {}
@@ -138,7 +138,7 @@ class Fleet:
         """
         with self._lock:
             served = Counter(one.identity.uid for one in self._held.values())
-        for pid in self._room.reopened(served):
+        for pid in self._limits.reopened(served):
             self._census.recheck(pid)
         found = self._census.look()
         with self._lock:
@@ -168,10 +168,7 @@ class Fleet:
         return sorted(found)
 
     def _adopt_in_turn(self, pids: Sequence[int]) -> list[Target]:
-        """Make targets of processes that have pages.
-
-        This takes at most LOOK_S per user; the rest waits for the next scan.
-        """
+        """Make targets of processes that have pages. This takes at most LOOK_S per user; the rest waits for the next scan."""
         budget, new = Budget(LOOK_S, self._clock), []
         for pid in pids:
             user = account_of(pid)
@@ -205,7 +202,7 @@ class Fleet:
         with self._lock:
             known = self._held.get(pid)
             if fd is None:
-                self._room.forget(pid)
+                self._limits.forget(pid)
                 if known is None:  # the scan has seen a page there, so it may only be unreadable at this moment
                     self._census.recheck(pid)
                 if known is not None and known.ended is None:
@@ -235,11 +232,11 @@ class Fleet:
 
     def _has_room(self, pid: int, fd: int) -> bool:
         uid = account_of(pid)
-        if self._count(uid) >= self._room.per_user:
-            self._room.refuse_user(pid, uid)
+        if self._count(uid) >= self._limits.per_user:
+            self._limits.refuse_user(pid, uid)
             return False
-        if not self._room.has(fd):
-            self._room.refuse(pid)
+        if not self._limits.has(fd):
+            self._limits.refuse(pid)
             return False
         return True
 
@@ -256,9 +253,9 @@ class Fleet:
         uid = account_of(pid)
         with self._lock:
             is_served = pid in self._held
-        if not is_served and self._count(uid) >= self._room.per_user:
+        if not is_served and self._count(uid) >= self._limits.per_user:
             raise HookdError(
-                f"process {pid} cannot be served: user {user_name(uid)} has {self._room.per_user} targets already",
+                f"process {pid} cannot be served: user {user_name(uid)} has {self._limits.per_user} targets already",
                 reason="no-room", hint="Raise targets_per_user under [serve] in the configuration of the daemon.",
             )  # fmt: skip
 
@@ -284,7 +281,7 @@ class Fleet:
     def _try_again(self, pid: int, exc: Exception) -> None:
         """Schedule another look at a process whose page had a temporary error."""
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
-            self._room.refuse(pid)
+            self._limits.refuse(pid)
         elif isinstance(exc, HookdError) and exc.reason == "unreadable":
             self._census.recheck(pid)
 
@@ -303,7 +300,7 @@ class Fleet:
             target.claim = self.claim(target.identity, pid)
             self._take_over(target.claim)
             self._held[pid] = target
-            self._room.forget(pid)
+            self._limits.forget(pid)
             self._reserved.pop(pid, None)
             if self._only is not None:
                 self._seen.add((pid, target.start_ticks))
@@ -429,15 +426,12 @@ class Fleet:
         elif target.state == "corrupt" and not target.is_running():
             target.lose()
         if target.state == "corrupt":
-            self._tell_corrupt(target)
+            self._report_corrupt(target)
         elif target.ended is not None:
             self._retire(target)
 
     def _rename(self, target: Target) -> None:
-        """Update the labels of a target from its page.
-
-        Its rank is known once torch.distributed is initialized.
-        """
+        """Update the labels of a target from its page. Its rank is known once torch.distributed is initialized."""
         before = target.identity
         after = target.reidentify()
         if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
@@ -464,32 +458,29 @@ class Fleet:
             if not any(_is_same(one.claim, target.claim) for one in self._held.values()):
                 self._ended.append(target)
                 beside = [one for one in self._ended if one.identity.uid == target.identity.uid]
-                if len(beside) > self._room.per_user:
+                if len(beside) > self._limits.per_user:
                     self._ended.remove(beside[0])
         target.release()
         self._census.recheck(target.pid)
         self._keep_incidents(target)
-        self._tell_end(target)
+        self._report_end(target)
         if target.was_sent_away:
             self.store.dismiss(target.pid, target.start_ticks)
 
-    def _tell_end(self, target: Target) -> None:
+    def _report_end(self, target: Target) -> None:
         assert target.ended is not None
         why = "" if target.ended.reason == target.state else f" ({target.ended.reason})"
         _log.info("target %s: %s%s", who(target), target.state, why)
         death = target.ended.death
         if death is not None and death.is_incident:
             message = f"process {target.pid} {death.message}"
-            self.tell(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
+            self.report(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
 
-    def _tell_corrupt(self, target: Target) -> None:
-        """Report once, across daemons, that a page is no longer read.
-
-        The process continues.
-        """
+    def _report_corrupt(self, target: Target) -> None:
+        """Report once, across daemons, that a page is no longer read. The process continues."""
         if target.ended is not None and not target.reported.get("corrupt"):
             message = f"the page of process {target.pid} {_UNREAD.get(target.ended.reason, _UNREAD['corrupt'])}"
-            self.tell(target, "corrupt", message, reason=target.ended.reason)
+            self.report(target, "corrupt", message, reason=target.ended.reason)
 
     def catch_up(self, target: Target) -> None:
         """Read from the store the incidents that daemons have reported about a target.
@@ -499,7 +490,7 @@ class Fleet:
         counts, target.ongoing = self.store.own(self._key(target))
         target.reported |= {kind: max(count, target.reported.get(kind, 0)) for kind, count in counts.items()}
 
-    def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
+    def report(self, target: Target | FormerTarget, kind: str, message: str, **fields: Any) -> None:
         """Log an incident that the daemon itself has seen.
 
         It is stored and counted, unless another daemon was faster. An incident beyond the limits of its
@@ -513,7 +504,7 @@ class Fleet:
                 needed if it is not now.
         """
         incident = {"time": time.time(), "kind": kind, "message": message, **fields}
-        is_new = self.admission.tell(self._source(target), incident)
+        is_new = self.admission.add_own(self._source(target), incident)
         if is_new is None:
             return
         if is_new:
@@ -523,7 +514,7 @@ class Fleet:
         if isinstance(target, Target):
             self.catch_up(target)
         with self._incidents_lock:
-            target.herald.tell(target, [incident])
+            target.incident_log.add(target, [incident])
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()
@@ -538,9 +529,9 @@ class Fleet:
                 new, dropped = self.admission.add(self._source(target), fresh)
                 target.incidents_dropped += dropped + self._missed(target, fresh)
                 target.incidents_stored = max(map(_seq, fresh))
-            target.herald.tell(target, new)
+            target.incident_log.add(target, new)
             if target.ended is not None:
-                target.herald.end(target)
+                target.incident_log.end(target)
 
     def _missed(self, target: Target, fresh: Sequence[Incident]) -> int:
         """Count the incidents that were overwritten on the page since it was last read."""
@@ -549,11 +540,11 @@ class Fleet:
             self.admission.missed(self._source(target), gone)
         return gone
 
-    def _source(self, target: Target | Held) -> Source:
+    def _source(self, target: Target | FormerTarget) -> Source:
         return Source(self._key(target), target.claim, target.claim.uid)
 
     @staticmethod
-    def _key(target: Target | Held) -> tuple[int, int, int]:
+    def _key(target: Target | FormerTarget) -> tuple[int, int, int]:
         return (target.pid, target.start_ticks, target.page[1])
 
     def close(self) -> None:

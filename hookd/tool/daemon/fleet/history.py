@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.watch.watcher import Declared
-    from hookd.tool.daemon.watch.watcher import Sample as Told
+    from hookd.tool.daemon.watch.watcher import Sample as WatcherSample
     from hookd.wire.page import Snapshot
 
 EVERY_S = 2.0
@@ -87,15 +87,12 @@ class History:
                 kept.extend(sample)
                 del kept[: -_WIDTH * _CAPACITY]
 
-    def samples(self, target: Target) -> Iterable[Told]:  # noqa: ARG002  the signature of a watcher
+    def samples(self, target: Target) -> Iterable[WatcherSample]:  # noqa: ARG002  the signature of a watcher
         """Return nothing: Prometheus keeps its own history."""
         return ()
 
     def of(self, target: Target) -> list[Sample]:
-        """Return the samples of a target, oldest first.
-
-        There are none if it was never looked at.
-        """
+        """Return the samples of a target, oldest first. There are none if it was never looked at."""
         with self._lock:
             kept = list(self._kept.get(target, ()))
         shift = self._now() - self._clock()
@@ -108,10 +105,7 @@ def _living(target: Target) -> Snapshot | None:
 
 
 def _sample(snapshot: Snapshot, now: float) -> array[float]:
-    """Return the cells of one sample.
-
-    The page may contain anything: numbers are checked when they are used.
-    """
+    """Return the cells of one sample. The page may contain anything: numbers are checked when they are used."""
     timed, seconds = _times(snapshot)
     loss = family(snapshot, "hookd_activations_loss", ("backward",))
     found = {} if loss is None else dict(zip((one[0] for one in loss.values), loss.first, strict=True))

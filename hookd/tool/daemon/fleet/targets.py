@@ -17,7 +17,7 @@ from hookd.tool.daemon.fleet import curve
 from hookd.tool.daemon.fleet.deaths import LAST, Witness, judge
 from hookd.tool.daemon.fleet.identity import OF_THE_KERNEL, Identity, text
 from hookd.tool.daemon.fleet.usage import Usage, usage_of
-from hookd.tool.daemon.incidents.incident_log import Herald
+from hookd.tool.daemon.incidents.incident_log import IncidentLog
 from hookd.tool.linux import bounded, proc
 from hookd.tool.linux.waiter import WAITERS
 from hookd.tool.reports.collapse import same
@@ -49,10 +49,7 @@ STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
 
 
 class Pulse:
-    """When a target last made an event, by the daemon's own clock.
-
-    The target's hot path does not read a clock.
-    """
+    """When a target last made an event, by the daemon's own clock. The target's hot path does not read a clock."""
 
     def __init__(self, now: float) -> None:
         self._seen: Mapping[int, tuple[object, ...]] = {}
@@ -108,17 +105,14 @@ class Target:
         incidents_stored: the highest number of an incident of its page that was read.
         repairs: number of the store's repairs for which `incidents_stored` holds.
         incidents_dropped: number of its incidents beyond the limits, see `admission`.
-        reported: by kind, the number of incidents that daemons themselves have seen, see `Fleet.tell`.
+        reported: by kind, the number of incidents that daemons themselves have seen, see `Fleet.report`.
         ongoing: by kind, time and message of incidents that are not over; replaced, never changed.
         hang: while it hangs, where it stands and which rank waits for which (`hookd.tool.daemon.watch.hangs`); replaced, never
             changed.
     """
 
     def __init__(self, pid: int, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take over the page's descriptor `fd`.
-
-        A page that cannot be trusted makes a target in state "corrupt".
-        """
+        """Take over the page's descriptor `fd`. A page that cannot be trusted makes a target in state "corrupt"."""
         self.pid = pid
         self.start_ticks = proc.start_ticks(pid)
         self.page = page_id(fd)
@@ -131,7 +125,7 @@ class Target:
         self.reported: dict[str, int] = {}
         self.ongoing: dict[str, Ongoing] = {}
         self.hang: Hang | None = None
-        self.herald = Herald(clock)
+        self.incident_log = IncidentLog(clock)
         self.lease: Control | None = None
         self.container = container.of_process(pid)
         self.pidfd = _pidfd(pid)
@@ -219,10 +213,7 @@ class Target:
         return told is True and self.ended is not None and self.ended.reason == "detached"
 
     def poll(self) -> None:
-        """Look at page and process.
-
-        This notices a detach, and a death if there is no pidfd.
-        """
+        """Look at page and process. This notices a detach, and a death if there is no pidfd."""
         with self._lock:
             self._refresh()
             if self.ended is None:
@@ -231,10 +222,7 @@ class Target:
             self.lose()
 
     def lose(self) -> None:
-        """Take the last copy of the page.
-
-        The process is gone, or runs another program.
-        """
+        """Take the last copy of the page. The process is gone, or runs another program."""
         with WAITERS.within(DEATH_S), self._lock:
             self._refresh()
             self._draw()
@@ -246,10 +234,7 @@ class Target:
                 self.tidy()
 
     def tidy(self) -> None:
-        """Remove the socket file of an agent that was killed.
-
-        Later calls try again if there was not enough time.
-        """
+        """Remove the socket file of an agent that was killed. Later calls try again if there was not enough time."""
         if not self._removals:
             return
         self._removals -= 1
@@ -382,10 +367,7 @@ class Target:
             lease.close()
 
     def close(self) -> None:
-        """Close everything that is open; the agent stays as it is.
-
-        Nobody may watch the pidfd any more.
-        """
+        """Close everything that is open; the agent stays as it is. Nobody may watch the pidfd any more."""
         self.release()
         with self._lock:
             if self._reader is not None:

@@ -166,13 +166,13 @@ class Admission:
             self._store.add(source.process, claim.run, claim.rank, admitted, owner=source.owner)
         return new, dropped
 
-    def tell(self, source: Source, incident: Mapping[str, Any]) -> bool | None:
-        """Store an incident of the daemon itself, see `IncidentStore.tell`; return None if it is dropped."""
+    def add_own(self, source: Source, incident: Mapping[str, Any]) -> bool | None:
+        """Store an incident of the daemon itself, see `IncidentStore.add_own`; return None if it is dropped."""
         with self._lock:
             if not self._admit(source, is_own=True):
                 return None
             claim = source.claim
-            return self._store.tell(source.process, claim.run, claim.rank, incident, owner=source.owner)
+            return self._store.add_own(source.process, claim.run, claim.rank, incident, owner=source.owner)
 
     def missed(self, source: Source, count: int) -> None:
         """Count incidents that were overwritten on a page before they were read."""

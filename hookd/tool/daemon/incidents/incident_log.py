@@ -13,7 +13,7 @@ from hookd.wire.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.fleet.last_session import FormerTarget
     from hookd.tool.daemon.fleet.targets import Target
 
 LINES = 3
@@ -31,7 +31,7 @@ class _Window:
     held: int = 0
 
 
-class Herald:
+class IncidentLog:
     """Logs the incidents of one target, the first ones of each kind at once; used by one thread at a time.
 
     Args:
@@ -42,7 +42,7 @@ class Herald:
         self._clock = clock
         self._windows: dict[str, _Window] = {}
 
-    def tell(self, target: Target | Held, incidents: Iterable[Mapping[str, object]]) -> None:
+    def add(self, target: Target | FormerTarget, incidents: Iterable[Mapping[str, object]]) -> None:
         """Log new incidents, unless there were too many of their kind."""
         now = self._clock()
         for incident in incidents:
@@ -57,11 +57,11 @@ class Herald:
                 window.held += 1
         self._sum_up(target, now - WINDOW_S)
 
-    def end(self, target: Target | Held) -> None:
+    def end(self, target: Target | FormerTarget) -> None:
         """Log the number of suppressed incidents, at the end of the target."""
         self._sum_up(target, self._clock())
 
-    def _sum_up(self, target: Target | Held, until: float) -> None:
+    def _sum_up(self, target: Target | FormerTarget, until: float) -> None:
         """Close the windows that began at `until` or before."""
         for kind, window in list(self._windows.items()):
             if window.began <= until:
@@ -70,7 +70,7 @@ class Herald:
                     _log.warning("%d more of %s %s: hookd report %d", window.held, kind, who(target), target.pid)
 
 
-def line(target: Target | Held, incident: Mapping[str, object]) -> str:
+def line(target: Target | FormerTarget, incident: Mapping[str, object]) -> str:
     """Return an incident as one line: kind, target and its user, step, message."""
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
@@ -78,7 +78,7 @@ def line(target: Target | Held, incident: Mapping[str, object]) -> str:
     return f"{one_line(incident.get('kind'))} {who(target)}{at}: {one_line(incident.get('message'))}"
 
 
-def who(target: Target | Held) -> str:
+def who(target: Target | FormerTarget) -> str:
     """Return the description of a target in a line."""
     owner = user_name(target.claim.uid)
     whose = f" of user {one_line(owner)}" if owner else ""

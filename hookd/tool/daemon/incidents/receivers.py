@@ -38,7 +38,7 @@ class Receiver(Protocol):
         """
 
 
-class Caller:
+class FunctionReceiver:
     """A receiver that calls a function with each incident in its own thread; the function may block and may raise.
 
     Args:

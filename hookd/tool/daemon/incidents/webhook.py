@@ -102,7 +102,9 @@ class Sender:
         self._sent: dict[tuple[int | str, ...], float] = {}
         self._turns: dict[int, float] = {}  # by owner, the time of their last message
         self._queued: set[tuple[Any, ...]] = set()
-        self._told: dict[tuple[Any, ...], None] = {}  # sent recently: `undelivered` and `receive` may both return one
+        self._announced: dict[
+            tuple[Any, ...], None
+        ] = {}  # sent recently: `undelivered` and `receive` may both return one
         self._is_behind = True  # whether the store has more: at first, the rest of an earlier daemon
         self._is_failing = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -153,7 +155,7 @@ class Sender:
             self._queue(row)
 
     def _queue(self, incident: IncidentRow) -> None:
-        if _news(incident) in self._queued or _news(incident) in self._told:
+        if _news(incident) in self._queued or _news(incident) in self._announced:
             return
         waiting = sum(len(group.incidents) for group in self._groups.values() if group.owner == incident["owner"])
         if len(self._queued) >= MAX_WAITING or waiting >= max(1, MAX_WAITING // 2):  # the rest is for other users
@@ -195,19 +197,16 @@ class Sender:
             why = await self._post(session, number, body)
             if why is None:
                 break
-            self._tell_failure(why)
+            self._log_failure(why)
             await asyncio.sleep(self._pace.wait_s(failures))
         self._store.delivered(self.name, incidents)
         self._queued.difference_update(names)
-        self._told.update(dict.fromkeys(names))
-        for name in list(self._told)[: -2 * MAX_WAITING]:
-            del self._told[name]
+        self._announced.update(dict.fromkeys(names))
+        for name in list(self._announced)[: -2 * MAX_WAITING]:
+            del self._announced[name]
 
     async def _post(self, session: aiohttp.ClientSession, number: str, body: bytes) -> str | None:
-        """Post once; return the reason for a retry, or None.
-
-        2xx is success. 408, 425, 429 and 5xx are temporary.
-        """
+        """Post once; return the reason for a retry, or None. 2xx is success. 408, 425, 429 and 5xx are temporary."""
         headers = {"Content-Type": "application/json", "User-Agent": f"hookd/{__version__}"}
         headers |= signed(self._config.secret, number, int(time.time()), body)
         try:
@@ -227,7 +226,7 @@ class Sender:
             _log.warning("%s takes incidents again", self._config.host)
         return None
 
-    def _tell_failure(self, why: str) -> None:
+    def _log_failure(self, why: str) -> None:
         if not self._is_failing:
             self._is_failing = True
             _log.warning(

@@ -46,13 +46,13 @@ class Write:
     Attributes:
         statements: with their values; executed after the one that stores the row.
         row: the incident to store, if there is one; its `count` is the increase since the last write.
-        is_told: whether `news` has seen it.
+        is_announced: whether `news` has seen it.
         detail: of the row, as JSON.
     """
 
     statements: list[tuple[str, tuple[Any, ...]]]
     row: StoredIncident | None = None
-    is_told: bool = False
+    is_announced: bool = False
     detail: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,10 +77,10 @@ class Write:
         """Merge two writes of the same incident into one."""
         assert self.row is not None
         assert other.row is not None
-        return Write(other.statements, merged(self.row, other.row), self.is_told)
+        return Write(other.statements, merged(self.row, other.row), self.is_announced)
 
 
-class Ledger:
+class WriteQueue:
     """Writes to the file and reads from it; thread-safe, and raises no errors of the disk.
 
     Args:
@@ -212,15 +212,15 @@ class Ledger:
                 self._changed.wait_for(self._is_work, self._retry_s if self._failure and self._path else None)
                 waiting, is_last = dict(self._waiting), self._is_closing
                 batch = self._writing = dict(list(waiting.items())[:MAX_BATCH])
-            tell = self._news([write for write in waiting.values() if not write.is_told])
+            tell = self._news([write for write in waiting.values() if not write.is_announced])
             self._write(batch)
             tell()
             with self._changed:
                 self._was_tried = True
                 for name, write in waiting.items():
-                    write.is_told = True
+                    write.is_announced = True
                     if name not in batch and name in self._waiting:
-                        self._waiting[name].is_told = True
+                        self._waiting[name].is_announced = True
                 self._changed.notify_all()
                 if is_last and (self._failure or not self._waiting):
                     return
@@ -231,7 +231,7 @@ class Ledger:
             return True
         if not self._failure:
             return bool(self._waiting)
-        return not self._was_tried or any(not write.is_told for write in self._waiting.values())
+        return not self._was_tried or any(not write.is_announced for write in self._waiting.values())
 
     def _write(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
         """Write all or nothing; a failure is logged when it begins and when it ends."""

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 
 from hookd.tool.daemon.fleet.targets import STATES
 from hookd.tool.daemon.incidents.kinds import Kinds
-from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
+from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative
 from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
 from hookd.version import __version__
 from hookd.wire.text import one_line
@@ -259,10 +259,10 @@ class TargetSeries:
         self._refused = max(self._refused, refused)
         if counts := {**counts, **target.reported}:
             samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
-            merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", samples))
+            merged.incidents.parts.append(OwnPart(_INCIDENTS[0] + "_total", samples))
         merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
         self._add_dropped(merged, snapshot)
-        self._tell_dropped()
+        self._log_dropped()
 
     def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
         """Add the samples of a watcher for this target."""
@@ -281,7 +281,7 @@ class TargetSeries:
                 name = kinds.bounded(target.identity.uid, process, kind)
                 counts[name] = counts.get(name, 0.0) + value
 
-    def _tell_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         """Log that series are left out, because a person who misses a series looks at the log next."""
         # Once per doubling: the modules of a model appear one after another.
         if self._selection.dropped > 2 * self._warned_of:

@@ -89,7 +89,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Told:
+class OwnPart:
     """The part of a page's family that comes from the daemon itself: samples of one name, by their labels."""
 
     name: str
@@ -118,7 +118,7 @@ class PageFamily:
         self.name = name
         self.text = text
         self.kind = kind
-        self.parts: list[Part | Told] = []
+        self.parts: list[Part | OwnPart] = []
 
     def sample_names(self) -> set[str]:
         """Return the name of the family, and the names that its samples may have."""

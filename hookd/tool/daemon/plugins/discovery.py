@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
 
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
+
     Hooks = dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
 
 GROUP = "hookd.daemon_plugins"
@@ -36,7 +38,7 @@ _IMPORTING: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
 
 
 @dataclass(frozen=True)
-class Half:
+class AvailablePlugin:
     """A daemon plugin that was found, and is not imported yet.
 
     Attributes:
@@ -53,6 +55,14 @@ class Half:
         """Whether the source contains the name of a hook."""
         return any(hook.encode() in text for text in self.source.files.values())
 
+    def row(self) -> DaemonPluginRow:
+        """Return its row, as of a plugin that no daemon runs."""
+        source = self.source
+        return {
+            "name": self.name, "version": source.version, "sha256": source.sha256, "origin": source.origin,
+            "entry": source.entry, "state": None, "error": {},
+        }  # fmt: skip
+
     def load(self) -> tuple[DaemonPlugin, Hooks]:
         """Import the module and create the plugin.
 
@@ -66,7 +76,8 @@ class Half:
         own = module
         try:
             with without_torch():
-                cls = getattr(self._imported(module), name)
+                with _IMPORTING[module]:
+                    cls = getattr(self._import(module), name)
                 own = cls.__module__
                 plugin = cls()
         except (Exception, SystemExit) as exc:
@@ -85,10 +96,6 @@ class Half:
             if EXTRA in extras:
                 return f"; install the daemon plugin's requirements with: pip install '{self.source.origin}[{EXTRA}]'"
         return ""
-
-    def _imported(self, module: str) -> Any:
-        with _IMPORTING[module]:
-            return self._import(module)
 
     def _import(self, module: str) -> Any:
         if self.path is None:
@@ -118,7 +125,7 @@ class Half:
         return False
 
 
-def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[Half], list[PluginError]]:
+def find(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[AvailablePlugin], list[PluginError]]:
     """Find all allowed daemon plugins, in the given directories, then among the installed ones.
 
     Of several with one name, the first one is used.
@@ -126,17 +133,17 @@ def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[l
     Returns:
         The plugins, and the errors of invalid ones, such as a file that is not valid Python.
     """
-    halves: dict[str, Half] = {}
+    plugins: dict[str, AvailablePlugin] = {}
     problems: list[PluginError] = []
-    for half in (*_in_directories(plugin_dirs), *_installed()):
-        if isinstance(half, PluginError):
-            problems.append(half)
-        elif allows(half.name):
-            halves.setdefault(half.name, half)
-    return [halves[name] for name in sorted(halves)], problems
+    for plugin in (*_in_directories(plugin_dirs), *_installed()):
+        if isinstance(plugin, PluginError):
+            problems.append(plugin)
+        elif allows(plugin.name):
+            plugins.setdefault(plugin.name, plugin)
+    return [plugins[name] for name in sorted(plugins)], problems
 
 
-def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]:
+def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[AvailablePlugin | PluginError]:
     ours = trusted.Trust(frozenset({0, os.geteuid()}))  # the plugin runs as our user, whatever the targets' users are
     for directory in plugin_dirs:
         try:
@@ -144,28 +151,28 @@ def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]
                 if isinstance(source, PluginError):
                     yield source
                 else:
-                    yield _with_caches(Half(source.name, source, Path(source.origin)), ours)
+                    yield _with_caches(AvailablePlugin(source.name, source, Path(source.origin)), ours)
         except PluginError as error:
             yield error
 
 
-def _with_caches(half: Half, ours: trusted.Trust) -> Half | PluginError:
+def _with_caches(plugin: AvailablePlugin, ours: trusted.Trust) -> AvailablePlugin | PluginError:
     """Check the `__pycache__` directories as well, because Python runs their code instead of the source."""
-    assert half.path is not None
-    root, name = half.path.parent, "__pycache__"
+    assert plugin.path is not None
+    root, name = plugin.path.parent, "__pycache__"
     try:
-        for cache in root.rglob(name) if half.path.name == "__init__.py" else [root / name]:
+        for cache in root.rglob(name) if plugin.path.name == "__init__.py" else [root / name]:
             if cache.is_dir():
                 ours.directory(cache)
     except PluginError as error:
         return error
-    return half
+    return plugin
 
 
-def _installed() -> Iterator[Half | PluginError]:
+def _installed() -> Iterator[AvailablePlugin | PluginError]:
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
-            yield Half(entry.name, sources.installed_source(entry))
+            yield AvailablePlugin(entry.name, sources.installed_source(entry))
         except HookdError as error:
             yield PluginError(f"{entry.name}: {error.message}")
 

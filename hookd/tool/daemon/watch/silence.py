@@ -76,13 +76,13 @@ class Silence:
         self._hung: dict[str, float] = {}
         self._middle: tuple[float, float | None, float] | None = None
 
-    def see(self, snapshot: Snapshot, now: float, *, was_told: bool) -> bool:
+    def see(self, snapshot: Snapshot, now: float, *, was_reported: bool) -> bool:
         """Compare a snapshot with the previous one.
 
         Args:
             snapshot: the last copy of the page.
             now: by the clock.
-            was_told: whether the silence until now was reported as a hang.
+            was_reported: whether the silence until now was reported as a hang.
 
         Returns:
             Whether there was an event.
@@ -95,20 +95,17 @@ class Silence:
             return False
         is_first = self.place is None
         if self.place is not None:
-            self._learn(self.place.phase, now - self.since, was_told=was_told)
+            self._learn(self.place.phase, now - self.since, was_reported=was_reported)
             self.at_least = False
         self.place, self._rest, self.since = place, rest, now
         self._middle, self._is_start = None, False
         return not is_first
 
-    def _learn(self, phase: str, silent_s: float, *, was_told: bool) -> None:
-        """Remember a silence that is over.
-
-        A silence that was reported as a hang counts as usual from the second time on.
-        """
+    def _learn(self, phase: str, silent_s: float, *, was_reported: bool) -> None:
+        """Remember a silence that is over. A silence that was reported as a hang counts as usual from the second time on."""
         if self._is_start or not self._is_long(silent_s):
             return
-        if was_told:
+        if was_reported:
             before, self._hung[phase] = self._hung.get(phase, 0.0), silent_s
             silent_s = min(before, silent_s)
         self._long.setdefault(phase, deque(maxlen=REMEMBERED)).append(silent_s)

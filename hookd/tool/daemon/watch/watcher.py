@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 class Watcher(Protocol):
     """The protocol of a watcher, which looks at all targets after each poll and has samples of each at a scrape.
 
-    It reports incidents through `Fleet.tell`.
+    It reports incidents through `Fleet.report`.
 
     Attributes:
         families: all families that its samples may belong to.
@@ -45,7 +45,4 @@ class Watcher(Protocol):
         """
 
     def samples(self, target: Target) -> Iterable[Sample]:
-        """Return the current samples of one target.
-
-        Called in another thread than `look`, for which it must not wait.
-        """
+        """Return the current samples of one target. Called in another thread than `look`, for which it must not wait."""

@@ -48,13 +48,13 @@ class Names:
             return None
         if match is None:
             return "the Host header contains neither a name nor an address\n"
-        said = self._told(name)
+        said = self._message(name)
         if name not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(name)
             _log.warning("%s (docs/security.md)", said)
         return f"{said}\n"
 
-    def _told(self, name: str) -> str:
+    def _message(self, name: str) -> str:
         """Return the message: which names are accepted, and which option adds this one."""
         allow = f'start hookd with --allow-host {name}, or write allow_hosts = ["{name}"] under [serve] of its configuration'
         if self._is_local:
