@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from hookd.tool.config import ServeConfig
+    from hookd.tool.config.values import Address
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Receiver
     from hookd.tool.daemon.turns import Want
@@ -143,7 +145,7 @@ class Service:
         """Bind both sockets, scan for targets once, and start the periodic tasks.
 
         Raises:
-            HookdError: reason "already-running", "address-in-use" or "control-socket".
+            HookdError: reason "already-running", "address-in-use", "address-not-allowed", "no-such-address" or "control-socket".
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
@@ -201,14 +203,7 @@ class Service:
             serving = tcp.serving(app, listen, self.config.web_config, allow_hosts=self.config.allow_hosts)
             self.url = await stack.enter_async_context(serving)
         except OSError as exc:
-            kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
-            # asyncio's message repeats the address; a failed name lookup has no errno of the kernel's.
-            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
-            raise kind(
-                f"cannot listen on {listen} ({why})",
-                reason="address-in-use",
-                hint="Choose another with --listen, port 0 for any.",
-            ) from exc
+            raise _cannot_listen(listen, exc) from exc
 
     def _let_go(self) -> None:
         """Release all leases; the agents stay for their lease time, or as long as another daemon holds them."""
@@ -400,6 +395,18 @@ class Service:
             return await self._run(work, target, *arguments)
         except HookdError as exc:
             return {"pid": pid, **exc.as_json()}
+
+
+def _cannot_listen(listen: Address, exc: OSError) -> HookdError:
+    # asyncio's message repeats the address; a failed name lookup has no errno of the kernel's.
+    why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
+    hint = "Choose another with --listen, port 0 for any."
+    if isinstance(exc, PermissionError):
+        hint = "Only root may listen on a port below 1024: choose a higher one with --listen."
+        return PermissionDenied(f"cannot listen on {listen} ({why})", reason="address-not-allowed", hint=hint)
+    if exc.errno == errno.EADDRINUSE:
+        return HookdError(f"cannot listen on {listen} ({why})", reason="address-in-use", hint=hint)
+    return HookdError(f"cannot listen on {listen} ({why})", reason="no-such-address", hint=hint)
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
