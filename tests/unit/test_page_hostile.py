@@ -76,7 +76,7 @@ def read_all(data: bytes | int) -> Snapshot | PageError:
         except PageError as exc:
             outcome: Any = exc
         else:
-            calls = (reader.identity, reader.state, reader.heartbeats, lambda: reader.read(recorder=True), reader.read)
+            calls = (reader.identity, reader.state, reader.heartbeats, reader.records, reader.read)
             for call in calls * 2:
                 outcome = outcome_of(call)
             reader.close()
@@ -400,7 +400,7 @@ def test_a_page_that_shrinks_under_the_reader(valid):
     good = reader.read()
     for size in (MIN_SIZE - 4096, REGIONS["values"].offset, REGIONS["schema"].offset, 4096, 100, 0):
         os.ftruncate(fd, size)
-        for call in (reader.identity, reader.heartbeats, lambda: reader.read(recorder=True), reader.read):
+        for call in (reader.identity, reader.heartbeats, reader.records, reader.read):
             assert getattr(outcome_of(call), "reason", "corrupt") == "corrupt"
     with pytest.raises(PageError, match="shrunk"):
         reader.read()

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.service import Service
     from hookd.wire.agent import Caller
+    from hookd.wire.peer import Peer
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -171,8 +172,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 @web.middleware
 async def _only_friends(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Reject peers other than root and the daemon's own user, even if the socket's mode was changed."""
-    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if connection is None or peer_of(connection).uid not in (0, os.geteuid()):
+    peer = _peer(request)
+    if peer is None or peer.uid not in (0, os.geteuid()):
         raise PermissionDenied("this daemon belongs to another user", reason="other-user")
     return await handler(request)
 
@@ -183,11 +184,15 @@ def _asking(request: web.Request) -> Caller:
     Raises:
         PermissionDenied: the caller has disconnected.
     """
-    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if connection is None:
+    peer = _peer(request)
+    if peer is None:
         raise PermissionDenied("the caller has disconnected", reason="other-user")
-    pid, uid = peer_of(connection)
-    return {"pid": pid, "uid": uid}
+    return {"pid": peer.pid, "uid": peer.uid}
+
+
+def _peer(request: web.Request) -> Peer | None:
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    return None if connection is None else peer_of(connection)
 
 
 async def _body(request: web.Request) -> dict[str, object]:

@@ -93,5 +93,4 @@ class Snapshot:
     heartbeats: list[Heartbeat]
     incidents: list[Incident]
     logs: list[LogLine]
-    records: list[Record]
     dropped: int

@@ -243,13 +243,13 @@ class IncidentStore:
 
         Args:
             of: limits the result to these processes, by pid and start ticks.
-            wanted: the other arguments of `rows.query`.
+            wanted: see `rows.Query`.
         """
         processes = None if of is None else [(self._boot, *process) for process in of]
         self.flush(ANSWER_S)
         waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
         nothing: list[IncidentRow] = []
-        stored = self._queue.read(lambda database: query(database, processes=processes, **wanted), nothing)
+        stored = self._queue.read(lambda database: query(database, processes, **wanted), nothing)
         if not waiting:
             return stored
         found = {key(row): row for row in stored}
