@@ -347,16 +347,16 @@ def _has_agent(pid: int) -> bool:
         return True
 
 
-def read_timeout(body: Mapping[str, object], default: float = 10.0) -> float:
+def read_timeout(body: Mapping[str, object], default: float = 10.0, longest_s: float = LONGEST_S) -> float:
     """Return the `timeout_s` of a request, in seconds.
 
     Raises:
-        UsageError: it is not between 0 and LONGEST_S. Python's JSON parser also accepts NaN and infinity.
+        UsageError: it is not between 0 and `longest_s`. Python's JSON parser also accepts NaN and infinity.
     """
     value = body.get("timeout_s", default)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_S:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= longest_s:
         raise UsageError(
-            f"the request's 'timeout_s' must be a number above 0, up to {LONGEST_S:g} s", reason="bad-request"
+            f"the request's 'timeout_s' must be a number above 0, up to {longest_s:g} s", reason="bad-request"
         )
     return float(value)
 

@@ -61,44 +61,43 @@ class AutoAttach:
 
     def see(self, found: Iterable[Candidate]) -> None:
         """Apply the rules to processes that are new or have changed."""
-        for one in found:
+        for candidate in found:
             with self._lock:
-                known = self._wants.get(one.pid)
-                if known is not None and known.start == one.start and one.state == "attachable":
+                known = self._wants.get(candidate.pid)
+                if known is not None and known.start == candidate.start and candidate.state == "attachable":
                     continue
-                self._wants.pop(one.pid, None)
-            if one.state == "attachable" and not self._is_dismissed(one.pid, one.start):
-                self._consider(one)
+                self._wants.pop(candidate.pid, None)
+            if candidate.state == "attachable" and not self._is_dismissed(candidate.pid, candidate.start):
+                self._consider(candidate)
 
-    def _consider(self, one: Candidate) -> None:
+    def _consider(self, candidate: Candidate) -> None:
         try:
             with WAITERS.within(INSPECTION_S):
-                seen, program = traits(one), proc.executable(one.pid)
+                seen, program = traits(candidate), proc.executable(candidate.pid)
         except (HookdError, OSError):  # it has ended, or is not readable
             return
         if seen is None:
-            self._leave_alone(one)
+            self._leave_alone(candidate)
             return
         rule = decide(self._rules, seen)
         if rule is not None and not is_launched(seen.environment):  # `hookd run` loads its agent itself
-            at = self._clock() + self._settling(one)
-            want = Want(one.pid, one.start, account(one.uid), program, rule, at)
+            at = self._clock() + (SETTLE_S if discover.age_s(candidate.start) < SETTLE_S else 0.0)
+            want = Want(candidate.pid, candidate.start, account(candidate.uid), program, rule, at)
             with self._lock:
-                self._wants[one.pid] = want
+                self._wants[candidate.pid] = want
 
-    def _leave_alone(self, one: Candidate) -> None:
+    def _leave_alone(self, candidate: Candidate) -> None:
         """Log once that no rule applies to a process because its environment is unreadable."""
         with self._lock:
-            is_logged, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
+            is_logged, self._unknown[candidate.pid] = (
+                self._unknown.get(candidate.pid) == candidate.start,
+                candidate.start,
+            )
         if not is_logged:
             _log.warning(
                 "process %d of user %s has overwritten its environment, which may have contained HOOKD_DISABLE: rules do not apply; "
-                "`hookd attach %d` asks the process itself", one.pid, user_name(one.uid), one.pid,
+                "`hookd attach %d` asks the process itself", candidate.pid, user_name(candidate.uid), candidate.pid,
             )  # fmt: skip
-
-    @staticmethod
-    def _settling(one: Candidate) -> float:
-        return SETTLE_S if discover.age_s(one.start) < SETTLE_S else 0.0
 
     def due(self) -> list[Want]:
         """Return the processes to try now, after checking each again. The caller must call `attached` or `failed` for each."""
@@ -165,7 +164,7 @@ class AutoAttach:
             wants, unknown = list(self._wants.values()), list(self._unknown.items())
             self._turns.forget(self._clock())
         for want in wants:
-            if not _lives(want):
+            if not proc.is_same(want.pid, want.start):
                 self._drop(want)
         for pid, start in unknown:
             if not proc.is_same(pid, start):
@@ -188,16 +187,16 @@ class AutoAttach:
         ]
 
 
-def traits(one: Candidate) -> Traits | None:
+def traits(candidate: Candidate) -> Traits | None:
     """Return the traits that rules match on; None if the environment cannot be determined.
 
     Raises:
         HookdError: the process has ended.
         OSError: the process is not readable.
     """
-    user = frozenset({str(one.uid), user_name(one.uid)})
-    variables = environment.of(one.pid)
-    return None if variables is None else Traits(" ".join(one.cmdline), user, _cgroup(one.pid), variables)
+    user = frozenset({str(candidate.uid), user_name(candidate.uid)})
+    variables = environment.of(candidate.pid)
+    return None if variables is None else Traits(" ".join(candidate.cmdline), user, _cgroup(candidate.pid), variables)
 
 
 def _cgroup(pid: int) -> str:
@@ -206,7 +205,3 @@ def _cgroup(pid: int) -> str:
     paths = {line.split(":", 2)[0]: line.split(":", 2)[2] for line in lines if line.count(":") >= 2}
     unified = paths.pop("0", "")
     return unified if unified not in ("", "/") or not paths else next(iter(paths.values()))
-
-
-def _lives(want: Want) -> bool:
-    return proc.is_same(want.pid, want.start)

@@ -96,7 +96,7 @@ class Service:
             state_dir, max_bytes=self._at_least(config.retention_mb, EMBEDDED_RETENTION_MB) * 1e6
         )
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only, per_user=config.targets_per_user)
-        self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
+        self._senders = [Sender(webhook, store, lambda: self.url) for webhook in config.webhooks]
         self.plugins = host.load(config)
         self._plugin_receivers = self.plugins.receivers(store)
         receivers: list[Receiver] = [*self._senders, *self._plugin_receivers]

@@ -113,8 +113,8 @@ class Memories:
 
     def look(self) -> None:
         """Read all cgroups."""
-        for one in list(self._by_counter.values()):
-            one.look()
+        for cgroup in list(self._by_counter.values()):
+            cgroup.look()
 
 
 @dataclass(frozen=True)
@@ -343,17 +343,17 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> LastSeen:
     """
     step = describe_steps(snapshot)
     threads = thread_rows(snapshot)[:MAX_THREADS]
-    main = next((one for one in threads if one["tid"] == snapshot.identity.get("pid")), None)
-    first = next((one for one in (main, *threads) if one is not None and one["module"]), main)
-    modules = {one["module"] for one in threads}
+    main = next((thread for thread in threads if thread["tid"] == snapshot.identity.get("pid")), None)
+    first = next((thread for thread in (main, *threads) if thread is not None and thread["module"]), main)
+    modules = {thread["module"] for thread in threads}
     return {
         "step": step["current"] + 1,
         "is_step_absolute": step["is_absolute"],
         "module": first["module"] if first is not None else None,
         "phase": first["phase"] if first is not None else None,
         "threads": threads,
-        "events": [_event(snapshot, one) for one in records[-LAST:]],
-        "statistics": _bounded(metrics(snapshot), [one for one in module_rows(snapshot) if one["name"] in modules]),
+        "events": [_event(snapshot, record) for record in records[-LAST:]],
+        "statistics": _bounded(metrics(snapshot), [row for row in module_rows(snapshot) if row["name"] in modules]),
     }
 
 

@@ -137,7 +137,7 @@ class Fleet:
             The new targets, and the Python processes that are new or have changed.
         """
         with self._lock:
-            served = Counter(one.identity.uid for one in self._held.values())
+            served = Counter(target.identity.uid for target in self._held.values())
         for pid in self._limits.reopened(served):
             self._census.recheck(pid)
         found = self._census.look()
@@ -145,7 +145,7 @@ class Fleet:
             held = list(self._held.values())
         # Of the known targets only those without their page can be new: the agent has left, or another program runs.
         pids = self._without_page(held)
-        pids += [one.pid for one in found if one.state == "attached" and one.pid not in pids]
+        pids += [candidate.pid for candidate in found if candidate.state == "attached" and candidate.pid not in pids]
         return self._adopt_in_turn(pids), found
 
     def _without_page(self, held: list[Target]) -> list[int]:
@@ -242,7 +242,7 @@ class Fleet:
 
     def _count(self, uid: int) -> int:
         with self._lock:
-            return sum(1 for one in self._held.values() if one.identity.uid == uid)
+            return sum(1 for target in self._held.values() if target.identity.uid == uid)
 
     def require_room(self, pid: int) -> None:
         """Refuse one more process of a user who has the maximum number of targets.
@@ -322,7 +322,7 @@ class Fleet:
         if (before := self._reserved.get(pid)) is not None and _is_kept(before, identity, others):
             return before
         # Ranks that were started by hand, each from its own shell, have no common parent.
-        met = (one.launcher for one in others if meeting and (one.uid, one.meeting) == (uid, meeting))
+        met = (claim.launcher for claim in others if meeting and (claim.uid, claim.meeting) == (uid, meeting))
         job = next(met, labels.launcher(identity.world_size, pid, identity.ppid))
         found = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
         found.meeting = meeting
@@ -333,15 +333,21 @@ class Fleet:
         with self._lock:
             held = [other for other in self._held.values() if other.pid != pid]
             # A target whose page is corrupt is served, too.
-            others = [one for one in held if one.ended is None or one.state == "corrupt" or one.identity.uid != uid]
+            others = [
+                target
+                for target in held
+                if target.ended is None or target.state == "corrupt" or target.identity.uid != uid
+            ]
             # A user's new job replaces that user's last one, which lingers; it must not replace another user's.
-            lingering = [one.claim for one in self._ended if one.identity.uid != uid]
+            lingering = [target.claim for target in self._ended if target.identity.uid != uid]
             if self._clock() >= self._reserved_until:
                 self._reserved.clear()
             reserved = [
-                one for one in self._reserved.values() if one.pid != pid and (one.uid != uid or proc.size(one.pid))
+                claim
+                for claim in self._reserved.values()
+                if claim.pid != pid and (claim.uid != uid or proc.size(claim.pid))
             ]
-        return [*(one.claim for one in others), *lingering, *reserved]
+        return [*(target.claim for target in others), *lingering, *reserved]
 
     def reserve(self, claims: Iterable[labels.Claim]) -> None:
         """Reserve names that an earlier daemon has served, for the linger time.
@@ -395,7 +401,7 @@ class Fleet:
         """
         self._memories.look()
         budget = Budget(LOOK_S, self._clock)
-        for target in sorted(self.targets(), key=lambda one: one.looked_at):
+        for target in sorted(self.targets(), key=lambda target: target.looked_at):
             owner = target.identity.uid
             if budget.is_over(owner):
                 continue  # these are the first at the next poll
@@ -409,7 +415,9 @@ class Fleet:
                     _log.exception("target %d cannot be looked at", target.pid)
         with self._lock:
             now = self._clock()
-            self._ended = [one for one in self._ended if one.ended is None or now - one.ended.at < self._linger_s]
+            self._ended = [
+                target for target in self._ended if target.ended is None or now - target.ended.at < self._linger_s
+            ]
             ended = list(self._ended)
         for target in ended:
             if not budget.is_over(owner := target.identity.uid):
@@ -455,9 +463,9 @@ class Fleet:
             if self._held.get(target.pid) is not target:
                 return
             del self._held[target.pid]
-            if not any(_is_same(one.claim, target.claim) for one in self._held.values()):
+            if not any(_is_same(other.claim, target.claim) for other in self._held.values()):
                 self._ended.append(target)
-                beside = [one for one in self._ended if one.identity.uid == target.identity.uid]
+                beside = [other for other in self._ended if other.identity.uid == target.identity.uid]
                 if len(beside) > self._limits.per_user:
                     self._ended.remove(beside[0])
         target.release()
@@ -523,7 +531,7 @@ class Fleet:
         with self._incidents_lock:  # the end of a target and a poll may coincide
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
-            fresh = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
+            fresh = [incident for incident in snapshot.incidents if _seq(incident) > target.incidents_stored]
             new: Sequence[Incident] = ()
             if fresh:
                 new, dropped = self.admission.add(self._source(target), fresh)
@@ -573,7 +581,7 @@ def _is_kept(before: labels.Claim, identity: Identity, others: Iterable[labels.C
     """
     if (before.uid, before.wanted) != (identity.uid, identity.run) or before.rank not in (identity.rank, _LAUNCHER):
         return False
-    return all(one.run != before.run or (one.uid == before.uid and one.rank != before.rank) for one in others)
+    return all(other.run != before.run or (other.uid == before.uid and other.rank != before.rank) for other in others)
 
 
 def _is_same(one: labels.Claim, other: labels.Claim) -> bool:

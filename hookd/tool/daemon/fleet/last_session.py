@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from hookd.errors import HookdError
 from hookd.tool.daemon.incidents.incident_log import IncidentLog
 from hookd.tool.daemon.incidents.store import END, boot_id
+from hookd.tool.daemon.watch.watcher import Watcher
 from hookd.tool.linux import proc
 from hookd.tool.reports.report import describe_steps
 from hookd.wire.labels import Claim
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.watch.watcher import Declared, Sample
 
 NAME = "held.json"
 NOTE_S = 5.0
@@ -147,8 +147,8 @@ class FormerTarget:
             return True
 
 
-class LastSession:
-    """A `Watcher` that notes which targets are alive.
+class LastSession(Watcher):
+    """A watcher that notes which targets are alive.
 
     It reports once those that have gone since the last daemon.
 
@@ -158,8 +158,6 @@ class LastSession:
         clock: monotonic seconds.
     """
 
-    families: Sequence[Declared] = ()
-
     def __init__(self, path: Path | None, fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._fleet = fleet
@@ -167,7 +165,7 @@ class LastSession:
         self._boot = boot_id()
         self._members: frozenset[tuple[int, int]] | None = None
         self._before = [] if path is None else _read(path)
-        fleet.reserve(one.claim for one in self._before if one.boot == self._boot)
+        fleet.reserve(target.claim for target in self._before if target.boot == self._boot)
         self._due = 0.0
         self._is_failing = False
 
@@ -186,21 +184,22 @@ class LastSession:
             self._members, self._due = members, self._clock() + NOTE_S
             self._write(self._path, [FormerTarget.of(target, self._boot) for target in alive])
 
-    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  the signature of a watcher
-        """Return nothing."""
-        return ()
-
     def _report_gone(self, former: Iterable[FormerTarget]) -> None:
-        for one in former:
-            if one.is_running(self._boot):
+        for target in former:
+            if target.is_running(self._boot):
                 continue  # a target again; or its agent has left meanwhile
-            why = "" if one.boot == self._boot else "; the machine has been booted since"
+            why = "" if target.boot == self._boot else "; the machine has been booted since"
             message = (
-                f"process {one.pid} was gone when the daemon came back: last seen alive at {_moment(one.seen)}, how it "
+                f"process {target.pid} was gone when the daemon came back: last seen alive at {_moment(target.seen)}, how it "
                 f"ended is unknown{why}"
             )
-            known = {"step": one.step, "is_step_absolute": one.is_absolute, "last_seen": one.seen, "reason": "unknown"}
-            self._fleet.report(one, "lost", message, seq=END, **known)
+            known = {
+                "step": target.step,
+                "is_step_absolute": target.is_absolute,
+                "last_seen": target.seen,
+                "reason": "unknown",
+            }
+            self._fleet.report(target, "lost", message, seq=END, **known)
 
     def _write(self, path: Path, held: Sequence[FormerTarget]) -> None:
         """Replace the file as a whole. If the daemon is killed meanwhile, the old one stays."""
@@ -208,7 +207,7 @@ class LastSession:
         try:
             new.unlink(missing_ok=True)
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump([one.as_json() for one in held], file)
+                json.dump([target.as_json() for target in held], file)
             new.replace(path)
             self._is_failing = False
         except OSError as exc:

@@ -41,7 +41,13 @@ def named(ranks: Iterable[Target]) -> str:
 
 def family(snapshot: Snapshot, name: str, labels: tuple[str, ...]) -> Family | None:
     """Return the family with this name and these labels; None without one."""
-    return next((one for one in snapshot.families if one.name == name and one.labels == labels), None)
+    return next((family for family in snapshot.families if family.name == name and family.labels == labels), None)
+
+
+def scalar(snapshot: Snapshot, name: str) -> float:
+    """Return the value of a family without labels; NaN without one."""
+    found = family(snapshot, name, ())
+    return found.cells[found.first[0]] if found is not None and found.first else math.nan
 
 
 def counts(found: Family | None) -> dict[str, float]:

@@ -185,7 +185,7 @@ class Target:
         """Return the number of incidents of the page, counting equal ones once."""
         incidents = [] if self._snapshot is None else self._snapshot.incidents
         if self._distinct[0] is not incidents:  # a reader returns the same list until there is a new incident
-            self._distinct = (incidents, len({same(one) for one in incidents}))
+            self._distinct = (incidents, len({same(incident) for incident in incidents}))
         return self._distinct[1]
 
     def last(self) -> Snapshot | None:

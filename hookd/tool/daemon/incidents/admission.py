@@ -152,8 +152,8 @@ class Admission:
         admitted: list[Incident] = []
         dropped = 0
         with self._lock:
-            for one in incidents:
-                incident = self._bounded(source, one)
+            for reported in incidents:
+                incident = self._bounded(source, reported)
                 name = (*source.process, same(incident))
                 if name not in self._known:
                     if not self._admit(source, is_own=False):
@@ -196,7 +196,9 @@ class Admission:
                     self._write(scope, loss, now)
                 if loss.count == loss.logged == loss.stored and now - loss.changed >= LOG_S:
                     del self._losses[scope]
-            for scope in [one for one, bucket in self._buckets.items() if bucket.left(now) >= LIMITS[one.level].burst]:
+            for scope in [
+                scope for scope, bucket in self._buckets.items() if bucket.left(now) >= LIMITS[scope.level].burst
+            ]:
                 del self._buckets[scope]
 
     # ---- one incident. Locked.
@@ -218,8 +220,8 @@ class Admission:
     def _admit(self, source: Source, *, is_own: bool) -> bool:
         now = self._clock()
         scopes = list(_scopes(source, is_own=is_own))
-        buckets = [self._buckets.get(one) or _Bucket(LIMITS[one.level], now) for one in scopes]
-        full = next((one for one, bucket in zip(scopes, buckets, strict=True) if bucket.left(now) < 1), None)
+        buckets = [self._buckets.get(scope) or _Bucket(LIMITS[scope.level], now) for scope in scopes]
+        full = next((scope for scope, bucket in zip(scopes, buckets, strict=True) if bucket.left(now) < 1), None)
         if full is not None:
             self._lose(full, source, 1)
             return False
@@ -235,7 +237,7 @@ class Admission:
         if not new or now - self._logged_at < LOG_S:
             return
         self._logged_at = now
-        for scope, loss in sorted(new, key=lambda one: one[1].count, reverse=True)[:LINES]:
+        for scope, loss in sorted(new, key=lambda pair: pair[1].count, reverse=True)[:LINES]:
             _log.warning("%s", _sentence(scope, loss))
         if len(new) > LINES:
             _log.warning("incidents of %d more targets, runs or users were dropped", len(new) - LINES)

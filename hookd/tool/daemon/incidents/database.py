@@ -301,7 +301,7 @@ def set_aside(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     first = path.with_name(f"{path.name}.corrupt-{stamp}")
     others = (first.with_name(f"{first.name}-{n}") for n in itertools.count(2))
-    kept = next(one for one in itertools.chain([first], others) if not one.exists())
+    kept = next(path for path in itertools.chain([first], others) if not path.exists())
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))

@@ -125,11 +125,11 @@ def fair(rows: Iterable[R], limit: int) -> list[R]:
         portions.append((of_target[target] // _share(limit), at, row))
         of_target[target] += 1
     turns = []
-    for _, at, row in sorted(portions, key=lambda one: one[:2]):
+    for _, at, row in sorted(portions, key=lambda turn: turn[:2]):
         turns.append((of_owner[row["owner"]], at, row))
         of_owner[row["owner"]] += 1
-    chosen = sorted(turns, key=lambda one: one[:2])[:limit]
-    return [row for _, _, row in sorted(chosen, key=lambda one: one[1])]
+    chosen = sorted(turns, key=lambda turn: turn[:2])[:limit]
+    return [row for _, _, row in sorted(chosen, key=lambda turn: turn[1])]
 
 
 def _share(limit: int) -> int:
@@ -153,14 +153,14 @@ def query(
         "run": "run = ?", "pid": "pid = ?", "user": "owner = ?", "kind": "kind = ?", "since": "last >= ?", "id": "id = ?",
         "after": "id > ?",
     }  # fmt: skip
-    asked = {condition: wanted.get(name) for name, condition in sql_of.items()}
-    given = {condition: value for condition, value in asked.items() if value is not None}
+    asked = cast("Mapping[str, str | float | None]", wanted)
+    given = {sql_of[name]: value for name, value in asked.items() if name in sql_of and value is not None}
     conditions, values = list(given), [*given.values()]
     if not all(isinstance(value, str) or -(2**63) <= value < 2**63 for value in values):
         return []  # SQLite has no such numbers
     if processes is not None:
         conditions.append(f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))")  # noqa: S608  ours
-        values.append(json.dumps([list(one) for one in processes]))
+        values.append(json.dumps([list(process) for process in processes]))
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
     is_after = wanted.get("after") is not None

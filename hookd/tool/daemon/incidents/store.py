@@ -105,8 +105,8 @@ class IncidentStore:
     def __init__(self, path: Path | None, *, max_bytes: float = MAX_BYTES, retry_s: float = RETRY_S) -> None:
         self._boot = boot_id()
         self._receivers: list[Receiver] = []
-        self._telling = threading.Lock()
-        self._queue = WriteQueue(path, max_bytes, self._news, retry_s)
+        self._numbering = threading.Lock()
+        self._queue = WriteQueue(path, max_bytes, self._prepare_announcement, retry_s)
 
     @classmethod
     def open(cls, state_dir: Path | None, *, max_bytes: float = MAX_BYTES) -> IncidentStore:
@@ -116,7 +116,7 @@ class IncidentStore:
         """
         return cls(None if state_dir is None else state_dir / NAME, max_bytes=max_bytes)
 
-    # ---- what is told to it
+    # ---- writing
 
     def listen(self, receiver: Receiver) -> None:
         """Add a receiver, which gets each incident that is new to it; call this before the first incident."""
@@ -179,7 +179,7 @@ class IncidentStore:
             False if it was reported already: its number exists, or a lasting incident has not ended. Several daemons may
             watch one target; the receivers of each get the incident nevertheless.
         """
-        with self._telling:  # only one thread at a time allocates numbers
+        with self._numbering:  # only one thread at a time allocates numbers
             own = self._own(target)
             known = _reported_as(incident, own)
             number = min([END, *own]) - 1 if known is None else known
@@ -234,7 +234,7 @@ class IncidentStore:
             {("delivered", receiver, *name): Write([(_DELIVERED, (now, receiver, *name))]) for name in names}
         )
 
-    # ---- what is asked of it
+    # ---- reading
 
     def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents, the newest first; see `rows.query`.
@@ -314,7 +314,7 @@ class IncidentStore:
         rows: list[Any] = self._queue.read(lambda database: database.execute(_OWN, of).fetchall(), [])
         return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
 
-    def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
+    def _prepare_announcement(self, writes: Iterable[Write]) -> Callable[[], None]:
         """Determine the receivers of each incident; the file prevents duplicates after a restart."""
         rows = [self._whole(write.row) for write in writes if write.row is not None]
         news = [
@@ -324,7 +324,7 @@ class IncidentStore:
             if receiver.wants(row) and (grown or not self._was_noticed(receiver, row))
         ]
 
-        def tell() -> None:
+        def announce() -> None:
             rows = named(row for _, row in news)
             for (receiver, _), row in zip(news, rows, strict=True):
                 try:
@@ -332,7 +332,7 @@ class IncidentStore:
                 except Exception:  # noqa: BLE001  a failing receiver must not stop the store
                     _log.exception("%s cannot be told of an incident", receiver.name)
 
-        return tell
+        return announce
 
     def _whole(self, row: StoredIncident) -> tuple[StoredIncident, bool]:
         """Return a row merged with the one in the file, and whether its count has gained a digit."""

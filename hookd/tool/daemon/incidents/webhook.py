@@ -155,13 +155,13 @@ class Sender:
             self._queue(row)
 
     def _queue(self, incident: IncidentRow) -> None:
-        if _news(incident) in self._queued or _news(incident) in self._announced:
+        if _notice_key(incident) in self._queued or _notice_key(incident) in self._announced:
             return
         waiting = sum(len(group.incidents) for group in self._groups.values() if group.owner == incident["owner"])
         if len(self._queued) >= MAX_WAITING or waiting >= max(1, MAX_WAITING // 2):  # the rest is for other users
             self._is_behind = True
             return
-        self._queued.add(_news(incident))
+        self._queued.add(_notice_key(incident))
         name = (incident["owner"], incident["run"], incident["rank"], incident["kind"])
         if name not in self._groups:
             last = self._sent.get(name)
@@ -173,7 +173,7 @@ class Sender:
         now = self._clock()
         self._sent = {name: at for name, at in self._sent.items() if now - at < self._pace.window_s}
         due = [group for group in self._groups.values() if group.due <= now]
-        group = min(due, key=lambda one: (self._turns.get(one.owner, 0.0), one.due), default=None)
+        group = min(due, key=lambda group: (self._turns.get(group.owner, 0.0), group.due), default=None)
         if group is None:
             return None
         self._turns[group.owner] = self._sent[group.name] = now
@@ -191,7 +191,7 @@ class Sender:
         """Post a message until it is accepted, or refused permanently."""
         incidents = list(group.incidents.values())
         body = message(incidents, instance=self._instance, url=self._url(), labels=self._config.labels)
-        names = [_news(incident) for incident in incidents]
+        names = [_notice_key(incident) for incident in incidents]
         number = "msg_" + hashlib.sha256(repr((self.name, names)).encode()).hexdigest()[:32]
         for failures in itertools.count(1):
             why = await self._post(session, number, body)
@@ -261,7 +261,7 @@ def _fields_of(incident: IncidentRow) -> dict[str, object]:
     return fields if incident["id"] is None else {**fields, "command": f"hookd report '#{incident['id']}'"}
 
 
-def _news(incident: IncidentRow) -> tuple[Any, ...]:
+def _notice_key(incident: IncidentRow) -> tuple[Any, ...]:
     """Return the key of a notification: an incident is sent once, and again when its count gains a digit."""
     return (*key(incident), len(str(incident["count"])))
 

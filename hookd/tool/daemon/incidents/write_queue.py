@@ -46,7 +46,7 @@ class Write:
     Attributes:
         statements: with their values; executed after the one that stores the row.
         row: the incident to store, if there is one; its `count` is the increase since the last write.
-        is_announced: whether `news` has seen it.
+        is_announced: whether `prepare_announcement` has seen it.
         detail: of the row, as JSON.
     """
 
@@ -86,7 +86,7 @@ class WriteQueue:
     Args:
         path: of the file; None: there is none, and all writes stay in the queue.
         max_bytes: maximum size of the file, see `database.bound`.
-        news: called in the writing thread with writes that it has not seen yet, before they are written. The function
+        prepare_announcement: called in the writing thread with writes that it has not seen yet, before they are written. The function
             that it returns is called after the attempt, whether the attempt failed or not.
         retry_s: how long to wait after a failed write, in seconds.
 
@@ -98,12 +98,12 @@ class WriteQueue:
         self,
         path: Path | None,
         max_bytes: float,
-        news: Callable[[Iterable[Write]], Callable[[], None]],
+        prepare_announcement: Callable[[Iterable[Write]], Callable[[], None]],
         retry_s: float = RETRY_S,
     ) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._news = news
+        self._prepare_announcement = prepare_announcement
         self._retry_s = retry_s
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -212,9 +212,9 @@ class WriteQueue:
                 self._changed.wait_for(self._is_work, self._retry_s if self._failure and self._path else None)
                 waiting, is_last = dict(self._waiting), self._is_closing
                 batch = self._writing = dict(list(waiting.items())[:MAX_BATCH])
-            tell = self._news([write for write in waiting.values() if not write.is_announced])
+            announce = self._prepare_announcement([write for write in waiting.values() if not write.is_announced])
             self._write(batch)
-            tell()
+            announce()
             with self._changed:
                 self._was_tried = True
                 for name, write in waiting.items():

@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
+from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.verdict import Standing
 from hookd.tool.linux import proc
 from hookd.tool.reports.report import steps
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.wire.page import Family, Heartbeat, Snapshot
+    from hookd.wire.page import Heartbeat, Snapshot
 
 START_STEPS = 3
 """Steps after which the usual step time is known; the first steps compile, connect and choose kernels."""
@@ -89,7 +90,7 @@ class Silence:
         """
         beat = training_thread(snapshot)
         place = None if beat is None else Place(beat.tid, beat.module, beat.events, beat.phase, beat.step)
-        rest = tuple((one.tid, one.module, one.events) for one in snapshot.heartbeats if one.name == _ENGINE)
+        rest = tuple((beat.tid, beat.module, beat.events) for beat in snapshot.heartbeats if beat.name == _ENGINE)
         if (place, rest) == (self.place, self._rest):
             self._is_start = self._is_start or (self._is_long(now - self.since) and _is_start(snapshot))
             return False
@@ -199,12 +200,12 @@ def _is_start(snapshot: Snapshot) -> bool:
 
 def training_thread(snapshot: Snapshot) -> Heartbeat | None:
     """Return the heartbeat of the training thread: the one with the most steps, then the most events."""
-    return max(snapshot.heartbeats, key=lambda one: (one.step, one.events), default=None)
+    return max(snapshot.heartbeats, key=lambda beat: (beat.step, beat.events), default=None)
 
 
 def step_s(snapshot: Snapshot) -> float:
     """Return the usual step time: the mean, or the bucket bound of the median if that is less."""
-    family = _family(snapshot, "hookd_step_seconds")
+    family = ranks.family(snapshot, "hookd_step_seconds", ())
     if family is None or family.kind != "histogram" or not family.first:
         return 0.0
     *counts, total = family.cells[family.first[0] : family.first[0] + family.width]
@@ -234,14 +235,9 @@ def _state(pid: int) -> str:
         return ""
 
 
-def _family(snapshot: Snapshot, name: str) -> Family | None:
-    return next((family for family in snapshot.families if family.name == name), None)
-
-
 def _value(snapshot: Snapshot, name: str) -> float:
-    """Return the first value of a family; 0 if there is none, or it is not finite."""
-    family = _family(snapshot, name)
-    value = float(family.cells[family.first[0]]) if family is not None and family.first else 0.0
+    """Return the value of a family; 0 if there is none, or it is not finite."""
+    value = float(ranks.scalar(snapshot, name))
     return value if math.isfinite(value) else 0.0
 
 
@@ -250,8 +246,8 @@ def _issued(snapshot: Snapshot) -> Mapping[str, float]:
 
     The values come from the target and are checked.
     """
-    family = _family(snapshot, "hookd_collectives_issued")
-    if family is None or family.labels != ("group",):
+    family = ranks.family(snapshot, "hookd_collectives_issued", ("group",))
+    if family is None:
         return {}
     pairs = zip(family.values[:MAX_GROUPS], family.first[:MAX_GROUPS], strict=True)
     cells = ((values[0], float(family.cells[first])) for values, first in pairs)

@@ -36,7 +36,7 @@ class Watcher(Protocol):
         families: all families that its samples may belong to.
     """
 
-    families: Sequence[Declared]
+    families: Sequence[Declared] = ()
 
     def look(self, targets: Sequence[Target]) -> None:
         """Look at the copies that a poll has just made (`Target.last`), of all targets including those that linger.
@@ -44,5 +44,6 @@ class Watcher(Protocol):
         Called about once a second, never concurrently, in a thread that may block briefly.
         """
 
-    def samples(self, target: Target) -> Iterable[Sample]:
+    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  for watchers without samples
         """Return the current samples of one target. Called in another thread than `look`, for which it must not wait."""
+        return ()

@@ -34,7 +34,7 @@ class Names:
     """
 
     def __init__(self, allowed: Collection[str] = (), *, is_local: bool) -> None:
-        self._allowed = [*_LOOPBACK, *(one.lower().rstrip(".") for one in allowed)]
+        self._allowed = [*_LOOPBACK, *(pattern.lower().rstrip(".") for pattern in allowed)]
         if not is_local:
             self._allowed += _own_names()
         self._is_local = is_local
@@ -68,7 +68,7 @@ class Names:
             address = ipaddress.ip_address(name)
             if address.is_loopback or not self._is_local:
                 return True
-        return any(fnmatchcase(name, one) for one in self._allowed)
+        return any(fnmatchcase(name, pattern) for pattern in self._allowed)
 
 
 def _own_names() -> set[str]:

@@ -135,7 +135,7 @@ def _axes(frame: _Frame, write: Callable[[float], str]) -> Iterator[Markup]:
 def _minutes(frame: _Frame) -> Iterator[Markup]:
     """Label the time axis with ages at round intervals."""
     span = frame.last - frame.first
-    each = next(one for one in (5, 10, 15, 30, 60, 120, 300, 600, 10**9) if span / one <= 5)
+    each = next(interval for interval in (5, 10, 15, 30, 60, 120, 300, 600, 10**9) if span / interval <= 5)
     for n in range(int(span // each) + 1):
         x, ago = frame.x(frame.last - n * each), n * each
         if x >= LEFT - 1:

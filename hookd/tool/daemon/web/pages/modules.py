@@ -107,16 +107,18 @@ class Map:
             )
         shown = self._of_page(tops)
         expanded = self._expanded(shown)
-        rows = [self._branch(one, expanded, depth=0) for one in shown]
+        rows = [self._branch(child, expanded, depth=0) for child in shown]
         return join(self._crumbs(node), self._head(), tag("div", *rows, class_="tree"), self._pages(len(tops)))
 
     def _found(self) -> Markup:
         """Return the search results, without the tree around them."""
         word = self._asked.search.casefold()
-        nodes = [one for one in self._tree.nodes.values() if word in one.name.casefold() or word in one.type.casefold()]
+        nodes = [
+            node for node in self._tree.nodes.values() if word in node.name.casefold() or word in node.type.casefold()
+        ]
         again = link(self._where(q=None, p=None, at="modules"), "Show the tree")
         said = tag("p", f"{count(len(nodes), 'module')} found. ", again, role="status")
-        rows = [tag("div", *self._cells(one, one.name), class_="leaf") for one in self._of_page(nodes)]
+        rows = [tag("div", *self._cells(node, node.name), class_="leaf") for node in self._of_page(nodes)]
         return join(said, self._head() if rows else None, tag("div", *rows, class_="tree"), self._pages(len(nodes)))
 
     def _of_page(self, nodes: Sequence[Node]) -> Sequence[Node]:
@@ -142,7 +144,7 @@ class Map:
         if node.name not in expanded:
             inside = link(self._where(m=node.name, p=None, at="modules"), node.label)
             return tag("div", *self._cells(node, inside, f"{len(node.children)} inside"), class_="leaf")
-        inner = [self._branch(one, expanded, depth + 1) for one in node.children]
+        inner = [self._branch(child, expanded, depth + 1) for child in node.children]
         summary = tag("summary", *self._cells(node, node.label))
         return tag("details", summary, tag("div", *inner), id=f"m{node.place}", open=depth < OPEN)
 
@@ -172,9 +174,11 @@ class Map:
     def _crumbs(self, node: Node | None) -> Markup | None:
         if node is None:
             return None
-        above = [link(self._where(m=one.name, p=None, at="modules"), one.label) for one in self._tree.path(node)]
+        above = [
+            link(self._where(m=parent.name, p=None, at="modules"), parent.label) for parent in self._tree.path(node)
+        ]
         every = link(self._where(m=None, p=None, at="modules"), "all")
-        parts = [part for one in (every, *above) for part in (one, " / ")]
+        parts = [part for crumb in (every, *above) for part in (crumb, " / ")]
         return tag("nav", *parts, tag("b", node.label), class_="crumbs", aria_label="Position in the model")
 
     def _pages(self, total: int) -> Markup | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.describe import target_row
 from hookd.tool.daemon.fleet.history import Sample, step_now, steps_per_second
-from hookd.tool.daemon.fleet.ranks import family
+from hookd.tool.daemon.fleet.ranks import family, scalar
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, tag
 from hookd.tool.reports import wording
 from hookd.tool.reports.reading import is_called_only
@@ -73,8 +73,7 @@ class Rank:
 
 
 def _cost(snapshot: Snapshot) -> float | None:
-    found = family(snapshot, "hookd_overhead_ratio", ())
-    ratio = found.cells[found.first[0]] if found is not None and found.first else math.nan
+    ratio = scalar(snapshot, "hookd_overhead_ratio")
     return ratio if 0 <= ratio < math.inf else None
 
 

@@ -79,7 +79,7 @@ class Pages:
         return Made("Targets", home.parts(service.fleet.targets(), service.history, incidents, health, panels))
 
     def _make_run(self, name: str, choice: run.Choice) -> Made:
-        targets = [one for one in self._service.fleet.targets() if one.claim.run == name]
+        targets = [target for target in self._service.fleet.targets() if target.claim.run == name]
         # A daemon serves a name to one user at a time; others may have had it before.
         user = targets[0].claim.uid if targets else None
         incidents = self._service.fleet.incidents(run=name, user=user, limit=INCIDENTS)
@@ -87,7 +87,7 @@ class Pages:
             return self._missing(
                 f"There is no run {name!r} among the targets, and there are no stored incidents of one."
             )
-        if targets and choice.pid is not None and all(one.pid != choice.pid for one in targets):
+        if targets and choice.pid is not None and all(target.pid != choice.pid for target in targets):
             return self._missing(f"Process {choice.pid} is not in run {name!r} any more.")
         parts = run.parts(name, targets, self._service.history, incidents, choice)
         return Made(run.title(name, targets), parts)
@@ -98,12 +98,12 @@ class Pages:
             return self._missing(f"There is no incident #{number}; the oldest incidents are deleted after a while.")
         row = rows[0]
         is_watched = any(
-            (one.pid, one.start_ticks) == (row["pid"], row["start"]) for one in self._service.fleet.targets()
+            (target.pid, target.start_ticks) == (row["pid"], row["start"]) for target in self._service.fleet.targets()
         )
         return Made(f"incident #{number}", incident.parts(row, is_watched=is_watched), is_live=False)
 
     def _missing(self, what: str) -> Made:
-        runs = dict.fromkeys(one.claim.run for one in self._service.fleet.targets())
+        runs = dict.fromkeys(target.claim.run for target in self._service.fleet.targets())
         return Made("Not found", incident.missing(what, list(runs)), is_live=False, status=404)
 
 
