@@ -77,7 +77,7 @@ class FakeDaemon:
         from hookd.tool.config import ServeConfig
         from hookd.tool.daemon.fleet.fleet import Fleet
         from hookd.tool.daemon.incidents.store import IncidentStore
-        from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+        from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
         from hookd.tool.daemon.metrics.selection import Limits
         from hookd.tool.daemon.plugins.host import Host
         from hookd.tool.daemon.plugins.worker import PluginWorker
@@ -97,7 +97,7 @@ class FakeDaemon:
         self._host = Host(self._workers, self._now)
         self._ends.callback(self._close_host)
         limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
-        self._collector = FleetCollector(self._fleet, Tally(), limits, more=self._host.families)
+        self._collector = FleetCollector(self._fleet, AttachCounter(), limits, more=self._host.families)
         self._settle()
         self._require_accepted()
         self._receivers = self._host.receivers(self._store)

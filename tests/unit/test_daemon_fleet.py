@@ -36,8 +36,8 @@ def fleet(stack):
 def pair(stack, fleet):
     """Give two targets that the fleet holds."""
     targets = Ranks(stack, 2).targets
-    fleet._held = dict(enumerate(targets, start=NOBODY))
-    for pid, target in fleet._held.items():
+    fleet._living = dict(enumerate(targets, start=NOBODY))
+    for pid, target in fleet._living.items():
         target.pid = pid
     return targets
 
@@ -93,10 +93,10 @@ def test_a_process_that_ends_has_not_spoilt_its_page_where_its_memory_is_gone_be
     fleet, stack, monkeypatch
 ):
     target = Ranks(stack, 1).targets[0]
-    fleet._held[os.getpid()] = target
-    assert fleet._spoilt(os.getpid(), None) is target
+    fleet._living[os.getpid()] = target
+    assert fleet._corrupted(os.getpid(), None) is target
     monkeypatch.setattr("hookd.tool.linux.proc.size", lambda _: b"0")  # the kernel cannot be held there
-    assert fleet._spoilt(os.getpid(), None) is None
+    assert fleet._corrupted(os.getpid(), None) is None
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -155,7 +155,7 @@ def test_a_user_whose_targets_take_long_to_look_at_does_not_delay_those_of_other
     now = SimpleNamespace(s=100.0)
     fleet._clock = lambda: now.s
     targets = Ranks(stack, 9).targets
-    fleet._held = dict(enumerate(targets, start=1))
+    fleet._living = dict(enumerate(targets, start=1))
     other = targets[-1]
     other.identity = replace(other.identity, uid=7)
     looked = []
@@ -175,7 +175,7 @@ def test_a_user_whose_targets_take_long_to_look_at_does_not_delay_those_of_other
 
 def test_the_name_of_a_target_whose_page_is_corrupt_is_not_given_to_another(fleet, pair):
     first, second = pair
-    first.spoil()  # its process goes on, and its series say so
+    first.mark_corrupt()  # its process goes on, and its series say so
     second.claim = fleet.claim(first.identity, second.pid)
     assert second.claim.run != first.claim.run
 
@@ -202,7 +202,7 @@ def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, f
     (served,) = Ranks(stack, 1).targets
     first, identity = started_by_hand(stack, 0, 29511)
     served.pid, served.claim = first, fleet.claim(identity, first)
-    fleet._held[first] = served
+    fleet._living[first] = served
     second, identity = started_by_hand(stack, 1, 29511)
     other, stranger = started_by_hand(stack, 1, 29512)
     assert fleet.claim(identity, second).run == served.claim.run

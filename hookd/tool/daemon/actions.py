@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.metrics.collector import Tally
+    from hookd.tool.daemon.metrics.collector import AttachCounter
     from hookd.wire.agent import Caller
     from hookd.wire.answer import Attached, Change, ChangedTarget, DetachedTarget
     from hookd.wire.target import ErrorRow
@@ -96,15 +96,12 @@ class Actions:
     """Changes targets and holds the leases on their agents.
 
     Args:
-        fleet: the targets.
-        tally: counts the attaches.
-        config: the daemon's configuration.
         lease_s: how long an agent attached here stays without a lease, in seconds.
     """
 
-    def __init__(self, fleet: Fleet, tally: Tally, config: ServeConfig, lease_s: float) -> None:
+    def __init__(self, fleet: Fleet, attach_counter: AttachCounter, config: ServeConfig, lease_s: float) -> None:
         self._fleet = fleet
-        self._tally = tally
+        self._attach_counter = attach_counter
         self._config = config
         self._lease_s = lease_s
         self._busy: set[int] = set()
@@ -131,9 +128,9 @@ class Actions:
             try:
                 result = attach(pid, self._request(pid, order))
             except HookdError as exc:
-                self._tally.count(exc.reason)
+                self._attach_counter.count(exc.reason)
                 raise
-            self._tally.count("ok", None if result.method == "existing" else result.pause_s)
+            self._attach_counter.count("ok", None if result.method == "existing" else result.pause_s)
             self._fleet.adopt(pid)
             target = self._fleet.get(pid)
             if not order.keep:

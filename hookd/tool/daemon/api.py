@@ -80,11 +80,11 @@ class Api:
 
     def app(self) -> web.Application:
         """Return the application with all routes."""
-        app = web.Application(middlewares=[_answer_errors, _only_friends], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[_answer_errors, _require_own_user], client_max_size=MAX_BODY)
         app.router.add_get("/v1/version", self._version)
         app.router.add_get("/v1/status", self._status)
         app.router.add_get("/v1/targets", self._targets)
-        app.router.add_get("/v1/plugins", self._hosted)
+        app.router.add_get("/v1/plugins", self._daemon_plugins)
         app.router.add_get(r"/v1/targets/{pid:\d+}/report", self._report)
         app.router.add_get("/v1/incidents", self._incidents)
         app.router.add_post("/v1/attach", self._attach)
@@ -102,7 +102,7 @@ class Api:
     async def _targets(self, _: web.Request) -> web.Response:
         return web.json_response({"targets": self._service.rows()})
 
-    async def _hosted(self, _: web.Request) -> web.Response:
+    async def _daemon_plugins(self, _: web.Request) -> web.Response:
         return web.json_response({"plugins": self._service.plugins.rows()})
 
     async def _report(self, request: web.Request) -> web.Response:
@@ -115,23 +115,23 @@ class Api:
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        answer = await self._service.attach(_pid(body.get("pid")), Order.from_json(body), _asking(request))
+        answer = await self._service.attach(_pid(body.get("pid")), Order.from_json(body), _caller(request))
         return web.json_response(answer)
 
     async def _detach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        timeout_s, by = read_timeout(body), _asking(request)
+        timeout_s, by = read_timeout(body), _caller(request)
         if body.get("all") is True:
             return web.json_response({"results": await self._service.detach_all(timeout_s, by)})
         return web.json_response(await self._service.detach(_pid(body.get("pid")), timeout_s, by))
 
     async def _plugins(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        return web.json_response(await self._service.change_plugins(pid, body, _asking(request)))
+        return web.json_response(await self._service.change_plugins(pid, body, _caller(request)))
 
     async def _eval(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        return web.json_response(await self._service.evaluate(pid, body, _asking(request)))
+        return web.json_response(await self._service.evaluate(pid, body, _caller(request)))
 
 
 def incident_filter(request: web.Request) -> Query:
@@ -170,7 +170,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 @web.middleware
-async def _only_friends(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _require_own_user(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Reject peers other than root and the daemon's own user, even if the socket's mode was changed."""
     peer = _peer(request)
     if peer is None or peer.uid not in (0, os.geteuid()):
@@ -178,7 +178,7 @@ async def _only_friends(request: web.Request, handler: Handler) -> web.StreamRes
     return await handler(request)
 
 
-def _asking(request: web.Request) -> Caller:
+def _caller(request: web.Request) -> Caller:
     """Return the caller's credentials according to the kernel.
 
     Raises:

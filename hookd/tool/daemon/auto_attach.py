@@ -40,9 +40,7 @@ class AutoAttach:
     """Schedule of attaches by rule. Thread-safe.
 
     Args:
-        rules: rules of the configuration.
         is_dismissed: whether a user has detached from the process with this pid and start time.
-        clock: monotonic seconds.
     """
 
     def __init__(

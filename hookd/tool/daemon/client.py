@@ -48,7 +48,6 @@ class DaemonClient:
     """Client of a daemon's control API. Opens a connection per request; thread-safe.
 
     Args:
-        path: the control socket.
         timeout_s: default timeout of a request, in seconds.
 
     Attributes:

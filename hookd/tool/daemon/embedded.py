@@ -40,12 +40,6 @@ def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, rep
     Both sockets are bound before a target is touched. Targets that another daemon also holds are not detached; with
     `order.keep` none is. If no attach succeeds, this returns at once.
 
-    Args:
-        config: the configuration to serve with.
-        pids: pids of the targets.
-        order: attach parameters for each of them.
-        reporter: takes the events.
-
     Raises:
         HookdError: a socket could not be bound.
     """

@@ -25,7 +25,7 @@ from hookd.tool.daemon.fleet.fleet import Fleet
 from hookd.tool.daemon.fleet.history import History
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.incidents.webhook import Sender
-from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.selection import Limits
 from hookd.tool.daemon.plugins import host
 from hookd.tool.daemon.plugins.discovery import without_torch
@@ -70,9 +70,7 @@ class Service:
     Call everything else from its event loop.
 
     Args:
-        config: the configuration to serve with.
         only: pids to serve, for a foreground attach; None for every process.
-        environ: determines the default paths.
 
     Attributes:
         url: TCP address it listens on, with the port that the kernel chose.
@@ -102,29 +100,29 @@ class Service:
         receivers: list[Receiver] = [*self._senders, *self._plugin_receivers]
         for receiver in receivers:
             store.listen(receiver)
-        self._tally = Tally()
+        self._attach_counter = AttachCounter()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
-        self._actions = Actions(self.fleet, self._tally, config, lease_s)
+        self._actions = Actions(self.fleet, self._attach_counter, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._auto_attach = AutoAttach(config.rules, self.fleet.store.is_dismissed)
         self.history = History()
         noted = None if self.is_embedded else state_dir
         self._watchers = watchers(self.fleet, config, noted, self.history)
         self._collector = FleetCollector(
-            self.fleet, self._tally, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
+            self.fleet, self._attach_counter, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
             kinds=self.fleet.admission.kinds, more=self.plugins.families,
         )  # fmt: skip
         self._started = time.time()
-        self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
+        self._attach_pool = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # A separate pool, so that attaches by rule do not delay those that a user asks for.
-        self._by_rule = ThreadPoolExecutor(turns.MOST, "hookd-rule")
+        self._rule_pool = ThreadPoolExecutor(turns.MOST, "hookd-rule")
         # Shut down with waiting: a poll that runs after targets and store are closed would take all targets for ended.
-        self._lookers = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
-        self._mourners = ThreadPoolExecutor(
+        self._look_pool = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
+        self._death_pool = ThreadPoolExecutor(
             DEATH_THREADS, "hookd-death"
         )  # separate, so that many deaths at once do not delay polls
-        self._tries: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Event()
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._may_attach = asyncio.Event()
         self._watched: dict[int, Target] = {}
         self._new: list[Target] = []
         self._stack = contextlib.AsyncExitStack()
@@ -154,11 +152,11 @@ class Service:
             for receiver in self._plugin_receivers:
                 stack.callback(receiver.close)
                 await asyncio.to_thread(receiver.catch_up)
-            stack.callback(self._attachers.shutdown)
-            stack.callback(self._by_rule.shutdown, cancel_futures=True)
+            stack.callback(self._attach_pool.shutdown)
+            stack.callback(self._rule_pool.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
-            stack.callback(self._lookers.shutdown)
-            stack.callback(self._mourners.shutdown)
+            stack.callback(self._look_pool.shutdown)
+            stack.callback(self._death_pool.shutdown)
             stack.push_async_callback(asyncio.to_thread, self._let_go)
             listener = self._bind_control(stack)
             await self._bind_tcp(stack)
@@ -218,28 +216,28 @@ class Service:
     # ---- periodic tasks
 
     async def _scan(self) -> None:
-        new, found = await asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.scan)
+        new, found = await asyncio.get_running_loop().run_in_executor(self._look_pool, self.fleet.scan)
         self._new += new
         self._watch()
         if not self.is_embedded:
             await asyncio.to_thread(self._auto_attach.see, found)
-            self._turn.set()
+            self._may_attach.set()
 
     async def _attach_wanted(self) -> None:
         """Start the next attaches by rule after each scan and each finished attempt."""
-        await self._turn.wait()
-        self._turn.clear()
+        await self._may_attach.wait()
+        self._may_attach.clear()
         for want in await asyncio.to_thread(self._auto_attach.due):
             task = asyncio.create_task(self._try(want))
-            self._tries.add(task)
-            task.add_done_callback(self._tries.discard)
+            self._attempts.add(task)
+            task.add_done_callback(self._attempts.discard)
 
     async def _try(self, want: Want) -> None:
         """Attach by rule; count and log a failure, and retry it later."""
         order = Order(plugins=want.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
-                self._by_rule, self._actions.attach, want.pid, order
+                self._rule_pool, self._actions.attach, want.pid, order
             )
         except HookdError as error:
             await asyncio.to_thread(self._auto_attach.failed, want, error)
@@ -249,7 +247,7 @@ class Service:
         else:
             self._auto_attach.attached(want)
             await asyncio.to_thread(audit.attached, answer, f"by {want.rule.description}")
-        self._turn.set()
+        self._may_attach.set()
         self._watch()
 
     async def _adopt(self) -> None:
@@ -258,7 +256,7 @@ class Service:
             await asyncio.to_thread(self._actions.adopt_orphans, new)
 
     async def _poll(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._lookers, self._look)
+        await asyncio.get_running_loop().run_in_executor(self._look_pool, self._look)
         self._watch()
 
     def _look(self) -> None:
@@ -295,7 +293,7 @@ class Service:
 
     def _died(self, pidfd: int, target: Target) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        asyncio.get_running_loop().run_in_executor(self._mourners, self.fleet.lose, target)
+        asyncio.get_running_loop().run_in_executor(self._death_pool, self.fleet.lose, target)
 
     # ---- requests
 
@@ -385,7 +383,7 @@ class Service:
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._attachers, work, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._attach_pool, work, *arguments)
         finally:
             self._watch()
 

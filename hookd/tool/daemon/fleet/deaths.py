@@ -46,14 +46,13 @@ MAX_CGROUPS = 1000
 """Limit of memory cgroups that are remembered."""
 
 
-class Memory:
+class MemoryCgroup:
     """A memory cgroup, with the kernel's recent kills in it.
 
     Any thread may call its methods.
 
     Args:
         counter: see `oom.counter_of`.
-        clock: monotonic seconds.
     """
 
     def __init__(self, counter: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,20 +79,20 @@ class Memory:
             return is_recent
 
 
-class Memories:
+class MemoryCgroups:
     """The memory cgroups of all targets, each read once in a poll."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counters: dict[bytes, Path] = {}  # by the content of /proc/PID/cgroup
-        self._by_counter: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
+        self._by_counter: weakref.WeakValueDictionary[Path, MemoryCgroup] = weakref.WeakValueDictionary()
 
-    def of(self, pid: int) -> Memory | None:
+    def of(self, pid: int) -> MemoryCgroup | None:
         """Return the memory cgroup of a process; None if unreadable."""
         counter = self._counter(pid)
         if counter is None:
             return None
-        found = self._by_counter.get(counter) or Memory(counter, self._clock)
+        found = self._by_counter.get(counter) or MemoryCgroup(counter, self._clock)
         return self._by_counter.setdefault(counter, found)
 
     def _counter(self, pid: int) -> Path | None:
@@ -143,7 +142,7 @@ class Witness:
 
     def __init__(self, pid: int, ticks: int) -> None:
         self._pid, self._ticks = pid, ticks
-        self.memory: Memory | None = None
+        self.memory: MemoryCgroup | None = None
         self._image = ""
         with contextlib.suppress(OSError, HookdError):
             self._image = proc.image(pid)

@@ -42,9 +42,6 @@ def widen() -> None:
 class TargetLimits:
     """Knows whether one more target has room, and logs once if it has not.
 
-    Args:
-        per_user: limit of living targets of one user.
-
     Attributes:
         refused: the processes that were refused for lack of a descriptor and are not served yet, and whether each is still to
             be looked at again.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.errors import AttachError, HookdError, NoSuchTarget
 from hookd.tool.attach.census import INSPECTION_S, Census
 from hookd.tool.attach.discover import find_page
-from hookd.tool.daemon.fleet.deaths import Memories
+from hookd.tool.daemon.fleet.deaths import MemoryCgroups
 from hookd.tool.daemon.fleet.fd_budget import PER_USER, TargetLimits
 from hookd.tool.daemon.fleet.targets import Target, page_id, without_page
 from hookd.tool.daemon.incidents.admission import MOST_COUNTED, Admission, Source
@@ -56,11 +56,9 @@ class Fleet:
     The methods block on /proc and on pages: call them from threads, any number at once.
 
     Args:
-        store: where incidents are stored.
         linger_s: how long the last counters of an ended target are served.
         only: the pids that may be targets; None for every process.
         per_user: limit of living targets of one user that are served, and also of those that linger.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -77,12 +75,12 @@ class Fleet:
         self._linger_s = linger_s
         self._only = only
         self._census = Census(only, clock)
-        self._memories = Memories(clock)
+        self._memory_cgroups = MemoryCgroups(clock)
         self._clock = clock
         self._limits = TargetLimits(per_user)
         self._lock = threading.RLock()
         self._incidents_lock = threading.Lock()
-        self._held: dict[int, Target] = {}
+        self._living: dict[int, Target] = {}
         self._ended: list[Target] = []
         self._reserved: dict[int, labels.Claim] = {}
         self._reserved_until = 0.0
@@ -93,7 +91,7 @@ class Fleet:
     def targets(self) -> list[Target]:
         """Return all targets that are served, living and lingering ones, by pid."""
         with self._lock:
-            return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
+            return sorted([*self._living.values(), *self._ended], key=lambda target: target.pid)
 
     def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents from the store, see `incidents.query`.
@@ -137,12 +135,12 @@ class Fleet:
             The new targets, and the Python processes that are new or have changed.
         """
         with self._lock:
-            served = Counter(target.identity.uid for target in self._held.values())
+            served = Counter(target.identity.uid for target in self._living.values())
         for pid in self._limits.reopened(served):
             self._census.recheck(pid)
         found = self._census.look()
         with self._lock:
-            held = list(self._held.values())
+            held = list(self._living.values())
         # Of the known targets only those without their page can be new: the agent has left, or another program runs.
         pids = self._without_page(held)
         pids += [candidate.pid for candidate in found if candidate.state == "attached" and candidate.pid not in pids]
@@ -193,39 +191,39 @@ class Fleet:
             self._try_again(pid, exc)
             return None
         try:
-            spoilt = self._spoilt(pid, fd)
+            corrupted = self._corrupted(pid, fd)
         except AttachError as exc:  # unknown whether the process still has its page open
             self._try_again(pid, exc)
             if fd is not None:
                 os.close(fd)
             return None
         with self._lock:
-            known = self._held.get(pid)
+            known = self._living.get(pid)
             if fd is None:
                 self._limits.forget(pid)
                 if known is None:  # the scan has seen a page there, so it may only be unreadable at this moment
                     self._census.recheck(pid)
                 if known is not None and known.ended is None:
-                    self._end_without_page(known, is_spoilt=known is spoilt)
+                    self._end_without_page(known, is_corrupt=known is corrupted)
                 return None
             if self._is_closed or (known is not None and known.page == page_id(fd)):
                 os.close(fd)
                 return None
             if known is not None:
-                self._end_without_page(known, is_spoilt=known is spoilt)
+                self._end_without_page(known, is_corrupt=known is corrupted)
         if not self._has_room(pid, fd):
             os.close(fd)
             return None
         return self._take(pid, fd, ticks)
 
-    def _spoilt(self, pid: int, fd: int | None) -> Target | None:
+    def _corrupted(self, pid: int, fd: int | None) -> Target | None:
         """Return the target of a process that has damaged its page.
 
         The process still has the page open, but `fd` is another page, or None. This may take a second: do not
         call it under the lock.
         """
         with self._lock:
-            known = self._held.get(pid)
+            known = self._living.get(pid)
         if known is None or known.ended is not None or (fd is not None and known.page == page_id(fd)):
             return None
         return known if known.has_page_open() and proc.has_memory(pid) else None
@@ -242,7 +240,7 @@ class Fleet:
 
     def _count(self, uid: int) -> int:
         with self._lock:
-            return sum(1 for target in self._held.values() if target.identity.uid == uid)
+            return sum(1 for target in self._living.values() if target.identity.uid == uid)
 
     def require_room(self, pid: int) -> None:
         """Refuse one more process of a user who has the maximum number of targets.
@@ -252,7 +250,7 @@ class Fleet:
         """
         uid = account_of(pid)
         with self._lock:
-            is_served = pid in self._held
+            is_served = pid in self._living
         if not is_served and self._count(uid) >= self._limits.per_user:
             raise HookdError(
                 f"process {pid} cannot be served: user {user_name(uid)} has {self._limits.per_user} targets already",
@@ -292,19 +290,19 @@ class Fleet:
     def _add(self, target: Target) -> Target | None:
         pid = target.pid
         with self._lock:
-            known = self._held.get(pid)
+            known = self._living.get(pid)
             if self._is_closed or (known is not None and known.page == target.page):  # another thread was quicker
                 target.close()
                 return None
             self._relabel_parent(target.identity)
             target.claim = self.claim(target.identity, pid)
             self._take_over(target.claim)
-            self._held[pid] = target
+            self._living[pid] = target
             self._limits.forget(pid)
             self._reserved.pop(pid, None)
             if self._only is not None:
                 self._seen.add((pid, target.start_ticks))
-        target.witness.memory = self._memories.of(pid)
+        target.witness.memory = self._memory_cgroups.of(pid)
         self.catch_up(target)
         target.incidents_stored = self.store.seen(self._key(target))
         self._keep_incidents(target)
@@ -331,7 +329,7 @@ class Fleet:
     def _claims_beside(self, pid: int, uid: int) -> list[labels.Claim]:
         """Return the claims that one more target of a user has to respect."""
         with self._lock:
-            held = [other for other in self._held.values() if other.pid != pid]
+            held = [other for other in self._living.values() if other.pid != pid]
             # A target whose page is corrupt is served, too.
             others = [
                 target
@@ -365,7 +363,7 @@ class Fleet:
         Under `hookd run` the parent may have an agent too, but it is not rank 0.
         """
         with self._lock:
-            parent = self._held.get(identity.ppid)
+            parent = self._living.get(identity.ppid)
             if parent is None or parent.identity.uid != identity.uid:
                 return
             if identity.world_size > 1 and parent.identity.world_size == 1:
@@ -378,14 +376,14 @@ class Fleet:
         with self._lock:
             self._ended = [old for old in self._ended if not _is_same(old.claim, claim)]
 
-    def _end_without_page(self, target: Target, *, is_spoilt: bool) -> None:
+    def _end_without_page(self, target: Target, *, is_corrupt: bool) -> None:
         """End a target whose process has no good page any more.
 
         Its agent was detached, the process runs another program, or it has damaged its page.
         """
         snapshot = target.read()
-        if target.ended is None and is_spoilt:
-            target.spoil()
+        if target.ended is None and is_corrupt:
+            target.mark_corrupt()
         if target.state == "corrupt":
             return
         if snapshot is not None and snapshot.state in ("detaching", "detached"):
@@ -399,7 +397,7 @@ class Fleet:
 
         This takes at most LOOK_S per user; the user's other targets wait for the next poll, so that other users' need not.
         """
-        self._memories.look()
+        self._memory_cgroups.look()
         budget = Budget(LOOK_S, self._clock)
         for target in sorted(self.targets(), key=lambda target: target.looked_at):
             owner = target.identity.uid
@@ -460,10 +458,10 @@ class Fleet:
 
     def _retire(self, target: Target) -> None:
         with self._lock:
-            if self._held.get(target.pid) is not target:
+            if self._living.get(target.pid) is not target:
                 return
-            del self._held[target.pid]
-            if not any(_is_same(other.claim, target.claim) for other in self._held.values()):
+            del self._living[target.pid]
+            if not any(_is_same(other.claim, target.claim) for other in self._living.values()):
                 self._ended.append(target)
                 beside = [other for other in self._ended if other.identity.uid == target.identity.uid]
                 if len(beside) > self._limits.per_user:
@@ -564,7 +562,7 @@ class Fleet:
             self._is_closed = True
             for target in self.targets():
                 target.close()
-            self._held.clear()
+            self._living.clear()
             self._ended.clear()
 
 

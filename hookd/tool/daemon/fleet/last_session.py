@@ -154,8 +154,6 @@ class LastSession(Watcher):
 
     Args:
         path: path of the file; None stores nothing.
-        fleet: reports the incidents.
-        clock: monotonic seconds.
     """
 
     def __init__(self, path: Path | None, fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:

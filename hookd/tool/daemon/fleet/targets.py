@@ -256,7 +256,7 @@ class Target:
             self._draw()
             self._close("detached", "detached")
 
-    def spoil(self) -> None:
+    def mark_corrupt(self) -> None:
         """Stop trusting the page."""
         with self._lock:
             self._close("corrupt", "corrupt")

@@ -122,15 +122,7 @@ class _Loss:
 
 
 class Admission:
-    """Admits incidents to the store; thread-safe.
-
-    Args:
-        store: where admitted incidents are stored.
-        clock: monotonic seconds.
-
-    Attributes:
-        kinds: the kinds in use.
-    """
+    """Admits incidents to the store; thread-safe."""
 
     def __init__(self, store: IncidentStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store

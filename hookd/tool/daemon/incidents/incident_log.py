@@ -32,11 +32,7 @@ class _Window:
 
 
 class IncidentLog:
-    """Logs the incidents of one target, the first ones of each kind at once; used by one thread at a time.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Logs the incidents of one target, the first ones of each kind at once; used by one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -75,11 +75,7 @@ class Sender:
     Delivery is at least once: accepted messages are recorded in the store, and all others are posted after a restart.
 
     Args:
-        config: the webhook and the kinds that it wants.
-        store: records deliveries.
         url: returns the address of this daemon.
-        pace: the rate of messages and retries.
-        clock: monotonic seconds.
     """
 
     def __init__(

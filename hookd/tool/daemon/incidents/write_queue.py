@@ -237,7 +237,7 @@ class WriteQueue:
         """Write all or nothing; a failure is logged when it begins and when it ends."""
         try:
             if self._writer is None or self._is_damaged:
-                self._mend()
+                self._repair()
             assert self._writer is not None
             assert self._path is not None
             database.bound(self._writer, self._path, self._max_bytes)
@@ -313,7 +313,7 @@ class WriteQueue:
                 self._is_damaged = True
                 self._changed.notify_all()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Reopen the file; a damaged one is renamed first, unless another process has replaced it."""
         kept = None
         with self._reading:

@@ -43,7 +43,7 @@ _INFO_LABELS = (
 )  # fmt: skip
 
 
-class Tally:
+class AttachCounter:
     """Counts the attaches of this daemon; thread-safe."""
 
     def __init__(self) -> None:
@@ -89,20 +89,14 @@ class FleetCollector:
     """A prometheus_client collector over a fleet, which runs one `collect` at a time.
 
     Args:
-        fleet: whose targets are served.
-        tally: of the daemon's attaches.
-        limits: of each target's series.
         backing_off: returns the processes in which an attach by rule has failed.
-        clock: monotonic seconds.
-        watchers: which add samples of each target.
-        kinds: bounds the kinds of incidents.
         more: returns the families of plugins; its argument says whether a family's name, with its kind, is free.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        tally: Tally,
+        attach_counter: AttachCounter,
         limits: Limits,
         backing_off: Callable[[], Sized] = tuple,
         *,
@@ -116,7 +110,7 @@ class FleetCollector:
         self._kinds = kinds or Kinds()
         self._more = more
         self._backing_off = backing_off
-        self._tally = tally
+        self._attach_counter = attach_counter
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
@@ -153,7 +147,7 @@ class FleetCollector:
 
     def facts(self) -> dict[str, float | None]:
         """Return facts for people: the seconds of the last scrape, and the numbers of attaches done and refused."""
-        attached, refused = self._tally.sums()
+        attached, refused = self._attach_counter.sums()
         return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
 
     def _failed(self, target: Target) -> None:
@@ -174,7 +168,7 @@ class FleetCollector:
         yield GaugeMetricFamily(
             "hookd_scrape_duration_seconds", "How long the scrape before this one took to collect.", self._last_scrape_s
         )
-        yield from self._tally.families()
+        yield from self._attach_counter.families()
         yield GaugeMetricFamily(*_BACKING_OFF, len(self._backing_off()))
 
 

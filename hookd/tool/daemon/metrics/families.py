@@ -110,7 +110,6 @@ class PageFamily:
 
     Args:
         name: of the family, without `_total`.
-        text: its help.
         kind: counter, gauge, histogram or info.
     """
 

@@ -42,7 +42,6 @@ class AvailablePlugin:
     """A daemon plugin that was found, and is not imported yet.
 
     Attributes:
-        name: of the plugin.
         source: its source; `source.entry` is `module:Class`.
         path: of its file, if it was found in a plugin directory.
     """

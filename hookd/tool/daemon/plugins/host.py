@@ -49,12 +49,7 @@ def load(config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> Ho
 
 
 class Host:
-    """Calls the daemon plugins after each look at the targets, and keeps their results.
-
-    Args:
-        workers: the daemon plugins.
-        clock: monotonic seconds.
-    """
+    """Calls the daemon plugins after each look at the targets, and keeps their results."""
 
     def __init__(self, workers: Sequence[PluginWorker] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self.workers = tuple(workers)

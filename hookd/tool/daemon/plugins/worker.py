@@ -56,17 +56,11 @@ class PluginWorker:
 
     Any thread may request calls. Only `call` and `close` wait for the plugin's code.
 
-    Args:
-        available: the plugin, not imported yet.
-        options: for its `configure`.
-        clock: monotonic seconds.
-
     Attributes:
         state: one of STATES.
         every_s: seconds between two calls of `collect`.
         hooks: the hooks that it implements; empty until it is imported.
         errors: number of errors, by hook.
-        seconds: time spent in the plugin.
         skipped: number of calls that were not made, because the plugin was quarantined or too many calls waited.
         troubles: the last errors.
     """

@@ -76,11 +76,7 @@ class _Group:
 
 
 class Drift:
-    """Watches the replicas of every run.
-
-    Args:
-        fleet: to which diverged ranks are reported, and when they are equal again.
-    """
+    """Watches the replicas of every run; reports ranks that diverge, and when they are equal again."""
 
     families: Sequence[Declared] = (DIVERGED,)
 

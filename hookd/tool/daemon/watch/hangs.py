@@ -39,7 +39,6 @@ class _Reported:
     """A hang that was reported.
 
     Attributes:
-        target: on which it was reported.
         for_s: its duration until now, in seconds.
         before_s: the part of `for_s` before this daemon started to watch.
         at_least: whether it may have lasted longer than `for_s`.
@@ -55,10 +54,7 @@ class Hangs:
     """Watches for hangs, see `hookd.tool.daemon.watch.watcher.Watcher`.
 
     Args:
-        fleet: to which hangs are reported.
-        patience: the settings by which a silence becomes a hang.
         poll_s: interval between two looks, in seconds.
-        clock: monotonic seconds.
     """
 
     families: Sequence[Declared] = (_HANG, _PATIENCE)

@@ -275,12 +275,7 @@ def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: fl
 
 
 class Stragglers:
-    """Watches the ranks of every run.
-
-    Args:
-        fleet: to which stragglers are reported, and their recovery.
-        clock: monotonic seconds.
-    """
+    """Watches the ranks of every run; reports stragglers and their recovery."""
 
     families: Sequence[Declared] = (SCORE, SLOW)
 

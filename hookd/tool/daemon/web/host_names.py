@@ -25,7 +25,7 @@ _MAX_REPORTED = 16
 _log = logging.getLogger(__name__)
 
 
-class Names:
+class HostNames:
     """Decides whether a daemon answers to the name in a request.
 
     Args:

@@ -13,7 +13,7 @@ from hookd.tool.reports.wording import count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hookd.tool.daemon.web.pages.heat import Column, Warmth
+    from hookd.tool.daemon.web.pages.heat import ColourScale, Column
     from hookd.tool.daemon.web.pages.html import Markup
     from hookd.tool.daemon.web.pages.tree import Node, Tree
 
@@ -25,7 +25,7 @@ OPEN = 2
 """Number of levels that are open initially."""
 
 
-class Asked(NamedTuple):
+class MapChoice(NamedTuple):
     """The reader's choices, from the URL.
 
     Attributes:
@@ -41,19 +41,17 @@ class Asked(NamedTuple):
     page: int = 1
 
 
-class Map:
+class HeatMap:
     """A heat map of one target.
 
     Args:
-        tree: the modules of the target.
-        asked: the reader's choices.
         where: returns the URL of this page with other choices.
     """
 
-    def __init__(self, tree: Tree, asked: Asked, where: Callable[..., str]) -> None:
+    def __init__(self, tree: Tree, asked: MapChoice, where: Callable[..., str]) -> None:
         self._tree, self._asked, self._where = tree, asked, where
         self._columns: Sequence[Column] = VIEWS[asked.view].columns(tree)
-        self._warmth: list[Warmth] = [column.warmth() for column in self._columns]
+        self._colour_scales: list[ColourScale] = [column.colour_scale() for column in self._columns]
 
     def markup(self) -> Markup:
         """Return the section of the page."""
@@ -165,7 +163,7 @@ class Map:
         value = column.values.get(node.name)
         if value is None:
             return tag("span", class_="cell")
-        return tag("span", column.write(value), class_=f"cell {self._warmth[n].of(value)}", title=column.name)
+        return tag("span", column.write(value), class_=f"cell {self._colour_scales[n].of(value)}", title=column.name)
 
     def _head(self) -> Markup:
         names = (tag("span", column.name, class_="cell") for column in self._columns)

@@ -30,7 +30,6 @@ class Rank:
     """A target as the pages show it.
 
     Attributes:
-        target: the target.
         row: its summary row, see `describe.target_row`.
         samples: its samples of the last minutes.
         cost: hookd's share of its time; None if unknown.
@@ -137,12 +136,7 @@ def incident_count(rank: Rank) -> Markup | str:
 
 
 def changed(ranks: Sequence[Rank], settings: Mapping[str, str]) -> Markup | None:
-    """Return a warning if a plugin changes the training, because its results then differ from those without hookd.
-
-    Args:
-        ranks: the ranks of one run.
-        settings: settings by plugin, as text.
-    """
+    """Return a warning if a plugin changes the training, because its results then differ from those without hookd."""
     names = sorted({name for rank in ranks for name in rank.changed_by})
     if not names:
         return None

@@ -13,7 +13,7 @@ from hookd.tool.daemon.web.pages.curves import Line, chart
 from hookd.tool.daemon.web.pages.heat import VIEWS
 from hookd.tool.daemon.web.pages.home import incident_table
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
-from hookd.tool.daemon.web.pages.modules import Asked, Map
+from hookd.tool.daemon.web.pages.modules import HeatMap, MapChoice
 from hookd.tool.daemon.web.pages.ranks import Rank
 from hookd.tool.daemon.web.pages.tree import Tree
 from hookd.tool.reports import wording
@@ -34,7 +34,7 @@ MOST_CURVES = plots.COLOURS
 MOST_RANKS = 256
 """Maximum number of ranks in the table, the first ones."""
 
-NOTHING = Asked()
+NOTHING = MapChoice()
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Choice:
     """
 
     pid: int | None = None
-    modules: Asked = NOTHING
+    modules: MapChoice = NOTHING
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Choice:
         """Return the choices of a query; invalid parameters are ignored."""
         view = query.get("view", "")
-        asked = Asked(
+        asked = MapChoice(
             view if view in VIEWS else "time",
             query.get("m", ""),
             query.get("q", "").strip()[:200],
@@ -122,7 +122,7 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
         yield section("state", "State", tag("p", text, class_="bad"))
         return
     yield section("state", "State", *_state(chosen, report))
-    heat = Map(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
+    heat = HeatMap(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
     yield heat.markup()
     yield heat.search()
     yield section("plugins", "Plugins and their cost", _plugins(report))
