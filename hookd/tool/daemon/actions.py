@@ -122,9 +122,8 @@ class Actions:
         specs = self._config.plugins if order.plugins is None else order.plugins
         audit.require_allowed(self._config, pid, [spec.name for spec in specs], order.plugin_dirs, by)
         self._fleet.require_room(pid)
-        with self._alone(
-            pid, 0.0 if by is None else order.timeout_s
-        ):  # a user's attach waits for one by rule in progress
+        # A user's attach waits for one by rule in progress.
+        with self._alone(pid, 0.0 if by is None else order.timeout_s):
             try:
                 result = attach(pid, self._request(pid, order))
             except HookdError as exc:

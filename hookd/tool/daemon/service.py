@@ -118,9 +118,8 @@ class Service:
         self._rule_pool = ThreadPoolExecutor(turns.MOST, "hookd-rule")
         # Shut down with waiting: a poll that runs after targets and store are closed would take all targets for ended.
         self._look_pool = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
-        self._death_pool = ThreadPoolExecutor(
-            DEATH_THREADS, "hookd-death"
-        )  # separate, so that many deaths at once do not delay polls
+        # Separate, so that many deaths at once do not delay polls.
+        self._death_pool = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")
         self._attempts: set[asyncio.Task[None]] = set()
         self._may_attach = asyncio.Event()
         self._watched: dict[int, Target] = {}

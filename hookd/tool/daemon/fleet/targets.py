@@ -136,10 +136,8 @@ class Target:
         self._distinct: tuple[list[Incident], int] = ([], 0)
         self._curve: list[CurvePoint] = []
         self._usage = Usage()
-        self._leftover, self._removals = (
-            "",
-            0,
-        )  # the socket file of an agent that was killed, and the number of attempts left to remove it
+        self._leftover = ""  # the socket file of an agent that was killed
+        self._removals = 0  # number of attempts left to remove it
         self.witness = Witness(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, as of the last look
         self._page_owner = frozenset({os.fstat(fd).st_uid})

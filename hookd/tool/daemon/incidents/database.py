@@ -264,9 +264,8 @@ def _reader(path: Path, how: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        if (
-            0 < connection.execute("PRAGMA user_version").fetchone()[0] < COLLAPSED
-        ):  # no daemon has brought it up to date
+        # No daemon has brought it up to date.
+        if 0 < connection.execute("PRAGMA user_version").fetchone()[0] < COLLAPSED:
             connection.execute(_AS_COLLAPSED)
     except BaseException:
         connection.close()

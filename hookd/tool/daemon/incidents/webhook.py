@@ -98,9 +98,8 @@ class Sender:
         self._sent: dict[tuple[int | str, ...], float] = {}
         self._turns: dict[int, float] = {}  # by owner, the time of their last message
         self._queued: set[tuple[Any, ...]] = set()
-        self._announced: dict[
-            tuple[Any, ...], None
-        ] = {}  # sent recently: `undelivered` and `receive` may both return one
+        # Sent recently: `undelivered` and `receive` may both return one.
+        self._announced: dict[tuple[Any, ...], None] = {}
         self._is_behind = True  # whether the store has more: at first, the rest of an earlier daemon
         self._is_failing = False
         self._loop: asyncio.AbstractEventLoop | None = None

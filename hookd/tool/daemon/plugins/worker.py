@@ -77,7 +77,6 @@ class PluginWorker:
         self.seconds = 0.0
         self.skipped = 0
         self._clock = clock
-        self._readmits = True
         self._probation = Probation(BACK_OFF_S, LONGEST_BACK_OFF_S)
         self._since = 0  # errors since the plugin was last admitted
         self._lock = threading.Lock()
@@ -86,9 +85,8 @@ class PluginWorker:
         self._late: Job | None = None
         self._periodic: dict[str, tuple[Job | None, float]] = {}  # by hook, its last job and when it was requested
         self._has_turn = False
-        self._plugin: object = available.source.entry.partition(":")[
-            0
-        ]  # the module's name, until the plugin is created
+        # The module's name, until the plugin is created.
+        self._plugin: object = available.source.entry.partition(":")[0]
         configure = Job("configure", [{"options": options}])
         # A daemon thread, because a plugin that never returns must not keep the process alive.
         self._thread = threading.Thread(
@@ -150,18 +148,21 @@ class PluginWorker:
             job, began = under_way
             if now - began >= TIMES_S[job.hook] and self._late is not job:
                 self._late = job
-                if self.state == "starting":
-                    self._end_turn()
-                    self._refuse(f"its import and configure take longer than {TIMES_S[job.hook]:g} s", self._where())
-                    return
-                frame = self._where()
-                self._failed(job.hook, f"{job.hook} takes longer than {TIMES_S[job.hook]:g} s", frame, "", is_dear=True)
+                self._time_out(job.hook, line_of(self._thread.ident, self._plugin))
             return
         with self._lock:
             if self.state == "quarantined" and self._probation.is_over(now):
                 self.state, self._since = "active", 0
                 self._probation.admit(now)
                 _log.warning("plugin %s is active again, on probation", self.name)
+
+    def _time_out(self, hook: str, where: str) -> None:
+        limit = f"longer than {TIMES_S[hook]:g} s"
+        if self.state == "starting":
+            self._end_turn()
+            self._refuse(f"its import and configure take {limit}", where)
+        else:
+            self._failed(hook, f"{hook} takes {limit}", where, is_timeout=True)
 
     def close(self) -> None:
         """Call `close` and end the thread; blocks for at most the timeout of `close`."""
@@ -194,7 +195,8 @@ class PluginWorker:
         """
         try:
             plugin = self._load(job)
-            self._readmits = plugin.readmit
+            if not plugin.readmit:
+                self._probation = Probation(0.0, 0.0)
             if job.hook in self.hooks:
                 function, names = self.hooks[job.hook]
                 function(**{name: job.rounds[0][name] for name in names})
@@ -251,28 +253,22 @@ class PluginWorker:
             where, trace = author_line(error, self._plugin), "".join(traceback.format_exception(error))
             self._failed(job.hook, worded(error), where, trace)
 
-    def _failed(self, hook: str, text: str, where: str, trace: str, *, is_dear: bool = False) -> None:
+    def _failed(self, hook: str, text: str, where: str, trace: str = "", *, is_timeout: bool = False) -> None:
         with self._lock:
             self._since += 1
             is_first = self.trouble.get("text") != text
             self._record(hook, text, where, trace)
-            limit = 1 if is_dear or self._probation.is_on(self._clock()) else MAX_ERRORS
+            limit = 1 if is_timeout or self._probation.is_on(self._clock()) else MAX_ERRORS
             is_quarantined = self.state == "active" and self._since >= limit
             if is_quarantined:
                 self.state = "quarantined"
-                wait_s = self._probation.put_aside(self._clock()) if self._readmits else 0.0
-                if not self._readmits:
-                    self._probation.until = None
+                wait_s = self._probation.put_aside(self._clock())
         if is_first:
             at = f" at {where}" if where else ""
             _log.error("plugin %s: %s: %s%s", self.name, hook, one_line(text), one_line(at))
         if is_quarantined:
             until = f"for {wait_s:g} s" if wait_s else "until the daemon starts again"
             _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, one_line(text))
-
-    def _where(self) -> str:
-        """Return the line of the plugin's code that its thread executes."""
-        return line_of(self._thread.ident, self._plugin)
 
     def row(self) -> DaemonPluginRow:
         """Return a description of the plugin, as JSON values."""

@@ -83,11 +83,11 @@ def parts(
     """Return the parts of the page.
 
     Args:
-        name: name of the run.
+        name: of the run.
         targets: its ranks, including ended ones that linger; may be empty.
-        history: their history.
-        incidents: incidents of the run, newest first.
-        choice: the reader's choices.
+        history: of the targets.
+        incidents: of the run, newest first.
+        choice: the reader's.
     """
     every = sorted((Rank.of(rank, history) for rank in targets), key=ranks.order)
     title = tag("h1", "run ", tag("b", name))
@@ -129,10 +129,10 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
 
 
 def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[object]:
-    identity = [snapshot.target.last() for snapshot in every if snapshot.changed_by]
+    snapshots = [rank.target.last() for rank in every if rank.changed_by]
     settings = {
         plugin: ", ".join(f"{key}={value}" for key, value in plugin_options(snapshot.identity, plugin).items())
-        for snapshot in identity
+        for snapshot in snapshots
         if snapshot is not None
         for plugin in {plugin for rank in every for plugin in rank.changed_by}
     }
@@ -203,13 +203,7 @@ def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
 
 def _state(rank: Rank, report: Report) -> Iterator[object]:
     row = rank.row
-    for why in filter(
-        None,
-        (
-            row["how"] and f"It {row['how']}.",
-            paused(report, row),
-        ),
-    ):
+    for why in filter(None, (row["how"] and f"It {row['how']}.", paused(report, row))):
         yield tag("p", why, class_="bad")
     seen = {state: value for state, value in report["observed"].items() if value}
     blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
@@ -237,7 +231,6 @@ def _state(rank: Rank, report: Report) -> Iterator[object]:
 
 
 def _plugins(report: Report) -> Markup:
-    """Return the table of plugins: state, errors and cost."""
     if not report["plugins"]:
         return tag("p", "None is loaded.", class_="soft")
     head = ("plugin", "state", "training", "looks at", ">errors", ">time spent", "settings")
