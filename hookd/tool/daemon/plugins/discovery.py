@@ -190,9 +190,9 @@ def hooks(plugin: DaemonPlugin) -> Hooks:
         function = getattr(type(plugin), attribute, None)
         if hasattr(function, "hookd_impl"):
             raise _wrong(plugin, function, f"{attribute} is marked for the target: import hookimpl from hookd.serving")
-        if hasattr(function, "hookd_daemon_impl") and attribute not in _SPECS:
-            near = difflib.get_close_matches(attribute, _SPECS, 1)
-            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(_SPECS)}"
+        if hasattr(function, "hookd_daemon_impl") and attribute not in hookspecs.HOOKS:
+            near = difflib.get_close_matches(attribute, hookspecs.HOOKS, 1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(hookspecs.HOOKS)}"
             raise _wrong(plugin, function, f"there is no hook {attribute!r}; {meant}")
     manager = PluginManager("hookd_daemon")
     manager.add_hookspecs(hookspecs)
@@ -201,15 +201,12 @@ def hooks(plugin: DaemonPlugin) -> Hooks:
     except PluginValidationError as exc:
         raise PluginError(f"{plugin.name}: {exc}") from exc
     implemented: Hooks = {}
-    for hook in _SPECS:
+    for hook in hookspecs.HOOKS:
         for impl in getattr(manager.hook, hook).get_hookimpls():
             if impl.kwargnames or impl.wrapper or impl.hookwrapper:
                 raise _wrong(plugin, impl.function, f"{hook} must not have defaults, or be a wrapper")
             implemented[hook] = (impl.function, tuple(impl.argnames))
     return implemented
-
-
-_SPECS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_daemon_spec"))
 
 
 def _wrong(plugin: DaemonPlugin, function: Any, text: str) -> PluginError:
