@@ -17,7 +17,7 @@ from hookd.tool.linux import commandline, proc
 from hookd.tool.linux.accounts import account, uid_of
 from hookd.tool.linux.owner import user_name
 from hookd.wire import labels
-from hookd.wire.page.layout import clean as valid
+from hookd.wire.page.layout import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,13 +113,13 @@ OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
 def script_of(cmdline: Sequence[str]) -> str:
     """Return the script of a Python command line, or the module after `-m`. The result is "" if there is neither."""
     name, is_module = commandline.program(cmdline)
-    return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
+    return clean(name.rpartition(".")[2] + ".py" if is_module and name else name)
 
 
 def text(raw: Mapping[str, object], key: str) -> str:
     """Return a text of a page's object, "" if there is none."""
     value = raw.get(key)
-    return valid(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
+    return clean(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
