@@ -124,8 +124,8 @@ class FakeDaemon:
         if isinstance(plugin, type):
             return self._of_class(plugin)
         directories = [plugin.parent] if isinstance(plugin, Path) else []
-        found, problems = discovery.find(directories, lambda name: isinstance(plugin, Path) or name == plugin)
-        for available in found:
+        plugins, problems = discovery.find(directories, lambda name: isinstance(plugin, Path) or name == plugin)
+        for available in plugins:
             if available.path == plugin or (available.path is None and available.name == plugin):
                 module = available.source.entry.partition(":")[0]
                 if available.path is not None and module not in sys.modules:

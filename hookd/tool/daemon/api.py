@@ -110,8 +110,8 @@ class Api:
         return web.json_response(await asyncio.to_thread(self._service.report, pid, has_curve=has_curve))
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        wanted = incident_filter(request)
-        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **wanted)})
+        filters = incident_filter(request)
+        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **filters)})
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)
@@ -144,13 +144,13 @@ def incident_filter(request: web.Request) -> Query:
         "run": str, "pid": int, "user": int, "kind": str, "since": float, "limit": int, "id": int, "after": int,
         "order": str,
     }  # fmt: skip
-    wanted: dict[str, object] = {}
+    filters: dict[str, object] = {}
     for key, text in request.query.items():
         try:
-            wanted[key] = kinds[key](text)
+            filters[key] = kinds[key](text)
         except (KeyError, ValueError) as exc:  # noqa: PERF203  a query has a handful of keys
             raise UsageError(f"the query's '{key}' is unknown or has the wrong type", reason="bad-request") from exc
-    return cast("Query", wanted)
+    return cast("Query", filters)
 
 
 @web.middleware

@@ -57,9 +57,9 @@ class AutoAttach:
         self._unknown: dict[int, int] = {}
         self._turns = Turns()
 
-    def see(self, found: Iterable[Candidate]) -> None:
+    def see(self, candidates: Iterable[Candidate]) -> None:
         """Apply the rules to processes that are new or have changed."""
-        for candidate in found:
+        for candidate in candidates:
             with self._lock:
                 known = self._wants.get(candidate.pid)
                 if known is not None and known.start == candidate.start and candidate.state == "attachable":
@@ -117,8 +117,8 @@ class AutoAttach:
             self._turns.end(want, self._clock(), is_attached=is_attached)
 
     def _is_wanted(self, want: Want) -> bool:
-        found = inspected(want.pid)
-        is_there = found is not None and found.start == want.start and found.state == "attachable"
+        candidate = inspected(want.pid)
+        is_there = candidate is not None and candidate.start == want.start and candidate.state == "attachable"
         return is_there and not self._is_dismissed(want.pid, want.start)
 
     def _drop(self, want: Want) -> None:

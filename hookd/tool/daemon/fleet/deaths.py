@@ -92,8 +92,8 @@ class MemoryCgroups:
         counter = self._counter(pid)
         if counter is None:
             return None
-        found = self._by_counter.get(counter) or MemoryCgroup(counter, self._clock)
-        return self._by_counter.setdefault(counter, found)
+        cgroup = self._by_counter.get(counter) or MemoryCgroup(counter, self._clock)
+        return self._by_counter.setdefault(counter, cgroup)
 
     def _counter(self, pid: int) -> Path | None:
         """Return the counter of a process's cgroup.
@@ -150,11 +150,11 @@ class Witness:
 
     def gather(self, pidfd: int) -> Evidence:
         """Collect the facts that are known about the end by now."""
-        found = exits.find(self._pid, self._ticks, self._image, pidfd)
-        is_killed = found.status is not None and found.status & 0x7F == signal.SIGKILL
+        ending = exits.find(self._pid, self._ticks, self._image, pidfd)
+        is_killed = ending.status is not None and ending.status & 0x7F == signal.SIGKILL
         return Evidence(
-            found.status,
-            found.source,
+            ending.status,
+            ending.source,
             self._oom() if is_killed else "",
             is_killed and self._init is not None and not exits.is_alive(*self._init),
         )
@@ -379,8 +379,8 @@ def _event(snapshot: Snapshot, record: Record) -> LastEvent:
 
 def _bounded(metrics: Mapping[str, object], modules: Sequence[ModuleRow]) -> Statistics:
     """Return the statistics, or as many of them as fit into the limit."""
-    for found in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
-        clean: Statistics = jsonable(found)
+    for statistics in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
+        clean: Statistics = jsonable(statistics)
         if len(json.dumps(clean)) <= MAX_DETAIL:
             return clean
     return {}

@@ -93,14 +93,14 @@ class Fleet:
         with self._lock:
             return sorted([*self._living.values(), *self._ended], key=lambda target: target.pid)
 
-    def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
+    def incidents(self, **filters: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents from the store, see `incidents.query`.
 
         A daemon for certain pids returns only those of its targets.
         """
         with self._lock:
             processes = None if self._only is None else frozenset(self._seen)
-        return self.store.query(processes, **wanted)
+        return self.store.query(processes, **filters)
 
     def forget(self, age_s: float) -> None:
         """Forget incidents of this age.
@@ -138,32 +138,34 @@ class Fleet:
             served = Counter(target.identity.uid for target in self._living.values())
         for pid in self._limits.reopened(served):
             self._census.recheck(pid)
-        found = self._census.look()
+        candidates = self._census.look()
         with self._lock:
-            held = list(self._living.values())
+            living = list(self._living.values())
         # Of the known targets only those without their page can be new: the agent has left, or another program runs.
-        pids = self._without_page(held)
-        pids += [candidate.pid for candidate in found if candidate.state == "attached" and candidate.pid not in pids]
-        return self._adopt_in_turn(pids), found
+        pids = self._without_page(living)
+        pids += [
+            candidate.pid for candidate in candidates if candidate.state == "attached" and candidate.pid not in pids
+        ]
+        return self._adopt_in_turn(pids), candidates
 
-    def _without_page(self, held: list[Target]) -> list[int]:
+    def _without_page(self, living: list[Target]) -> list[int]:
         """Return the pids of targets that have closed their page.
 
         This takes at most LOOK_S per user, in another order each time.
         """
         of_user: defaultdict[int, list[Target]] = defaultdict(list)
-        random.shuffle(held)
-        for target in held:
+        random.shuffle(living)
+        for target in living:
             of_user[target.identity.uid].append(target)
-        found = []
+        pids = []
         for user, targets in of_user.items():
             until = self._clock() + LOOK_S
             with contextlib.suppress(AttachError):  # the state of this user's targets is unknown now
                 for target in without_page(user, targets):
-                    found.append(target.pid)
+                    pids.append(target.pid)
                     if self._clock() > until:
                         break
-        return sorted(found)
+        return sorted(pids)
 
     def _adopt_in_turn(self, pids: Sequence[int]) -> list[Target]:
         """Make targets of processes that have pages. This takes at most LOOK_S per user; the rest waits for the next scan."""
@@ -322,18 +324,18 @@ class Fleet:
         # Ranks that were started by hand, each from its own shell, have no common parent.
         met = (claim.launcher for claim in others if meeting and (claim.uid, claim.meeting) == (uid, meeting))
         job = next(met, labels.launcher(identity.world_size, pid, identity.ppid))
-        found = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
-        found.meeting = meeting
-        return found
+        claim = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
+        claim.meeting = meeting
+        return claim
 
     def _claims_beside(self, pid: int, uid: int) -> list[labels.Claim]:
         """Return the claims that one more target of a user has to respect."""
         with self._lock:
-            held = [other for other in self._living.values() if other.pid != pid]
+            living = [other for other in self._living.values() if other.pid != pid]
             # A target whose page is corrupt is served, too.
             others = [
                 target
-                for target in held
+                for target in living
                 if target.ended is None or target.state == "corrupt" or target.identity.uid != uid
             ]
             # A user's new job replaces that user's last one, which lingers; it must not replace another user's.

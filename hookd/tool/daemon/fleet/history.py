@@ -80,16 +80,16 @@ class History(Watcher):
         with self._lock:
             self._kept = {target: self._kept.get(target) or array("d") for target in targets}
             for target, sample in taken.items():
-                kept = self._kept[target]
-                kept.extend(sample)
-                del kept[: -_WIDTH * _CAPACITY]
+                cells = self._kept[target]
+                cells.extend(sample)
+                del cells[: -_WIDTH * _CAPACITY]
 
     def of(self, target: Target) -> list[Sample]:
         """Return the samples of a target, oldest first. There are none if it was never looked at."""
         with self._lock:
-            kept = list(self._kept.get(target, ()))
+            cells = list(self._kept.get(target, ()))
         shift = self._now() - self._clock()
-        rows = (kept[at : at + _WIDTH] for at in range(0, len(kept), _WIDTH))
+        rows = (cells[at : at + _WIDTH] for at in range(0, len(cells), _WIDTH))
         return [Sample(row[0] + shift, row[1], row[2], row[3], tuple(row[4:])) for row in rows]
 
 
@@ -101,9 +101,9 @@ def _sample(snapshot: Snapshot, now: float) -> array[float]:
     """Return the cells of one sample. The page may contain anything: numbers are checked when they are used."""
     timed, seconds = _times(snapshot)
     loss = family(snapshot, "hookd_activations_loss", ("backward",))
-    found = {} if loss is None else dict(zip((phase for (phase,) in loss.values), loss.first, strict=True))
-    losses = [loss.cells[found[str(n)]] if loss and str(n) in found else ABSENT for n in range(LOSSES)]
-    known = (NOT_FINITE if str(n) in found and not math.isfinite(value) else value for n, value in enumerate(losses))
+    by_phase = {} if loss is None else dict(zip((phase for (phase,) in loss.values), loss.first, strict=True))
+    losses = [loss.cells[by_phase[str(n)]] if loss and str(n) in by_phase else ABSENT for n in range(LOSSES)]
+    known = (NOT_FINITE if str(n) in by_phase and not math.isfinite(value) else value for n, value in enumerate(losses))
     return array("d", (now, float(steps(snapshot)), timed, seconds, *known))
 
 

@@ -199,13 +199,13 @@ class LastSession(Watcher):
             }
             self._fleet.report(target, "lost", message, seq=END, **known)
 
-    def _write(self, path: Path, held: Sequence[FormerTarget]) -> None:
+    def _write(self, path: Path, targets: Sequence[FormerTarget]) -> None:
         """Replace the file as a whole. If the daemon is killed meanwhile, the old one stays."""
         new = path.with_suffix(".new")
         try:
             new.unlink(missing_ok=True)
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump([target.as_json() for target in held], file)
+                json.dump([target.as_json() for target in targets], file)
             new.replace(path)
             self._is_failing = False
         except OSError as exc:

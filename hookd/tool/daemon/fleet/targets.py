@@ -194,11 +194,11 @@ class Target:
         """Return the identity, updated if the last copy of the page has another one."""
         if self._snapshot is not None and self._snapshot.identity != self._raw_identity:
             self._raw_identity = self._snapshot.identity
-            found = Identity.of_page(self._raw_identity, pid=self.pid)
+            identity = Identity.of_page(self._raw_identity, pid=self.pid)
             # After the end the kernel knows nothing about the pid, or it belongs to another process.
-            if found.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
-                found = replace(found, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})
-            self.identity = found
+            if identity.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
+                identity = replace(identity, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})
+            self.identity = identity
         return self.identity
 
     @property
@@ -207,8 +207,8 @@ class Target:
 
         It leaves by itself after a lease that ended, or an attach that failed.
         """
-        told = self._snapshot.identity.get("sent_away") if self._snapshot is not None else None
-        return told is True and self.ended is not None and self.ended.reason == "detached"
+        sent_away = self._snapshot.identity.get("sent_away") if self._snapshot is not None else None
+        return sent_away is True and self.ended is not None and self.ended.reason == "detached"
 
     def poll(self) -> None:
         """Look at page and process. This notices a detach, and a death if there is no pidfd."""

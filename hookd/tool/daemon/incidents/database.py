@@ -287,9 +287,9 @@ def check(connection: sqlite3.Connection) -> None:
     Raises:
         sqlite3.DatabaseError: it is damaged; `is_broken` is true for this error.
     """
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(f"malformed: {found}")
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {result}")
 
 
 def set_aside(path: Path) -> Path:
@@ -300,11 +300,11 @@ def set_aside(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     first = path.with_name(f"{path.name}.corrupt-{stamp}")
     others = (first.with_name(f"{first.name}-{n}") for n in itertools.count(2))
-    kept = next(path for path in itertools.chain([first], others) if not path.exists())
+    renamed = next(path for path in itertools.chain([first], others) if not path.exists())
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
-    return kept
+            path.with_name(path.name + suffix).rename(renamed.with_name(renamed.name + suffix))
+    return renamed
 
 
 @contextlib.contextmanager

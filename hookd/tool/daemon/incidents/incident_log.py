@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 class _Window:
     began: float
     lines: int = 0
-    held: int = 0
+    suppressed: int = 0
 
 
 class IncidentLog:
@@ -50,7 +50,7 @@ class IncidentLog:
                 window.lines += 1
                 _log.warning("%s", line(target, incident))
             else:
-                window.held += 1
+                window.suppressed += 1
         self._sum_up(target, now - WINDOW_S)
 
     def end(self, target: Target | FormerTarget) -> None:
@@ -62,8 +62,8 @@ class IncidentLog:
         for kind, window in list(self._windows.items()):
             if window.began <= until:
                 del self._windows[kind]
-                if window.held:
-                    _log.warning("%d more of %s %s: hookd report %d", window.held, kind, who(target), target.pid)
+                if window.suppressed:
+                    _log.warning("%d more of %s %s: hookd report %d", window.suppressed, kind, who(target), target.pid)
 
 
 def line(target: Target | FormerTarget, incident: Mapping[str, object]) -> str:

@@ -137,7 +137,7 @@ def _share(limit: int) -> int:
 
 
 def query(
-    connection: sqlite3.Connection, processes: Collection[tuple[str, int, int]] | None = None, **wanted: Unpack[Query]
+    connection: sqlite3.Connection, processes: Collection[tuple[str, int, int]] | None = None, **filters: Unpack[Query]
 ) -> list[IncidentRow]:
     """Return incidents that match all given conditions, the newest first, `MAX_ROWS` at most.
 
@@ -147,13 +147,13 @@ def query(
     Args:
         connection: to the file.
         processes: only incidents of these, by boot, pid and start ticks.
-        wanted: the conditions.
+        filters: the conditions.
     """
     sql_of = {
         "run": "run = ?", "pid": "pid = ?", "user": "owner = ?", "kind": "kind = ?", "since": "last >= ?", "id": "id = ?",
         "after": "id > ?",
     }  # fmt: skip
-    asked = cast("Mapping[str, str | float | None]", wanted)
+    asked = cast("Mapping[str, str | float | None]", filters)
     given = {sql_of[name]: value for name, value in asked.items() if name in sql_of and value is not None}
     conditions, values = list(given), [*given.values()]
     if not all(isinstance(value, str) or -(2**63) <= value < 2**63 for value in values):
@@ -162,16 +162,16 @@ def query(
         conditions.append(f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))")  # noqa: S608  ours
         values.append(json.dumps([list(process) for process in processes]))
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
-    is_after = wanted.get("after") is not None
+    limit = max(0, min(filters.get("limit", MAX_ROWS), MAX_ROWS))
+    is_after = filters.get("after") is not None
     columns = ", ".join(COLUMNS)
-    by = "id" if is_after else "id DESC" if wanted.get("order") == "id" else "last DESC, id DESC"
+    by = "id" if is_after else "id DESC" if filters.get("order") == "id" else "last DESC, id DESC"
     if is_after:
         sql = f"SELECT {columns} FROM incidents {where} ORDER BY {by} LIMIT ?"  # noqa: S608  ours
         rows = connection.execute(sql, (*values, limit))
     elif given or processes is not None:
         sql = _FAIR.format(columns=columns, where=where, by=by)
-        is_of_many = wanted.get("run") is None and wanted.get("pid") is None
+        is_of_many = filters.get("run") is None and filters.get("pid") is None
         share = _share(limit) if is_of_many else max(1, limit)
         rows = connection.execute(sql, (*values, share, limit))
     else:
@@ -210,16 +210,16 @@ WITH RECURSIVE targets (owner, pid, start) AS (
 """Selects the newest rows of each target through the index alone, so a full store is not scanned."""
 
 
-def fits(row: StoredIncident, processes: Collection[tuple[str, int, int]] | None, **wanted: Unpack[Query]) -> bool:
+def fits(row: StoredIncident, processes: Collection[tuple[str, int, int]] | None, **filters: Unpack[Query]) -> bool:
     """Whether a row that is not in the file matches a query."""
-    if wanted.get("id") is not None or wanted.get("after") is not None:
+    if filters.get("id") is not None or filters.get("after") is not None:
         return False
-    since = wanted.get("since")
+    since = filters.get("since")
     return (
-        wanted.get("run") in (None, row["run"])
-        and wanted.get("pid") in (None, row["pid"])
-        and wanted.get("user") in (None, row["owner"])
-        and wanted.get("kind") in (None, row["kind"])
+        filters.get("run") in (None, row["run"])
+        and filters.get("pid") in (None, row["pid"])
+        and filters.get("user") in (None, row["owner"])
+        and filters.get("kind") in (None, row["kind"])
         and (since is None or row["last"] >= since)
         and (processes is None or (row["boot"], row["pid"], row["start"]) in set(processes))
     )

@@ -154,8 +154,8 @@ class IncidentStore:
     def seen(self, target: tuple[int, int, int]) -> int:
         """Return the highest number on the page of a target that is stored, 0 if none is."""
         asked = (self._boot, *target)
-        found = self._queue.read(lambda database: database.execute(_SEEN, asked).fetchone()[0], None)
-        return max(0, found or 0)
+        last_seq = self._queue.read(lambda database: database.execute(_SEEN, asked).fetchone()[0], None)
+        return max(0, last_seq or 0)
 
     def free_number(self, target: tuple[int, int, int]) -> int:
         """Return the next number below 0 that no incident of a target has."""
@@ -236,46 +236,50 @@ class IncidentStore:
 
     # ---- reading
 
-    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Unpack[Query]) -> list[IncidentRow]:
+    def query(self, of: Collection[tuple[int, int]] | None = None, **filters: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents, the newest first; see `rows.query`.
 
         An incident that is not in the file yet has no `id`.
 
         Args:
             of: limits the result to these processes, by pid and start ticks.
-            wanted: see `rows.Query`.
+            filters: see `rows.Query`.
         """
         processes = None if of is None else [(self._boot, *process) for process in of]
         self.flush(ANSWER_S)
-        waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
+        waiting = named(row for row in self._waiting() if fits(row, processes, **filters))
         nothing: list[IncidentRow] = []
-        stored = self._queue.read(lambda database: query(database, processes, **wanted), nothing)
+        stored = self._queue.read(lambda database: query(database, processes, **filters), nothing)
         if not waiting:
             return stored
-        found = {key(row): row for row in stored}
+        rows_by_key = {key(row): row for row in stored}
         by_key: dict[tuple[Any, ...], list[IncidentRow]] = {}
         for row in waiting:
             by_key.setdefault(key(row), []).append(row)
         for name, rows in reversed(by_key.items()):
             for row in rows:
-                old = found.get(name)
+                old = rows_by_key.get(name)
                 if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
-                    found[name] = row if old is None else {**merged(old, row), "id": old["id"], "user": old["user"]}
-        limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
-        if wanted.get("order") == "id":  # rows without a number are the newest
-            order = sorted(found.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True)
+                    rows_by_key[name] = (
+                        row if old is None else {**merged(old, row), "id": old["id"], "user": old["user"]}
+                    )
+        limit = max(0, min(filters.get("limit", MAX_ROWS), MAX_ROWS))
+        if filters.get("order") == "id":  # rows without a number are the newest
+            order = sorted(
+                rows_by_key.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True
+            )
         else:
-            order = sorted(found.values(), key=lambda row: row["last"], reverse=True)
+            order = sorted(rows_by_key.values(), key=lambda row: row["last"], reverse=True)
         return fair(order, limit)
 
     def undelivered(self, receiver: str, limit: int) -> list[IncidentRow]:
         """Return incidents in the file that a receiver has not got yet, the oldest first; owners have equal shares."""
         self.flush(ANSWER_S)
         waiting = self._queue.waiting()
-        found: list[Any] = self._queue.read(
+        rows: list[Any] = self._queue.read(
             lambda database: database.execute(_UNDELIVERED, (receiver, limit)).fetchall(), []
         )
-        return named(row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting)
+        return named(row for row in map(row_of, rows) if ("delivered", receiver, *key(row)) not in waiting)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until all incidents are in the file or cannot be written; return whether they are in it."""
@@ -337,16 +341,16 @@ class IncidentStore:
     def _whole(self, row: StoredIncident) -> tuple[StoredIncident, bool]:
         """Return a row merged with the one in the file, and whether its count has gained a digit."""
         sql = f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE {_IS}"  # noqa: S608  ours
-        found: Any = self._queue.read(lambda database: database.execute(sql, key(row)).fetchone(), None)
-        old = None if found is None else row_of(found)
+        values: Any = self._queue.read(lambda database: database.execute(sql, key(row)).fetchone(), None)
+        old = None if values is None else row_of(values)
         if old is None or row["seq"] < 0 or row["last_seq"] <= old["last_seq"]:
             return row, False
-        whole = merged(old, row)
-        return whole, len(str(whole["count"])) > len(str(old["count"]))
+        merged_row = merged(old, row)
+        return merged_row, len(str(merged_row["count"])) > len(str(old["count"]))
 
     def _number(self, row: StoredIncident) -> int | None:
-        found = self._queue.read(lambda database: database.execute(_NUMBER, key(row)).fetchone(), None)
-        return None if found is None else int(found[0])
+        values = self._queue.read(lambda database: database.execute(_NUMBER, key(row)).fetchone(), None)
+        return None if values is None else int(values[0])
 
     def _was_noticed(self, receiver: Receiver, row: StoredIncident) -> bool:
         asked = (receiver.name, *key(row))

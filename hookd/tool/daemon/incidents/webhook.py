@@ -57,8 +57,8 @@ class Pace:
 
     def wait_s(self, failures: int) -> float:
         """Return the wait after this number of failures in a row."""
-        whole: float = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
-        return whole * random.uniform(0.5, 1)  # noqa: S311  spreads daemons, keeps no secret
+        full_s: float = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
+        return full_s * random.uniform(0.5, 1)  # noqa: S311  spreads daemons, keeps no secret
 
 
 @dataclass

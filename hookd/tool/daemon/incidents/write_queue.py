@@ -156,10 +156,10 @@ class WriteQueue:
         names = {id(write.row): name for name, write in self._waiting.items() if write.row is not None}
         rows = [write.row for write in reversed(self._waiting.values()) if write.row is not None]
         few = len(rows) // 2 if self._bytes > MAX_WAITING_BYTES else len(rows) - MAX_WAITING // 10
-        kept = {id(row) for row in fair(rows, max(0, few))}
-        for name in [name for number, name in names.items() if number not in kept]:
+        remaining = {id(row) for row in fair(rows, max(0, few))}
+        for name in [name for number, name in names.items() if number not in remaining]:
             self._remove(name)
-        self._lost += len(names) - len(kept)
+        self._lost += len(names) - len(remaining)
         while len(self._waiting) > MAX_WAITING:
             self._remove(next(iter(self._waiting)))
 
@@ -315,18 +315,18 @@ class WriteQueue:
 
     def _repair(self) -> None:
         """Reopen the file; a damaged one is renamed first, unless another process has replaced it."""
-        kept = None
+        damaged = None
         with self._reading:
             self._disconnect()
             if self._is_damaged and self._path is not None and self._is_ours(self._path):
-                kept = database.set_aside(self._path)
+                damaged = database.set_aside(self._path)
             self._is_damaged, self._inode = False, 0
             self._open()
-        if kept is not None and self._writer is not None:
-            saved = salvage(kept, self._writer)
+        if damaged is not None and self._writer is not None:
+            saved = salvage(damaged, self._writer)
             self.repairs += 1
             _log.error("the incident store %s is damaged: it is kept as %s, and a new one begins with the %d incidents that"
-                       " can be read; more may be saved by `sqlite3 %s .recover`", self._path, kept.name, saved, kept)  # fmt: skip
+                       " can be read; more may be saved by `sqlite3 %s .recover`", self._path, damaged.name, saved, damaged)  # fmt: skip
 
     def _is_ours(self, path: Path) -> bool:
         try:
