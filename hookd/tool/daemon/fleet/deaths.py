@@ -265,10 +265,8 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, str] |
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
-        return (
-            "page closed",
-            "still runs, but has closed hookd's descriptors: it is no longer observed; attach again",
-        )
+        text = "still runs, but has closed hookd's descriptors: it is no longer observed; attach again"
+        return "page closed", text
     if evidence.status is None:
         if exited:
             return "exited", f"ran Python's own exit{after}; its exit code is not known"
@@ -289,11 +287,11 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, str] |
 
 def _by_signal(evidence: Evidence, number: int) -> str:
     core = ", core dumped" if evidence.status is not None and evidence.status & 0x80 else ""
-    container = "; its container has ended with it" if evidence.container_ended else ""
     text = signal.strsignal(number)
-    return (
-        f"was killed by {_name(number)} ({text}){core}{container}" if text else f"was killed by {_name(number)}{core}"
-    )
+    if not text:
+        return f"was killed by {_name(number)}{core}"
+    container = "; its container has ended with it" if evidence.container_ended else ""
+    return f"was killed by {_name(number)} ({text}){core}{container}"
 
 
 def _name(number: int) -> str:

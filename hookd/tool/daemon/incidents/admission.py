@@ -199,9 +199,9 @@ class Admission:
         """Return the incident, with the kind OTHER if there are too many kinds."""
         own = str(incident.get("kind", ""))
         kind = self.kinds.bounded(source.owner, source.process, own)
-        return (
-            incident if kind == own else {**incident, "kind": kind, "message": f"{own}: {incident.get('message', '')}"}
-        )
+        if kind == own:
+            return incident
+        return {**incident, "kind": kind, "message": f"{own}: {incident.get('message', '')}"}
 
     def _remember(self, name: tuple[object, ...]) -> None:
         self._known[name] = None

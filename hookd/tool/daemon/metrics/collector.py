@@ -157,11 +157,9 @@ class FleetCollector:
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)
-        return (
-            known
-            if known is not None and known.claim is target.claim
-            else TargetSeries(target, self._limits, self._kinds)
-        )
+        if known is not None and known.claim is target.claim:
+            return known
+        return TargetSeries(target, self._limits, self._kinds)
 
     def _own_families(self) -> Iterator[Metric]:
         yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
