@@ -45,7 +45,7 @@ class Refusal(TypedDict):
     refused: str
     """Why not."""
     hint: str
-    """What its author can do; empty if unknown."""
+    """Advice for its author; empty if there is none."""
 
 
 class _Place(TypedDict):

@@ -105,7 +105,7 @@ class Stacks(TypedDict):
 
     pid: int
     identity: Identity
-    """What the agent says of its process."""
+    """The process, as the agent describes it."""
     state: str
     """Of the process, according to the kernel."""
     last_step_s: float | None

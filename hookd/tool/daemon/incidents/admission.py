@@ -170,7 +170,7 @@ class Admission:
         """Count incidents that were overwritten on a page before they were read."""
         with self._lock:
             narrowest = next(_scopes(source, is_own=False))
-            # What is told of them is a row, for which there must be room; where there is none it counts them itself.
+            # Reporting them takes a row, which needs room; without room, `_admit` counts the loss itself.
             if narrowest in self._losses or self._admit(source, is_own=False):
                 self._lose(narrowest, source, count)
 

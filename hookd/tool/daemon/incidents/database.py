@@ -78,7 +78,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX IF NOT EXISTS incidents_run ON incidents (run, time)",
     ),
     (
-        # A number that a person was told must never name another incident: hence AUTOINCREMENT.
+        # People are shown the number of an incident, so it must never name another one: hence AUTOINCREMENT.
         """
         CREATE TABLE numbered (
             id      INTEGER PRIMARY KEY AUTOINCREMENT,
