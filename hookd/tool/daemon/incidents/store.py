@@ -247,7 +247,8 @@ class IncidentStore:
         """
         processes = None if of is None else [(self._boot, *process) for process in of]
         self.flush(ANSWER_S)
-        waiting = named(row for row in self._waiting() if fits(row, processes, **filters))
+        # The pending rows are read before the file, so that no row is missed in between.
+        waiting = named(row for row in self._queue.rows() if fits(row, processes, **filters))
         nothing: list[IncidentRow] = []
         stored = self._queue.read(lambda database: query(database, processes, **filters), nothing)
         if not waiting:
@@ -305,15 +306,11 @@ class IncidentStore:
         notices = [(_NOTICE, (receiver.name, *key(row))) for receiver in self._receivers if receiver.wants(row)]
         return Write([*more, *notices], row)
 
-    def _waiting(self) -> list[StoredIncident]:
-        """Return the pending rows; read them before the file, so that no row is missed in between."""
-        return self._queue.rows()
-
     def _own(self, target: tuple[int, int, int]) -> dict[int, _OwnIncident]:
         """Return the incidents of a target with numbers below 0."""
         of = (self._boot, *target)
         own: dict[int, _OwnIncident] = {
-            row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0
+            row["seq"]: row for row in self._queue.rows() if key(row)[:-1] == of and row["seq"] < 0
         }
         rows: list[Any] = self._queue.read(lambda database: database.execute(_OWN, of).fetchall(), [])
         return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
