@@ -25,7 +25,7 @@ from hookd.api import hookspecs
 from hookd.target.boot import bootstrap
 from hookd.tool.cli import cli
 from hookd.tool.daemon.fleet.targets import Target
-from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.selection import Limits
 from hookd.tool.daemon.watch.drift import Drift
 from hookd.tool.daemon.watch.hangs import Hangs
@@ -135,7 +135,7 @@ def _scraped(fd: int, owned: Container[str]) -> Iterator[Row]:
     """Scrape a daemon whose one target is this very process, for what it says of itself and of a target."""
     target = Target(os.getpid(), os.dup(fd))
     fleet = type("Fleet", (), {"targets": lambda _: [target]})()
-    for family in FleetCollector(fleet, Tally(), Limits()).collect():
+    for family in FleetCollector(fleet, AttachCounter(), Limits()).collect():
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
         star = "" if {"run", "rank"} <= set(labels) else "*"
         if family.samples and family.name not in owned:

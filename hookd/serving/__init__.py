@@ -18,6 +18,7 @@ from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from hookd._pluggy import HookimplMarker
 from hookd.errors import PluginError
+from hookd.wire.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -186,7 +187,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedFamily:
     """A family that a plugin has reported for one run.
 
     Attributes:
@@ -213,13 +214,13 @@ class Metrics:
         room: how many series it may still create, as a list of this one number, shared between the runs of one round.
 
     Attributes:
-        told: the reported families, by name.
+        families: the reported families, by name.
         dropped: number of samples dropped because of a limit on series.
     """
 
     def __init__(self, plugin: str, ever: set[tuple[str, ...]], room: list[int]) -> None:
         self._plugin, self._ever, self._room = plugin, ever, room
-        self.told: dict[str, Told] = {}
+        self.families: dict[str, ReportedFamily] = {}
         self.dropped = 0
 
     def gauge(self, name: str, help: str, value: float, labels: Mapping[str, str] | None = None) -> None:  # noqa: A002
@@ -254,7 +255,7 @@ class Metrics:
         if kind == "counter" and not (math.isfinite(number) and number >= 0):
             raise PluginError(f"{full}: a counter must be a finite number >= 0, not {value!r}")
         names = tuple(labels)
-        family = self.told.setdefault(full, Told(full, kind, text, names, {}))
+        family = self.families.setdefault(full, ReportedFamily(full, kind, text, names, {}))
         if family.kind != kind or set(family.labels) != set(names):
             raise PluginError(f"{full} was already reported as a {family.kind} with the labels {family.labels}")
         values = tuple(_text(full, label, labels[label]) for label in family.labels)
@@ -292,4 +293,4 @@ def _text(metric: str, label: str, value: Any) -> str:
     """
     if isinstance(value, float):
         raise PluginError(f"{metric}: {label}={value!r} is a float, which has too many values for a label")
-    return "".join(char if char.isprintable() else " " for char in str(value)[:MAX_LABEL])
+    return printable(str(value)[:MAX_LABEL])

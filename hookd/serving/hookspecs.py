@@ -147,3 +147,7 @@ def close() -> None:
     def close(self):
         self.file.close()
     """
+
+
+HOOKS = tuple(name for name, value in list(globals().items()) if hasattr(value, "hookd_daemon_spec"))
+"""Names of all hooks of a daemon plugin."""

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from click.testing import Result
     from typing_extensions import Self
 
-    from hookd.serving import DaemonPlugin, Told
+    from hookd.serving import DaemonPlugin, ReportedFamily
     from hookd.testing.target import FakeTarget
     from hookd.testing.values import Sample
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.incidents.receivers import Caller
-    from hookd.tool.daemon.plugins.discovery import Half
+    from hookd.tool.daemon.incidents.receivers import FunctionReceiver
+    from hookd.tool.daemon.plugins.discovery import AvailablePlugin
     from hookd.tool.daemon.plugins.rows import PanelRow, PluginTrouble
-    from hookd.tool.daemon.plugins.worker import Hosted
+    from hookd.tool.daemon.plugins.worker import PluginWorker
     from hookd.wire.incident import IncidentRow
 
 RUN = "train.py"
@@ -50,13 +50,13 @@ class FakeDaemon:
 
     def __init__(self) -> None:
         self._ends = contextlib.ExitStack()
-        self._halves: list[Half] = []
-        self._hosted: list[Hosted] = []
-        self._callers: list[Caller] = []
+        self._plugins: list[AvailablePlugin] = []
+        self._workers: list[PluginWorker] = []
+        self._receivers: list[FunctionReceiver] = []
         self._targets: dict[int, Target] = {}
         self._ranks: list[FakeRank] = []
         self._ahead_s = 0.0
-        self._told = 0
+        self._incident_count = 0
 
     # -- lifecycle
 
@@ -70,19 +70,19 @@ class FakeDaemon:
         Raises:
             PluginError: a plugin is refused. The message has your file and line, the hint has the traceback.
         """
-        return self.begin([self._half(plugin) for plugin in plugins], options)
+        return self.begin([self._available(plugin) for plugin in plugins], options)
 
-    def begin(self, halves: Sequence[Half], options: Mapping[str, object]) -> Self:
+    def begin(self, plugins: Sequence[AvailablePlugin], options: Mapping[str, object]) -> Self:
         """Start with daemon plugins that were found already, see `start`."""
         from hookd.tool.config import ServeConfig
         from hookd.tool.daemon.fleet.fleet import Fleet
         from hookd.tool.daemon.incidents.store import IncidentStore
-        from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+        from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
         from hookd.tool.daemon.metrics.selection import Limits
         from hookd.tool.daemon.plugins.host import Host
-        from hookd.tool.daemon.plugins.worker import Hosted
+        from hookd.tool.daemon.plugins.worker import PluginWorker
 
-        assert not self._halves, "it was started already"
+        assert not self._plugins, "it was started already"
         config = ServeConfig()
         folder = self._ends.enter_context(tempfile.TemporaryDirectory())
         self._store = IncidentStore.open(Path(folder))
@@ -90,25 +90,27 @@ class FakeDaemon:
         self._fleet = Fleet(self._store, linger_s=config.linger_s, clock=self._now)
         self._ends.callback(self._fleet.close)
         texts = {key: str(value) for key, value in options.items()}
-        self._halves = list(halves)
-        self._hosted = [Hosted(half, {} if number else texts, self._now) for number, half in enumerate(halves)]
-        self._host = Host(self._hosted, self._now)
+        self._plugins = list(plugins)
+        self._workers = [
+            PluginWorker(plugin, {} if number else texts, self._now) for number, plugin in enumerate(plugins)
+        ]
+        self._host = Host(self._workers, self._now)
         self._ends.callback(self._close_host)
         limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
-        self._collector = FleetCollector(self._fleet, Tally(), limits, more=self._host.families)
+        self._collector = FleetCollector(self._fleet, AttachCounter(), limits, more=self._host.families)
         self._settle()
         self._require_accepted()
-        self._callers = self._host.receivers(self._store)
-        for caller in self._callers:
-            self._store.listen(caller)
-            self._ends.callback(caller.close)
+        self._receivers = self._host.receivers(self._store)
+        for receiver in self._receivers:
+            self._store.listen(receiver)
+            self._ends.callback(receiver.close)
         return self
 
     def _require_accepted(self) -> None:
-        refused = [hosted for hosted in self._hosted if hosted.state == "refused"]
+        refused = [worker for worker in self._workers if worker.state == "refused"]
         if refused:
             self.close()
-            self._hosted, self._halves = [], []
+            self._workers, self._plugins = [], []
             name, trouble = refused[0].name, refused[0].trouble
             # If the error was raised in hookd, the text already has the plugin's line.
             is_ours = trouble["where"].startswith(str(Path(hookd.__file__).parent))
@@ -116,25 +118,25 @@ class FakeDaemon:
             text = trouble["text"].removeprefix(f"{name}: ")
             raise PluginError(f"{name}: {text}{where}", hint=trouble["traceback"])
 
-    def _half(self, plugin: type[DaemonPlugin] | str | Path) -> Half:
-        from hookd.tool.daemon.plugins import discovery as halves
+    def _available(self, plugin: type[DaemonPlugin] | str | Path) -> AvailablePlugin:
+        from hookd.tool.daemon.plugins import discovery
 
         if isinstance(plugin, type):
             return self._of_class(plugin)
         directories = [plugin.parent] if isinstance(plugin, Path) else []
-        found, problems = halves.found(directories, lambda name: isinstance(plugin, Path) or name == plugin)
-        for half in found:
-            if half.path == plugin or (half.path is None and half.name == plugin):
-                module = half.source.entry.partition(":")[0]
-                if half.path is not None and module not in sys.modules:
+        plugins, problems = discovery.find(directories, lambda name: isinstance(plugin, Path) or name == plugin)
+        for available in plugins:
+            if available.path == plugin or (available.path is None and available.name == plugin):
+                module = available.source.entry.partition(":")[0]
+                if available.path is not None and module not in sys.modules:
                     self._ends.callback(sys.modules.pop, module, None)
-                return half
+                return available
         raise problems[0] if problems else PluginError(f"there is no daemon plugin {str(plugin)!r}")
 
-    def _of_class(self, plugin: type[DaemonPlugin]) -> Half:
+    def _of_class(self, plugin: type[DaemonPlugin]) -> AvailablePlugin:
         """Make a class of the test importable by the daemon."""
         from hookd.tool.attach.sources import Source
-        from hookd.tool.daemon.plugins.discovery import Half
+        from hookd.tool.daemon.plugins.discovery import AvailablePlugin
 
         home = f"hookd_testing_{plugin.name}_{id(self):x}"
         module = sys.modules[home] = types.ModuleType(home)
@@ -143,18 +145,18 @@ class FakeDaemon:
         bases = [sys.modules.get(base.__module__) for base in plugin.__mro__]
         paths = {getattr(base, "__file__", None) for base in bases} - {None, sys.modules["hookd.serving"].__file__}
         files = {Path(str(path)).name: Path(str(path)).read_bytes() for path in paths}
-        return Half(plugin.name, Source(plugin.name, f"{home}:{plugin.__name__}", files))
+        return AvailablePlugin(plugin.name, Source(plugin.name, f"{home}:{plugin.__name__}", files))
 
     def _now(self) -> float:
         return time.monotonic() + self._ahead_s
 
     def _settle(self) -> None:
         """Wait until every plugin has finished its hooks or is quarantined; slow ones are quarantined, as in the daemon."""
-        while not all(plugin.is_idle or plugin.state in ("quarantined", "refused") for plugin in self._hosted) or any(
-            self._store.undelivered(caller.name, 1) for caller in self._callers
+        while not all(worker.is_idle or worker.state in ("quarantined", "refused") for worker in self._workers) or any(
+            self._store.undelivered(receiver.name, 1) for receiver in self._receivers
         ):
-            for plugin in self._hosted:
-                plugin.look()
+            for worker in self._workers:
+                worker.look()
             time.sleep(0.002)
 
     def stop_clean(self) -> None:
@@ -176,8 +178,8 @@ class FakeDaemon:
 
     def _close_host(self) -> None:
         self._host.close()
-        for plugin in self._hosted:
-            plugin._thread.join(JOIN_S if plugin.is_idle else 0)
+        for worker in self._workers:
+            worker._thread.join(JOIN_S if worker.is_idle else 0)
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +206,7 @@ class FakeDaemon:
     def _add(self, pid: int, fd: int) -> None:
         from hookd.tool.linux import proc
 
-        assert self._halves, "call start() first"
+        assert self._plugins, "call start() first"
         target = self._fleet._take(pid, os.dup(fd), proc.start_ticks(pid))
         assert target is not None, f"process {pid} has ended"
         self._targets[pid] = target
@@ -227,8 +229,8 @@ class FakeDaemon:
 
         `FakeRank.incident` writes one to the page of a rank instead.
         """
-        self._told += 1
-        incident = {"seq": self._told, "time": time.time(), "kind": kind, "message": message, **fields}
+        self._incident_count += 1
+        incident = {"seq": self._incident_count, "time": time.time(), "kind": kind, "message": message, **fields}
         self._store.add((os.getpid(), 0, 0), run, rank, [incident], owner=os.getuid())
         self._settle()
 
@@ -259,9 +261,9 @@ class FakeDaemon:
         from hookd.tool.cli import COMMANDS, extensions
 
         commands: dict[str, click.Command] = {}
-        for half in self._halves:
-            if half.has("register_commands"):
-                extensions.add(commands, half, COMMANDS)
+        for plugin in self._plugins:
+            if plugin.has("register_commands"):
+                extensions.add(commands, plugin, COMMANDS)
         return commands
 
     # -- results
@@ -319,7 +321,7 @@ class FakeDaemon:
         """Return the names of a plugin's hooks."""
         return list(self._named(name).hooks)
 
-    def told(self, name: str) -> list[Told]:
+    def families(self, name: str) -> list[ReportedFamily]:
         """Return the metric families that a plugin returned last, separately for each run."""
         _, families = self._host._collected.get(name, (0.0, []))
         return [family for _, family in families]
@@ -328,15 +330,17 @@ class FakeDaemon:
         """Return the state of a plugin, such as "active" or "quarantined"."""
         return self._named(name).state
 
-    def _named(self, name: str) -> Hosted:
-        return next(plugin for plugin in self._hosted if plugin.name == name)
+    def _named(self, name: str) -> PluginWorker:
+        return next(worker for worker in self._workers if worker.name == name)
 
     @property
     def errors(self) -> dict[tuple[str, str], int]:
         """Number of calls that raised, took too long or returned an invalid value, by plugin and hook."""
-        return {(plugin.name, hook): count for plugin in self._hosted for hook, count in plugin.errors.items() if count}
+        return {
+            (worker.name, hook): count for worker in self._workers for hook, count in worker.errors.items() if count
+        }
 
     @property
     def troubles(self) -> list[PluginTrouble]:
         """The errors: plugin, hook and text, with the plugin's line (`where`) and the traceback."""
-        return [{"plugin": plugin.name, **trouble} for plugin in self._hosted for trouble in plugin.troubles]
+        return [{"plugin": worker.name, **trouble} for worker in self._workers for trouble in worker.troubles]

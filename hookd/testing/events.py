@@ -66,8 +66,8 @@ def _kept(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, (tuple, list)):
-        kept = [_kept(item) for item in value]
-        return type(value)(*kept) if hasattr(value, "_fields") else type(value)(kept)
+        copied = [_kept(item) for item in value]
+        return type(value)(*copied) if hasattr(value, "_fields") else type(value)(copied)
     if isinstance(value, dict):
         return {key: _kept(item) for key, item in value.items()}
     return value

@@ -157,10 +157,10 @@ def check(plugin: type[Plugin], directory: str, options: Mapping[str, object]) -
     If a chain of small layers does not call all hooks, a transformer block is trained as well.
     """
     probe = Probe(directory)
-    wanted = OF_MODULES & hooks_of(plugin).keys()
+    module_hooks = OF_MODULES & hooks_of(plugin).keys()
     for make in (small, lambda: transformer_block(32, 16)):
         report = _trained_with(plugin, make, probe, options)
-        uncalled = sorted(wanted - probe.took.keys() - {error["hook"] for error in probe.raised.values()})
+        uncalled = sorted(module_hooks - probe.took.keys() - {error["hook"] for error in probe.raised.values()})
         if not uncalled or report["errors"] or report["broken"] or report["difference"]:
             break
     return {

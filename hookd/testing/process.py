@@ -104,8 +104,8 @@ class SubprocessTarget:
         """
         self.attached.popen.send_signal(signal.SIGINT)
         status = self.attached.popen.wait(PATIENCE_S)
-        assert status == 0, self.attached.told()
-        assert self.target.popen.poll() is None, self.target.told()
+        assert status == 0, self.attached.output()
+        assert self.target.popen.poll() is None, self.target.output()
 
 
 class _Process:
@@ -138,10 +138,10 @@ class _Process:
         with self._news:
             self._news.wait_for(lambda: found() or "(no more lines)" in self._lines[-1:], PATIENCE_S)
             match = found()
-        assert match is not None, f"no line like {pattern!r}: {self.told()}"
+        assert match is not None, f"no line like {pattern!r}: {self.output()}"
         return match
 
-    def told(self) -> str:
+    def output(self) -> str:
         return "\n".join([f"{' '.join(self.popen.args)} ended with {self.popen.poll()}", *self._lines[-40:]])  # type: ignore[arg-type]
 
     def __enter__(self) -> Self:

@@ -19,9 +19,9 @@ from hookd.testing.daemon import FakeDaemon
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hookd.serving import Told
+    from hookd.serving import ReportedFamily
     from hookd.testing.trials import HostedError, HostedMetric, Refusal, RehearsalAnswer, RehearsalRequest
-    from hookd.tool.daemon.plugins.discovery import Half
+    from hookd.tool.daemon.plugins.discovery import AvailablePlugin
     from hookd.tool.daemon.plugins.rows import Trouble
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
@@ -29,11 +29,11 @@ _WHERE = re.compile(r"(.+?):(\d+), in ")
 """For a hook that takes too long there is no traceback, only the line that it is at."""
 
 
-def rehearse(half: Half, options: Mapping[str, object], directory: str) -> RehearsalAnswer:
+def rehearse(plugin: AvailablePlugin, options: Mapping[str, object], directory: str) -> RehearsalAnswer:
     """Host a daemon plugin and make all requests that a daemon makes, the periodic ones at least twice.
 
     Args:
-        half: the daemon plugin, not imported yet.
+        plugin: the daemon plugin, not imported yet.
         options: for its `configure`.
         directory: of the plugin's sources.
 
@@ -44,7 +44,7 @@ def rehearse(half: Half, options: Mapping[str, object], directory: str) -> Rehea
         PluginError: the plugin is refused.
     """
     with FakeDaemon() as daemon:
-        daemon.begin([half], options)
+        daemon.begin([plugin], options)
         first, second, third = daemon.ranks(3)
         for rank in (first, second, third):
             rank.run_steps()
@@ -55,8 +55,8 @@ def rehearse(half: Half, options: Mapping[str, object], directory: str) -> Rehea
         first.run_steps()
         second.detach()
         daemon.look()
-        hooks = sorted(daemon.hooks(half.name))
-        metrics = [_declared(half.name, family) for family in daemon.told(half.name)]
+        hooks = sorted(daemon.hooks(plugin.name))
+        metrics = [_declared(plugin.name, family) for family in daemon.families(plugin.name)]
         raised = list(_commands(daemon))
         daemon.close()
         raised += [_placed(trouble, directory) for trouble in daemon.troubles]
@@ -77,7 +77,7 @@ def _commands(daemon: FakeDaemon) -> Iterator[HostedError]:
         yield {"hook": "register_commands", "text": text, "file": "", "line": 0}
 
 
-def _declared(plugin: str, family: Told) -> HostedMetric:
+def _declared(plugin: str, family: ReportedFamily) -> HostedMetric:
     name = family.name.removeprefix(f"hookd_{plugin}_")
     return {"kind": family.kind, "name": name, "help": family.help, "labels": list(family.labels)}
 
@@ -92,15 +92,15 @@ def _placed(trouble: Trouble, directory: str) -> HostedError:
 def main() -> None:
     """Run the request in the only argument."""
     from hookd.tool.attach.sources import Source
-    from hookd.tool.daemon.plugins.discovery import Half, without_torch
+    from hookd.tool.daemon.plugins.discovery import AvailablePlugin, without_torch
 
     request: RehearsalRequest = json.loads(sys.argv[1])
     sys.path.insert(0, request["directory"])
     files = {path: Path(path).read_bytes() for path in request["files"]}
-    half = Half(request["name"], Source(request["name"], request["entry"], files))
+    plugin = AvailablePlugin(request["name"], Source(request["name"], request["entry"], files))
     try:
         with without_torch():
-            report: RehearsalAnswer | Refusal = rehearse(half, request["options"], request["directory"])
+            report: RehearsalAnswer | Refusal = rehearse(plugin, request["options"], request["directory"])
     except HookdError as error:
         report = {"refused": error.message, "hint": error.hint}
     Path(request["out"]).write_text(json.dumps(report))

@@ -45,16 +45,21 @@ class Refusal(TypedDict):
     refused: str
     """Why not."""
     hint: str
-    """What its author can do; empty if unknown."""
+    """Advice for its author; empty if there is none."""
+
+
+class _Place(TypedDict):
+    file: str
+    """Of the plugin's line concerned; empty if the plugin has no part in it."""
+    line: int
+    """Its number; 0 if the plugin has no part in it."""
 
 
 class PlacedRefusal(Refusal, total=False):
     """A refusal, with the line of the plugin at which it failed."""
 
     file: str
-    """Empty if the plugin has no part in it."""
     line: int
-    """0 if the plugin has no part in it."""
 
 
 class HookCost(TypedDict):
@@ -78,7 +83,7 @@ class BenchedHook(HookCost):
     """Median of the memory that a call has left allocated, in bytes."""
 
 
-class DeclaredMetric(TypedDict):
+class DeclaredMetric(_Place):
     """A metric that a plugin declares, with the line that does."""
 
     kind: str
@@ -86,22 +91,14 @@ class DeclaredMetric(TypedDict):
     name: str
     """With `hookd_PLUGIN_`."""
     labels: list[str]
-    file: str
-    """Empty if no line of the plugin declares it."""
-    line: int
-    """0 if no line of the plugin declares it."""
 
 
-class Raised(TypedDict):
+class Raised(_Place):
     """An exception of a hook."""
 
     hook: str
     error: str
     """Its class and message."""
-    file: str
-    """Empty if no line of the plugin raised it."""
-    line: int
-    """0 if no line of the plugin raised it."""
 
 
 class Trained(TypedDict):
@@ -172,16 +169,12 @@ class HostedMetric(TypedDict):
     labels: list[str]
 
 
-class HostedError(TypedDict):
+class HostedError(_Place):
     """An error of a daemon plugin."""
 
     hook: str
     text: str
     """Its class and message."""
-    file: str
-    """Empty if no line of the plugin raised it."""
-    line: int
-    """0 if no line of the plugin raised it."""
 
 
 @final

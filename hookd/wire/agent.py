@@ -57,7 +57,7 @@ class AgentConfig(TypedDict, total=False):
     detail: str
     """`auto` or `all`: which modules are exported."""
     by: Caller
-    """Who attaches."""
+    """The user and process that attach."""
     token: str
     directory: str
     """Under `hookd run`, the directory of the payload."""
@@ -207,7 +207,7 @@ class Detached(TypedDict):
     """`identity` (nn.Module.__call__ is the original), `pass-through` (other code has patched on top of hookd's) or `pending`
     (a call is still running); None if the agent was gone."""
     residue: list[str]
-    """What could not be undone, in words."""
+    """Changes that could not be undone, in words."""
 
 
 class TraceFailure(ErrorAnswer):

@@ -19,12 +19,12 @@ import posix
 import struct
 
 from hookd.wire.descriptors import Descriptor, fcntl
+from hookd.wire.page.layout import F_ADD_SEALS, F_GET_SEALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # linux/fcntl.h
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 _NAME = "hookd-agreement"
 _MAX_RANKS = 4096
@@ -62,11 +62,11 @@ class Agreement:
             OSError: the file cannot be sealed.
         """
         try:
-            fcntl(self.fd, _F_ADD_SEALS, _SEAL_SEAL | (_SEAL_GROW if commit else _SEAL_SHRINK))
+            fcntl(self.fd, F_ADD_SEALS, _SEAL_SEAL | (_SEAL_GROW if commit else _SEAL_SHRINK))
         except OSError as exc:
             if exc.errno != errno.EPERM:
                 raise
-        seals = fcntl(self.fd, _F_GET_SEALS, 0)
+        seals = fcntl(self.fd, F_GET_SEALS, 0)
         return bool(seals & _SEAL_SEAL and seals & _SEAL_GROW)
 
     def end(self, rank: int, mark: int) -> None:

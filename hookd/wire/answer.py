@@ -50,7 +50,7 @@ class Attached(PluginRefused):
     unproven: str
     """A message if Python or torch is newer than any version that hookd was tested with; else empty."""
     identity: Identity
-    """What the agent publishes about its process."""
+    """The process, as the agent publishes it."""
 
 
 class Left(TypedDict, total=False):
@@ -68,7 +68,7 @@ class DetachedTarget(Left):
     restored: str | None
     """`identity`, `pass-through` or `pending`, see docs/attach.md; None if the agent stays or was gone."""
     residue: list[str]
-    """What could not be undone, in words."""
+    """Changes that could not be undone, in words."""
 
 
 class Change(TypedDict, total=False):

@@ -63,7 +63,7 @@ class ModuleDescription(_Class):
     wrapped: bool
     """Whether it is inside the wrapper of the same name before it."""
     seen: str
-    """What hookd sees of it: `observed`, `unheard`, `container`, `compiled`, `scripted`, `never_called` or `left_out`."""
+    """Whether it is observed, else why not: `observed`, `unheard`, `container`, `compiled`, `scripted`, `never_called` or `left_out`."""
     plugins: list[str]
     """The plugins that listen there."""
     parameters: list[TensorRow]

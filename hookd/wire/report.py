@@ -127,7 +127,7 @@ class PageReport(TypedDict):
 
     pid: int
     identity: Identity
-    """What the agent says of its process: `run`, `rank`, `world_size`, `python`, `torch`, `agent_version` and more."""
+    """The process, as the agent describes it: `run`, `rank`, `world_size`, `python`, `torch`, `agent_version` and more."""
     state: str
     """According to the agent: `starting`, `running`, `detaching`, `detached` or `exited`."""
     step: Steps

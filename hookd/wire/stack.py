@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from hookd.wire.identity import Identity
 
 
-class Frame(TypedDict):
-    """A frame of a stack."""
+class PythonFrame(TypedDict):
+    """A frame of Python code, as the agent sees it."""
 
     function: str
     file: str
@@ -17,18 +17,13 @@ class Frame(TypedDict):
     """0 if unknown."""
     own: bool
     """Whether it is code of hookd."""
+
+
+class Frame(PythonFrame):
+    """A frame of a stack."""
+
     native: bool
     """Whether it is code of C or C++."""
-
-
-class PythonFrame(TypedDict):
-    """A frame of Python code, as the agent sees it."""
-
-    function: str
-    file: str
-    line: int
-    own: bool
-    """Whether it is code of hookd."""
 
 
 class PythonStack(TypedDict):
@@ -110,7 +105,7 @@ class Stacks(TypedDict):
 
     pid: int
     identity: Identity
-    """What the agent says of its process."""
+    """The process, as the agent describes it."""
     state: str
     """Of the process, according to the kernel."""
     last_step_s: float | None

@@ -18,7 +18,7 @@ class Hang(TypedDict):
     waits_for: list[str]
     """Those ranks."""
     basis: str
-    """What the verdict rests on."""
+    """The evidence for the verdict."""
     phase: str
     module: str | None
     step: int | None

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.exposition import choose_encoder
 
 from hookd.tool.daemon.fleet.targets import Target
-from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.families import PageFamily
 from hookd.tool.daemon.metrics.scrapes import render
 from hookd.tool.daemon.metrics.selection import Limits
@@ -74,7 +74,7 @@ def measure(targets: int, series: int, rounds: int) -> list[dict[str, Any]]:
     """Give one row for each format."""
     fleet = Fleet(targets, series)
     try:
-        collector = FleetCollector(fleet, Tally(), Limits(detail="all"))  # type: ignore[arg-type]
+        collector = FleetCollector(fleet, AttachCounter(), Limits(detail="all"))  # type: ignore[arg-type]
         about = {"targets": targets, "series": series}
         return [{**about, **_timed(fleet, collector, name, rounds)} for name in FORMATS]
     finally:

@@ -66,7 +66,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
     store = IncidentStore.open(tmp_path / "state")
     with contextlib.closing(Page.of(holder.pid)) as page:
         key = (holder.pid, proc.start_ticks(holder.pid), os.fstat(page.reader.fd).st_ino)
-    store.tell(key, run, "0", {"kind": "found", "message": "told by an earlier daemon"})
+    store.add_own(key, run, "0", {"kind": "found", "message": "told by an earlier daemon"})
     store.close()
     daemon = serve()
     wait_until(lambda: served(daemon) >= {holder.pid, *pids}, what="discovery")

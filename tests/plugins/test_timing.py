@@ -70,7 +70,7 @@ class Recursive(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _ledger():
+def _queue():
     SPENT.clear()
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hookd.tool.daemon.fleet.deaths import LATELY_S, Memories, Memory
+from hookd.tool.daemon.fleet.deaths import LATELY_S, MemoryCgroup, MemoryCgroups
 from hookd.tool.linux import cgroups, oom, proc
 
 V1 = "36 24 0:32 {root} {mount} rw,relatime - cgroup cgroup rw,memory"
@@ -91,7 +91,7 @@ def test_the_kernels_log_is_read_in_the_first_pid_namespace_alone():
 def test_a_kill_is_told_once_and_not_when_it_was_long_ago(tmp_path):
     now = 0.0
     file = counter(tmp_path, count=5)
-    memory = Memory(file, lambda: now)
+    memory = MemoryCgroup(file, lambda: now)
     assert not memory.take(), "those before the target was there"
     counter(tmp_path, count=6)
     memory.look()
@@ -109,7 +109,7 @@ def test_a_kill_is_told_once_and_not_when_it_was_long_ago(tmp_path):
 def test_targets_of_one_cgroup_share_what_is_known_of_it(tmp_path, monkeypatch):
     made = counter(tmp_path)
     monkeypatch.setattr(oom, "counter_of", lambda _: made)
-    memories = Memories(lambda: 0.0)
+    memories = MemoryCgroups(lambda: 0.0)
     first = memories.of(NOBODY)
     counter(tmp_path, count=1)
     memories.look()

@@ -230,7 +230,7 @@ def test_no_name_takes_another_time_than_one_that_there_is(monkeypatch):
 
 def test_guesses_come_back_with_time_and_an_ipv6_network_is_one_guesser():
     now = [100.0]
-    guesses = passwords.Guesses(lambda: now[0])
+    guesses = passwords.GuessLimit(lambda: now[0])
     for n in range(passwords.GUESSES):
         assert guesses.may(f"2001:db8::{n}")
         guesses.count(f"2001:db8::{n}")

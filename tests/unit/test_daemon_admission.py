@@ -107,9 +107,9 @@ def test_targets_of_one_run_and_runs_of_one_user_have_a_limit_together_and_anoth
 
 def test_the_daemon_itself_is_heard_where_a_target_has_used_its_room_and_has_a_limit_of_its_own(admit, store):
     admit.add(source(), told(10_000))
-    assert admit.tell(source(), {"kind": "lost", "message": "died", "seq": -1})
+    assert admit.add_own(source(), {"kind": "lost", "message": "died", "seq": -1})
     assert [row["kind"] for row in store.query(kind="lost")] == ["lost"]
-    answers = [admit.tell(source(pid), {"kind": "lost", "message": "died", "seq": -1}) for pid in range(2, 1000)]
+    answers = [admit.add_own(source(pid), {"kind": "lost", "message": "died", "seq": -1}) for pid in range(2, 1000)]
     assert answers.count(True) == LIMITS["run"].burst - 1
     assert set(answers) == {True, None}
 

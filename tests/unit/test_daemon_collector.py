@@ -20,7 +20,7 @@ from hookd.tool.attach.container import Container
 from hookd.tool.daemon.fleet.identity import Identity
 from hookd.tool.daemon.fleet.targets import Target
 from hookd.tool.daemon.incidents.kinds import MOST_OF_TARGET
-from hookd.tool.daemon.metrics.collector import PAUSE_BUCKETS_S, FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import PAUSE_BUCKETS_S, AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.families import PageFamily, encode
 from hookd.tool.daemon.metrics.scrapes import render
 from hookd.tool.daemon.metrics.selection import MAX_CORE, Limits
@@ -72,7 +72,7 @@ def join(fleet):
 @pytest.fixture
 def scrape(fleet):
     """Scrape, and check that both formats hold the same samples for strict parsers."""
-    collector = FleetCollector(fleet, Tally(), Limits())
+    collector = FleetCollector(fleet, AttachCounter(), Limits())
 
     def read():
         assert_as_prometheus_client(collector)
@@ -469,7 +469,7 @@ def test_a_core_family_of_a_hostile_page_is_bounded(join, scrape):
 
 def test_a_watchers_samples_are_served_and_no_page_may_use_their_name(join, fleet):
     put(join(), "hookd_test_waited_seconds", "counter", 5)
-    collector = FleetCollector(fleet, Tally(), Limits(), watchers=[Waiting()])
+    collector = FleetCollector(fleet, AttachCounter(), Limits(), watchers=[Waiting()])
     found = samples_of(parse_text(render(collector, "", frozenset(), is_gzip=False)[0].decode()))
     assert [value for (name, *_), value in found.items() if name == "hookd_test_waited_seconds_total"] == [7.0]
 
@@ -488,7 +488,7 @@ class Failing:
 def test_a_watcher_that_fails_is_told_once_and_takes_neither_the_others_nor_the_scrape_with_it(join, fleet, caplog):
     put(join(), "hookd_steps", "counter", 5)
     guarded = Guarded(Failing())
-    collector = FleetCollector(fleet, Tally(), Limits(), watchers=[guarded, Waiting()])
+    collector = FleetCollector(fleet, AttachCounter(), Limits(), watchers=[guarded, Waiting()])
     for _ in range(3):
         guarded.look(fleet.targets())
         text = render(collector, "", frozenset(), is_gzip=False)[0].decode()
@@ -501,7 +501,7 @@ def test_a_watcher_that_fails_is_told_once_and_takes_neither_the_others_nor_the_
 
 def test_name_parameters_restrict_the_page(join, fleet):
     put(join(), "hookd_steps", "counter", 5)
-    collector = FleetCollector(fleet, Tally(), Limits())
+    collector = FleetCollector(fleet, AttachCounter(), Limits())
     body, _ = render(collector, "", frozenset({"hookd_steps_total", "hookd_target_up"}), is_gzip=False)
     assert {name for name, *_ in samples_of(parse_text(body.decode()))} == {"hookd_steps_total", "hookd_target_up"}
 
@@ -510,7 +510,7 @@ def test_a_family_is_asked_for_by_its_own_name_or_by_that_of_one_of_its_samples(
     page = join()
     put(page, "hookd_steps", "counter", 5)
     put(page, "hookd_x_mean", "gauge", 1)
-    collector = FleetCollector(fleet, Tally(), Limits())
+    collector = FleetCollector(fleet, AttachCounter(), Limits())
     for name, sample in (("hookd_steps", "hookd_steps_total"), ("hookd_steps_total",) * 2, ("hookd_x_mean",) * 2):
         body, _ = render(collector, "", frozenset({name}), is_gzip=False)
         assert {one for one, *_ in samples_of(parse_text(body.decode()))} == {sample}
@@ -518,13 +518,13 @@ def test_a_family_is_asked_for_by_its_own_name_or_by_that_of_one_of_its_samples(
 
 def test_a_compressed_page_is_the_same_page(join, fleet):
     put(join(), "hookd_steps", "counter", 5)
-    collector = FleetCollector(fleet, Tally(), Limits())
+    collector = FleetCollector(fleet, AttachCounter(), Limits())
     body, _ = render(collector, "", frozenset({"hookd_steps"}), is_gzip=True)
     assert gzip.decompress(body) == render(collector, "", frozenset({"hookd_steps"}), is_gzip=False)[0]
 
 
 def test_attaches_are_counted_by_result_with_their_pauses(fleet):
-    tally = Tally()
+    tally = AttachCounter()
     tally.count("ok", 0.00015)
     tally.count("ok", 20.0)
     tally.count("timeout")
@@ -539,7 +539,7 @@ def test_attaches_are_counted_by_result_with_their_pauses(fleet):
 
 @pytest.mark.parametrize("bound", PAUSE_BUCKETS_S)
 def test_a_pause_as_long_as_a_bound_counts_in_its_bucket(fleet, bound):
-    tally = Tally()
+    tally = AttachCounter()
     tally.count("ok", bound)
     (pauses,) = [family for family in tally.families() if family.name == "hookd_attach_pause_seconds"]
     buckets = {one.labels["le"]: one.value for one in pauses.samples if one.name.endswith("_bucket")}

@@ -15,7 +15,7 @@ import pytest
 from hookd.errors import HookdError
 from hookd.tool.attach import environment
 from hookd.tool.daemon.actions import Actions
-from hookd.tool.daemon.fleet.fd_budget import Room
+from hookd.tool.daemon.fleet.fd_budget import TargetLimits
 from hookd.tool.daemon.fleet.fleet import LOOK_S
 from hookd.tool.daemon.fleet.identity import Identity
 from hookd.wire import labels
@@ -36,8 +36,8 @@ def fleet(stack):
 def pair(stack, fleet):
     """Give two targets that the fleet holds."""
     targets = Ranks(stack, 2).targets
-    fleet._held = dict(enumerate(targets, start=NOBODY))
-    for pid, target in fleet._held.items():
+    fleet._living = dict(enumerate(targets, start=NOBODY))
+    for pid, target in fleet._living.items():
         target.pid = pid
     return targets
 
@@ -93,10 +93,10 @@ def test_a_process_that_ends_has_not_spoilt_its_page_where_its_memory_is_gone_be
     fleet, stack, monkeypatch
 ):
     target = Ranks(stack, 1).targets[0]
-    fleet._held[os.getpid()] = target
-    assert fleet._spoilt(os.getpid(), None) is target
+    fleet._living[os.getpid()] = target
+    assert fleet._corrupted(os.getpid(), None) is target
     monkeypatch.setattr("hookd.tool.linux.proc.size", lambda _: b"0")  # the kernel cannot be held there
-    assert fleet._spoilt(os.getpid(), None) is None
+    assert fleet._corrupted(os.getpid(), None) is None
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -155,7 +155,7 @@ def test_a_user_whose_targets_take_long_to_look_at_does_not_delay_those_of_other
     now = SimpleNamespace(s=100.0)
     fleet._clock = lambda: now.s
     targets = Ranks(stack, 9).targets
-    fleet._held = dict(enumerate(targets, start=1))
+    fleet._living = dict(enumerate(targets, start=1))
     other = targets[-1]
     other.identity = replace(other.identity, uid=7)
     looked = []
@@ -175,7 +175,7 @@ def test_a_user_whose_targets_take_long_to_look_at_does_not_delay_those_of_other
 
 def test_the_name_of_a_target_whose_page_is_corrupt_is_not_given_to_another(fleet, pair):
     first, second = pair
-    first.spoil()  # its process goes on, and its series say so
+    first.mark_corrupt()  # its process goes on, and its series say so
     second.claim = fleet.claim(first.identity, second.pid)
     assert second.claim.run != first.claim.run
 
@@ -202,7 +202,7 @@ def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, f
     (served,) = Ranks(stack, 1).targets
     first, identity = started_by_hand(stack, 0, 29511)
     served.pid, served.claim = first, fleet.claim(identity, first)
-    fleet._held[first] = served
+    fleet._living[first] = served
     second, identity = started_by_hand(stack, 1, 29511)
     other, stranger = started_by_hand(stack, 1, 29512)
     assert fleet.claim(identity, second).run == served.claim.run
@@ -210,7 +210,7 @@ def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, f
 
 
 def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free(caplog):
-    room, (one, other) = Room(), (os.getpid(), os.getppid())
+    room, (one, other) = TargetLimits(), (os.getpid(), os.getppid())
     room.refuse(one)
     room.refuse(other)
     assert room.reopened({}) == sorted([one, other])
@@ -285,7 +285,7 @@ def test_a_launcher_that_an_earlier_daemon_has_served_is_one_again(fleet):
 
 
 def test_a_user_with_enough_targets_gets_no_more_until_one_has_gone(caplog):
-    room = Room(2)
+    room = TargetLimits(2)
     for pid in (5, 6, 7):
         room.refuse_user(pid, 20002)
     assert room.reopened({20002: 2}) == []
@@ -312,7 +312,7 @@ def test_one_users_new_targets_do_not_keep_a_scan_from_anothers(fleet, monkeypat
 
 def test_the_uids_of_a_range_that_is_lent_to_a_user_share_that_users_part(fleet, pair, monkeypatch):
     monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.account_of", {os.getpid(): 20001}.get)
-    fleet._room.per_user = len(pair)
+    fleet._limits.per_user = len(pair)
     for target in pair:
         of_user(target, 20001)
     with pytest.raises(HookdError, match="has 2 targets already"):
@@ -323,11 +323,11 @@ def test_the_uids_of_a_range_that_is_lent_to_a_user_share_that_users_part(fleet,
 
 
 def test_an_attach_to_a_process_of_a_user_with_enough_targets_is_refused_before_it_begins(fleet, pair):
-    fleet._room.per_user = len(pair)
+    fleet._limits.per_user = len(pair)
     for target in pair:
         of_user(target, os.getuid())
     with pytest.raises(HookdError) as caught:
         fleet.require_room(os.getpid())
     assert caught.value.reason == "no-room"
-    fleet._room.per_user += 1
+    fleet._limits.per_user += 1
     fleet.require_room(os.getpid())

@@ -17,7 +17,7 @@ import pytest
 
 from hookd.tool.daemon.incidents import store as incidents
 from hookd.tool.daemon.incidents.database import SCHEMA, STEPS
-from hookd.tool.daemon.incidents.receivers import Caller
+from hookd.tool.daemon.incidents.receivers import FunctionReceiver
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.watch import drift, hangs, stragglers
 from tests.support.environment import tool_environment
@@ -140,12 +140,12 @@ def test_a_store_that_cannot_be_used_is_left_alone_and_memory_serves(tmp_path, c
 
 
 def test_what_the_daemon_sees_itself_is_numbered_below_the_end_and_counted_for_the_next_daemon(store, tmp_path):
-    assert store.tell(TARGET, "a", "0", {"kind": "hang", "message": "silent"})
-    assert store.tell(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END})
-    assert not store.tell(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END}), (
+    assert store.add_own(TARGET, "a", "0", {"kind": "hang", "message": "silent"})
+    assert store.add_own(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END})
+    assert not store.add_own(TARGET, "a", "0", {"kind": "lost", "message": "died", "seq": incidents.END}), (
         "there is one end"
     )
-    assert store.tell(TARGET, "a", "0", {"kind": "corrupt", "message": "spoilt"})
+    assert store.add_own(TARGET, "a", "0", {"kind": "corrupt", "message": "spoilt"})
     store.add(TARGET, "a", "0", [nan(1)])
     assert sorted(row["seq"] for row in store.query()) == [-3, -2, -1, 1]
     store.flush()
@@ -161,7 +161,7 @@ def test_what_lasts_is_stored_once_by_however_many_daemons_until_it_is_over(tmp_
     there.listen(heard)
 
     def told(store, kind):
-        is_new = store.tell(TARGET, "a", "0", {"kind": kind, "message": kind})
+        is_new = store.add_own(TARGET, "a", "0", {"kind": kind, "message": kind})
         assert store.flush()
         return is_new
 
@@ -179,11 +179,11 @@ def test_what_lasts_is_stored_once_by_however_many_daemons_until_it_is_over(tmp_
 
 def test_what_lasts_is_known_to_when_its_beginning_was_pruned(store):
     for kind, when in (("hang", 10.0), ("hang_over", 30.0), ("hang", 40.0)):
-        assert store.tell(TARGET, "a", "0", {"kind": kind, "message": "m", "time": when})
+        assert store.add_own(TARGET, "a", "0", {"kind": kind, "message": "m", "time": when})
     store.prune(20.0)
     assert store.flush()
     assert store.own(TARGET).ongoing == {"hang": {"time": 40.0, "message": "m"}}
-    assert not store.tell(TARGET, "a", "0", {"kind": "hang", "message": "the same"})
+    assert not store.add_own(TARGET, "a", "0", {"kind": "hang", "message": "the same"})
 
 
 def test_half_a_character_and_a_time_to_come_are_made_storable(store, monkeypatch):
@@ -370,7 +370,7 @@ def test_of_a_run_of_one_user_the_newest_are_listed_whichever_rank_they_are_of(s
 
 def test_every_row_that_leaves_the_store_says_whose_it_is(store):
     told = []
-    receiver = Caller("pager", told.append, store)
+    receiver = FunctionReceiver("pager", told.append, store)
     store.listen(receiver)
     for pid, owner in ((11, 0), (12, 4_000_000_001), (13, -1)):
         store.add((pid, 1, 1), "llama", "0", [nan(1)], owner=owner)
@@ -426,7 +426,7 @@ def test_of_incidents_that_wait_for_a_disk_those_of_who_has_most_are_given_up(tm
     assert len(store.query()) <= 100
     monkeypatch.setattr("hookd.tool.daemon.incidents.write_queue.MAX_WAITING_BYTES", 100_000)
     store.add((11, 1, 1), "flood", "0", [nan(seq, note="x" * 10_000) for seq in range(2000, 2050)], owner=1)
-    assert store._ledger._bytes < 120_000 * 5
+    assert store._queue._bytes < 120_000 * 5
     assert [row["seq"] for row in store.query(run="victim")] == [1]
     store.close()
 
@@ -571,7 +571,7 @@ def test_a_file_that_another_daemon_has_replaced_is_not_set_aside(tmp_path):
     store = IncidentStore(path)
     path.rename(path.with_name("away"))
     filled(path, rows=3)
-    store._ledger._suspect(sqlite3.DatabaseError("database disk image is malformed"))
+    store._queue._suspect(sqlite3.DatabaseError("database disk image is malformed"))
     store.add(TARGET, "r", "0", [nan(4)])
     assert store.flush()
     assert len(store.query()) == 4
@@ -586,18 +586,18 @@ def test_a_full_disk_is_told_once_and_what_came_meanwhile_is_stored_when_there_i
     store = IncidentStore(tmp_path / incidents.NAME, retry_s=0.01)
     store.add(TARGET, "r", "0", [nan(1)])
     assert store.flush()
-    (pages,) = store._ledger._writer.execute("PRAGMA page_count").fetchone()
-    store._ledger._writer.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = store._queue._writer.execute("PRAGMA page_count").fetchone()
+    store._queue._writer.execute(f"PRAGMA max_page_count = {pages}")
     for seq in range(2, 60):
         store.add(TARGET, "r", "0", [nan(seq, note="x" * 1000)])
         assert len(store.query(limit=1000)) == seq
     assert not store.flush()
-    assert store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
-    assert not store.tell(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
+    assert store.add_own(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
+    assert not store.add_own(TARGET, "r", "0", {"kind": "lost", "message": "x", "seq": incidents.END})
     assert store.own(TARGET).counts == {"lost": 1}
     assert [row["id"] for row in store.query(kind="lost")] == [None]
     assert len([one for one in caplog.records if "memory only" in one.message]) == 1
-    store._ledger._writer.execute("PRAGMA max_page_count = 1000000")
+    store._queue._writer.execute("PRAGMA max_page_count = 1000000")
     wait_until(store.flush, what="there is room again")
     assert "stored again" in caplog.text
     store.close()
@@ -631,7 +631,7 @@ def test_who_stores_does_not_wait_for_a_file_that_somebody_has_locked(tmp_path, 
     with contextlib.closing(sqlite3.connect(tmp_path / incidents.NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         store.add(TARGET, "r", "0", [nan(1)])
-        store.tell(TARGET, "r", "0", {"kind": "hang", "message": "x"})
+        store.add_own(TARGET, "r", "0", {"kind": "hang", "message": "x"})
         assert len(store.query()) == 2
         other.execute("ROLLBACK")
     assert store.flush()
@@ -768,12 +768,12 @@ def test_a_receiver_is_told_once_and_what_it_has_not_dealt_with_is_given_out_aft
 def test_receivers_are_told_while_the_disk_is_full_too(tmp_path):
     heard = Heard()
     store = listening(tmp_path / incidents.NAME, heard)
-    store._ledger._writer.execute("PRAGMA max_page_count = 1")
+    store._queue._writer.execute("PRAGMA max_page_count = 1")
     store.add(TARGET, "r", "0", [nan(seq, note="x" * 1000) for seq in range(1, 30)])
     wait_until(lambda: len(heard.rows) == 29, what="the receiver is told")
     assert not store.flush()
     store.delivered("heard", heard.rows)
-    store._ledger._writer.execute("PRAGMA max_page_count = 1000000")
+    store._queue._writer.execute("PRAGMA max_page_count = 1000000")
     wait_until(store.flush, what="there is room again")
     assert store.undelivered("heard", 100) == []
     assert len(heard.rows) == 29
@@ -789,7 +789,7 @@ def test_a_function_that_fails_or_hangs_holds_up_nobody(store):
             raise RuntimeError("mine")
         hold.wait(600)
 
-    caller = Caller("slow", call, store)
+    caller = FunctionReceiver("slow", call, store)
     store.listen(caller)
     store.listen(heard)
     store.add(TARGET, "r", "0", [nan(seq) for seq in range(1, 30)])
@@ -809,10 +809,10 @@ def test_every_kind_of_incident_stands_in_the_documentation():
         *root.glob("hookd/tool/daemon/**/*.py"),
     ]
     calls = re.compile(
-        r'(?:\.incident|report_incident|_incidents\.report|\bsee|\.tell)\((?:\s*(?:loaded\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
+        r'(?:\.incident|report_incident|\.report|\bsee)\((?:\s*(?:loaded\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
     )
     told = {kind for path in sources for kind in calls.findall(path.read_text())}
-    told |= {hangs.HANG, hangs.OVER, stragglers.TOLD, stragglers.OVER, drift.TOLD, drift.OVER, "nan", "inf"}
+    told |= {hangs.HANG, hangs.OVER, stragglers.STRAGGLER, stragglers.OVER, drift.DRIFT, drift.OVER, "nan", "inf"}
     assert told >= {"corrupt", "eval", "leak", "lost", "loss_spike", "quarantine", "training_changed"}
     known = (root / "docs" / "incidents.md").read_text()
     assert {kind for kind in told if f"`{kind}`" not in known} == set()

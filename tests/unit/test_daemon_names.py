@@ -12,7 +12,7 @@ from aiohttp import web
 from hookd.errors import ConfigError
 from hookd.tool.config import Address, check, load
 from hookd.tool.daemon.web import host_names, tcp
-from hookd.tool.daemon.web.host_names import Names
+from hookd.tool.daemon.web.host_names import HostNames
 from tests.support import served
 
 
@@ -41,13 +41,13 @@ def asked(url, *heads, context=None, line="GET / HTTP/1.1"):
 )
 @pytest.mark.parametrize("is_local", [True, False])
 def test_loopback_is_known_everywhere(name, is_local):
-    assert Names(is_local=is_local).refusal(name) is None
+    assert HostNames(is_local=is_local).refusal(name) is None
 
 
 @pytest.mark.parametrize("name", ["10.0.0.7", "10.0.0.7:9465", "[2001:db8::1]:9465", "2001:db8::1", "[fe80::1%eth0]"])
 def test_an_address_of_the_machine_is_known_where_others_can_connect_to_it(name):
-    assert Names(is_local=False).refusal(name) is None
-    assert Names(is_local=True).refusal(name) is not None
+    assert HostNames(is_local=False).refusal(name) is None
+    assert HostNames(is_local=True).refusal(name) is not None
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_an_address_of_the_machine_is_known_where_others_can_connect_to_it(name)
 )  # fmt: skip
 @pytest.mark.parametrize("is_local", [True, False])
 def test_any_other_name_is_refused(name, is_local):
-    assert Names(["node1", "*.example.org"], is_local=is_local).refusal(name) is not None
+    assert HostNames(["node1", "*.example.org"], is_local=is_local).refusal(name) is not None
 
 
 def test_names_of_the_configuration_and_patterns_are_known():
-    known = Names(["Node1", "*.example.org"], is_local=True)
+    known = HostNames(["Node1", "*.example.org"], is_local=True)
     assert known.refusal("node1:9465") is None
     assert known.refusal("gpu7.EXAMPLE.org.") is None
     assert known.refusal("example.org") is not None
@@ -72,27 +72,27 @@ def test_names_of_the_configuration_and_patterns_are_known():
 
 @pytest.mark.parametrize("name", ["gpu1.example.org", "10.0.0.7"])
 def test_on_loopback_a_refusal_names_what_is_answered_and_no_address_that_is_not(name):
-    told = Names(is_local=True).refusal(f"{name}:9465")
+    told = HostNames(is_local=True).refusal(f"{name}:9465")
     assert "localhost or 127.0.0.1" in told
     assert "address of this machine" not in told
     assert f"--allow-host {name}" in told
     assert f'allow_hosts = ["{name}"]' in told
     allowed = load({"allow_hosts": (name,)}, {}).allow_hosts
-    assert Names(allowed, is_local=True).refusal(f"{name}:9465") is None
+    assert HostNames(allowed, is_local=True).refusal(f"{name}:9465") is None
 
 
 def test_where_others_can_connect_a_refusal_leaves_the_address():
-    assert "ask for an address of this machine" in Names(is_local=False).refusal("gpu1.example.org")
+    assert "ask for an address of this machine" in HostNames(is_local=False).refusal("gpu1.example.org")
 
 
 def test_the_machines_own_name_is_known_where_others_can_connect(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "gethostname", lambda: "Node1.corp.example")
     (tmp_path / "resolv.conf").write_text("nameserver 10.0.0.1\nsearch pods.example corp.example.\n")
     monkeypatch.setattr(host_names, "_RESOLVER", tmp_path / "resolv.conf")
-    known = Names(is_local=False)
+    known = HostNames(is_local=False)
     for name in ("node1", "node1.corp.example:9465", "node1.pods.example"):
         assert known.refusal(name) is None
-        assert Names(is_local=True).refusal(name) is not None
+        assert HostNames(is_local=True).refusal(name) is not None
     assert known.refusal("node1.evil.example") is not None
     assert known.refusal("node2.corp.example") is not None
 
@@ -120,7 +120,7 @@ def test_neither_a_second_host_nor_an_absolute_uri_hides_the_name(serve):
 def test_what_stands_in_the_header_reaches_no_log_as_it_is(serve, caplog):
     assert asked(serve(), "Host: evil\x1b[31m.example")[0] in (400, 421)
     assert "\x1b" not in caplog.text
-    known = Names(is_local=True)
+    known = HostNames(is_local=True)
     for n in range(1000):
         known.refusal(f"evil{n}.example")
     assert len([one for one in caplog.records if one.levelno == logging.WARNING]) < 50

@@ -73,4 +73,4 @@ def test_the_watchdog_is_asked_for_by_the_environment(environ, limit_s):
 
 @pytest.mark.parametrize("address", ["", "/nowhere/at/all", "relative", "vsock:2:1"])
 def test_where_nobody_listens_nothing_is_told_and_nothing_fails(address):
-    assert not notify.tell("READY=1", {"NOTIFY_SOCKET": address} if address else {})
+    assert not notify.send("READY=1", {"NOTIFY_SOCKET": address} if address else {})

@@ -20,7 +20,7 @@ from hookd.serving import DaemonPlugin, Metrics, Panel, Reading, hookimpl, hooks
 from hookd.tool.config import ServeConfig
 from hookd.tool.daemon.plugins import discovery, host
 from hookd.tool.daemon.plugins import worker as hosted
-from hookd.tool.daemon.plugins.worker import BACK_OFF_S, MAX_ERRORS, Hosted
+from hookd.tool.daemon.plugins.worker import BACK_OFF_S, MAX_ERRORS, PluginWorker
 from tests.support.pages import Ranks
 from tests.support.processes import wait_until
 
@@ -34,7 +34,7 @@ def made(tmp_path, monkeypatch):
         text = f"{head}\nfrom hookd.serving import DaemonPlugin, Panel, hookimpl\n\nclass Mine(DaemonPlugin):\n    name = '{name}'\n"
         path = tmp_path / (file or f"hookd_{name}_{len(list(tmp_path.iterdir()))}.py")
         path.write_text(text + textwrap.indent(textwrap.dedent(body), "    "))
-        found, problems = discovery.found((tmp_path,), lambda _: True)
+        found, problems = discovery.find((tmp_path,), lambda _: True)
         assert not problems
         return next(half for half in found if half.name == name)
 
@@ -47,13 +47,13 @@ def made(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_thread_stays(monkeypatch):
     """An agent of a later test would wait for them: their frames are hookd's."""
-    hosted, begin = [], Hosted.__init__
+    hosted, begin = [], PluginWorker.__init__
 
     def begin_noted(self, *arguments, **named):
         begin(self, *arguments, **named)
         hosted.append(self)
 
-    monkeypatch.setattr(Hosted, "__init__", begin_noted)
+    monkeypatch.setattr(PluginWorker, "__init__", begin_noted)
     yield
     for one in hosted:
         one._waiting.put(None)
@@ -73,7 +73,7 @@ def clock():
 
 
 def begun(half, clock, **options):
-    one = Hosted(half, options, clock)
+    one = PluginWorker(half, options, clock)
     wait_until(lambda: one.state != "starting", what="its import")
     return one
 
@@ -99,14 +99,14 @@ def test_where_others_may_plant_compiled_code_nothing_is_imported(tmp_path, file
     path.write_text("from hookd.serving import DaemonPlugin\n\nclass Mine(DaemonPlugin):\n    name = 'mine'\n")
     (path.parent / "__pycache__").mkdir()
     (path.parent / "__pycache__").chmod(0o777)
-    found, (problem,) = discovery.found((tmp_path,), lambda _: True)
+    found, (problem,) = discovery.find((tmp_path,), lambda _: True)
     assert "mine" not in [half.name for half in found]
     assert "__pycache__" in problem.message
 
 
 def test_torch_is_refused_with_the_authors_line(made):
     half = made("pass\n", head="\nimport torch")
-    load = f"from pathlib import Path; from hookd.tool.daemon.plugins import discovery as halves; halves.found((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
+    load = f"from pathlib import Path; from hookd.tool.daemon.plugins import discovery as plugins; plugins.find((Path({str(half.path.parent)!r}),), bool)[0][0].load()"
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60, check=False)
     said = done.stderr.splitlines()[-1]
     assert "the daemon never imports torch" in said
@@ -130,7 +130,7 @@ def test_an_import_that_the_extra_brings_is_told_with_it(tmp_path, monkeypatch, 
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hookd-two\nVersion: 1.0\nProvides-Extra: {extra}\n")
     (info / "entry_points.txt").write_text("[hookd.daemon_plugins]\ntwo = hookd_mine_two:Two\n")
-    (half,), _ = discovery.found((), lambda name: name == "two")
+    (half,), _ = discovery.find((), lambda name: name == "two")
     with pytest.raises(PluginError, match=said):
         half.load()
 
@@ -205,7 +205,7 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
     held = threading.Event()
     one = begun(made("@hookimpl\ndef collect(self, metrics):\n    metrics.wait()\n    metrics.is_set()\n"), clock)
     kept = []
-    one.ask("collect", lambda: kept.append(1), rounds=[{"metrics": held}])
+    one.ask("collect", [{"metrics": held}], lambda: kept.append(1))
     wait_until(lambda: one._under_way, what="the call")
     clock.now += hookspecs.TIMES_S["collect"]
     one.look()
@@ -227,7 +227,9 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     assert (one.state, one.trouble["text"]) == ("refused", "configure: KeyError: 'url'")
     held = threading.Event()
     sys.modules["hookd_mine_held"] = held
-    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(600)"), {}, clock)
+    slow = PluginWorker(
+        made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(600)"), {}, clock
+    )
     wait_until(lambda: slow._under_way, what="its import")
     clock.now += hookspecs.TIMES_S["configure"]
     slow.look()
@@ -241,9 +243,11 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
     begun, held = threading.Event(), threading.Event()
     library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(600))
     monkeypatch.setitem(sys.modules, "hookd_mine_held", library)
-    slow = Hosted(made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock)
+    slow = PluginWorker(
+        made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock
+    )
     assert begun.wait(60)
-    good = Hosted(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
+    good = PluginWorker(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
     clock.now += hookspecs.TIMES_S["configure"]
     good.look()
     assert good.state == "starting", "its time has not begun"
@@ -267,7 +271,7 @@ def test_what_a_library_raises_is_told_with_the_authors_line(made, clock, hook):
         one.call("incident", incident=0)
     told = one.trouble["where"] or one.trouble["text"]
     line = 7 if hook == "__init__" else 8
-    assert f"{one.half.path}:{line}" in told
+    assert f"{one.available.path}:{line}" in told
     assert "decoder.py" not in told
 
 
@@ -281,7 +285,7 @@ def test_a_directory_that_is_on_the_path_may_be_one_of_plugins(made, monkeypatch
     half = made("pass\n")
     monkeypatch.syspath_prepend(str(half.path.parent))
     monkeypatch.chdir(half.path.parent)
-    here = discovery.Half(half.name, half.source, half.path.relative_to(half.path.parent))
+    here = discovery.AvailablePlugin(half.name, half.source, half.path.relative_to(half.path.parent))
     first, _ = here.load()
     second, _ = here.load()
     assert type(first) is type(second), "imported once"
@@ -289,10 +293,10 @@ def test_a_directory_that_is_on_the_path_may_be_one_of_plugins(made, monkeypatch
     other.parent.mkdir()
     other.write_bytes(half.path.read_bytes())
     with pytest.raises(PluginError, match="there is a module"):
-        discovery.Half(half.name, half.source, other).load()
+        discovery.AvailablePlugin(half.name, half.source, other).load()
     del sys.modules[half.path.stem]
     with pytest.raises(PluginError, match="there is a module"):
-        discovery.Half(half.name, half.source, other).load()
+        discovery.AvailablePlugin(half.name, half.source, other).load()
 
 
 def test_the_list_of_finders_is_replaced_and_put_back(monkeypatch):
@@ -328,7 +332,7 @@ def test_an_address_that_http_refuses_is_an_os_error_and_not_shown(url):
 def test_metrics_have_the_plugins_prefix_and_bounded_labels():
     metrics = Metrics("mine", set(), [2])
     metrics.gauge("spread_seconds", "Spread.", 1.5, {"phase": "forward\nstep" + "x" * 200})
-    ((values, value),) = metrics.told["hookd_mine_spread_seconds"].samples.items()
+    ((values, value),) = metrics.families["hookd_mine_spread_seconds"].samples.items()
     assert (values[0][:13], len(values[0]), value) == ("forward step" + "x", serving.MAX_LABEL, 1.5)
     for labels in ({"step": "1"}, {"run": "a"}, {"Phase": "a"}, {"phase": 1.5}):
         with pytest.raises(PluginError, match="label"):
@@ -356,7 +360,7 @@ def test_labels_that_change_for_ever_are_cut_off(monkeypatch):
         dropped += metrics.dropped
     assert dropped == 2
     metrics.gauge("x", "X.", 1.0, {"what": "text 0"})
-    assert len(metrics.told["hookd_mine_x"].samples) == 1, "what was there goes on"
+    assert len(metrics.families["hookd_mine_x"].samples) == 1, "what was there goes on"
 
 
 TALLY = """
@@ -393,7 +397,7 @@ def served(one):
 def test_targets_metrics_and_panels(made, stack, tmp_path, clock):
     made(TALLY)
     all_of_them = host.load(ServeConfig(plugin_dirs=(tmp_path,)), clock)
-    (one,) = all_of_them.hosted
+    (one,) = all_of_them.workers
     wait_until(lambda: one.state == "active", what="its import")
     ranks = Ranks(stack, 2, run="a")
     for _ in range(2):
@@ -428,7 +432,7 @@ def test_collect_comes_as_seldom_as_its_plugin_says_and_is_served_until_then(mad
     made(textwrap.dedent(body))
     options = {"mine": {"every_s": "60"}}
     all_of_them = host.load(ServeConfig(plugin_dirs=(tmp_path,), daemon_plugin_options=options), clock)
-    (one,) = all_of_them.hosted
+    (one,) = all_of_them.workers
     wait_until(lambda: one.state == "active", what="its import")
     ranks = Ranks(stack, 1, run="a")
     for wait_s, looks in ((0, 1), (59, 1), (1, 2), (59, 2)):
@@ -460,7 +464,7 @@ def test_an_interval_that_is_no_number_refuses_the_plugin(made, clock):
 
 def test_what_is_not_allowed_is_not_imported(made, tmp_path):
     half = made("pass")
-    assert not host.load(ServeConfig(plugin_dirs=(tmp_path,), plugins_allow=("other",))).hosted
+    assert not host.load(ServeConfig(plugin_dirs=(tmp_path,), plugins_allow=("other",))).workers
     assert half.source.entry.partition(":")[0] not in sys.modules
 
 

@@ -10,7 +10,7 @@ import pytest
 from hookd.tool.daemon.fleet.fleet import Fleet
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.metrics import scrapes
-from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.scrapes import BusyError, Form, Scrapes
 from hookd.tool.daemon.metrics.selection import Limits
 from tests.support.processes import PATIENCE_S
@@ -40,7 +40,7 @@ class Gated(FleetCollector):
 def collector(stack, tmp_path):
     store = IncidentStore.open(tmp_path)
     stack.callback(store.close)
-    one = Gated(Fleet(store, linger_s=1), Tally(), Limits())
+    one = Gated(Fleet(store, linger_s=1), AttachCounter(), Limits())
     one.begun, one.gate, one.made = threading.Event(), threading.Event(), 0
     return one
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,7 +13,9 @@ import threading
 
 import pytest
 
+from hookd.errors import PermissionDenied
 from hookd.tool.config import load
+from hookd.tool.daemon import service
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.service import Service
 from tests.support.processes import PATIENCE_S, Process
@@ -41,13 +45,25 @@ def test_a_look_that_is_under_way_is_waited_for_before_targets_and_store_are_clo
     slow = Slow()
 
     async def live():
-        async with Service(config, only=frozenset()) as service:
-            slow.service, service._watchers = service, (slow,)
+        async with Service(config, only=frozenset()) as running:
+            slow.service, running._watchers = running, (slow,)
             assert await asyncio.to_thread(slow.began.wait, PATIENCE_S)
             threading.Timer(0.2, slow.may_go_on.set).start()
 
     asyncio.run(asyncio.wait_for(live(), PATIENCE_S))
     assert slow.was_closed is False
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errno.EADDRINUSE, "address-in-use"), (errno.EACCES, "address-not-allowed"),
+        (errno.EADDRNOTAVAIL, "no-such-address"), (socket.EAI_NONAME, "no-such-address"),
+    ],
+)  # fmt: skip
+def test_the_reason_says_why_it_cannot_listen(error, reason):
+    refusal = service._cannot_listen("127.0.0.1:80", OSError(error, "text"))
+    assert (refusal.reason, isinstance(refusal, PermissionDenied)) == (reason, error == errno.EACCES)
 
 
 def test_incidents_are_their_owners_alone_whatever_the_umask(tmp_path):

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from hookd.tool import config
 from hookd.tool.config import tomllib
-from hookd.tool.daemon.web.host_names import Names
+from hookd.tool.daemon.web.host_names import HostNames
 from hookd.version import __version__
 from tests.support.deployment import DEPLOY, RIGHTS, ROOT, run, tool
 from tests.support.environment import tool_environment
@@ -222,7 +222,7 @@ def test_the_compose_file_names_what_there_is():
     assert {name.removeprefix("HOOKD_").lower() for name in environment} <= set(config.SETTINGS)
     scrapes = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     (asked,) = [target for one in scrapes for static in one["static_configs"] for target in static["targets"]]
-    known = Names(config.load({}, environment).allow_hosts, is_local=False)
+    known = HostNames(config.load({}, environment).allow_hosts, is_local=False)
     assert known.refusal(asked) is None, "Prometheus asks by a name that is refused"
     assert (hookd["cap_drop"], set(hookd["cap_add"])) == (["ALL"], RIGHTS)
     assert hookd["pid"] == "service:training"

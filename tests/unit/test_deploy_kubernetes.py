@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hookd.tool import config
-from hookd.tool.daemon.web.host_names import Names
+from hookd.tool.daemon.web.host_names import HostNames
 from hookd.version import __version__
 from tests.support.deployment import DEPLOY, RIGHTS, ROOT, documents, run
 
@@ -167,7 +167,7 @@ def test_probes_ports_and_variables_are_those_of_the_daemon():
         for address in ("10.0.0.7", "fd00::7"):
             listen = config.Address.parse(variables["HOOKD_LISTEN"].replace("$(POD_IP)", address))
             assert listen.host == address
-            assert Names(is_local=False).refusal(str(listen)) is None, "kubelet and Prometheus ask by it"
+            assert HostNames(is_local=False).refusal(str(listen)) is None, "kubelet and Prometheus ask by it"
             assert [(port["name"], port["containerPort"]) for port in container["ports"]] == [("hookd", listen.port)]
         probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container]
         assert len(probes) >= 2

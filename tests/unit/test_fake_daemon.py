@@ -177,7 +177,7 @@ def test_a_rehearsal_has_the_authors_line_of_what_takes_too_long(monkeypatch, tm
     monkeypatch.setitem(hookspecs.TIMES_S, "collect", 0.05)
     monkeypatch.setattr("hookd.testing.daemon.JOIN_S", 0.0)
     (file := tmp_path / "hookd_late.py").write_text(LATE)
-    (half,), _ = discovery.found((tmp_path,), lambda name: name == "late")
+    (half,), _ = discovery.find((tmp_path,), lambda name: name == "late")
     try:
         (raised,) = rehearsal.rehearse(half, {}, str(tmp_path))["raised"]
     finally:

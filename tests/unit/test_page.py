@@ -51,8 +51,8 @@ def test_a_new_page_says_who_and_what_state(written, reader):
     assert reader.state() == "starting"
     written.set_state("running")
     assert reader.state() == "running"
-    snapshot = reader.read(recorder=True)
-    assert (snapshot.families, snapshot.modules, snapshot.heartbeats, snapshot.records) == ([], {}, [], [])
+    snapshot = reader.read()
+    assert (snapshot.families, snapshot.modules, snapshot.heartbeats, reader.records()) == ([], {}, [], [])
     with pytest.raises(ValueError):
         written.set_state("asleep")
 
@@ -291,12 +291,11 @@ def test_the_recorder_keeps_the_newest_events(written, reader, now):
     ring = layout.divide(MIN_SIZE)["recorder"].length // layout.RECORD.size
     for n in range(ring + 10):
         written.record(1, 2, n, value=n / 2, when=1e9 + n)
-    records = reader.read(recorder=True).records
+    records = reader.records()
     assert [record.seq for record in records] == list(range(11, ring + 11))
     assert records[-1] == (ring + 10, 1e9 + ring + 9, 1, 2, ring + 9, (ring + 9) / 2)
-    assert reader.read().records == []
     written.record(1, 2, 3, math.nan)
-    last = reader.read(recorder=True).records[-1]
+    last = reader.records()[-1]
     assert last.when == now
     assert math.isnan(last.value)
 
@@ -377,7 +376,8 @@ def test_an_untouched_page_takes_no_memory():
     made = PageWriter.create({"pid": 1})
     reader = read_end(made)
     assert os.fstat(made.fd).st_size == page.SIZE
-    reader.read(recorder=True)
+    reader.read()
+    reader.records()
     assert os.fstat(made.fd).st_blocks * 512 <= 64 << 10
     for n in range(100):
         made.cells[made.series(made.family("hookd_x", "gauge", "X.", ("n",)), (str(n),))] = n
@@ -637,7 +637,7 @@ class PageMachine(RuleBasedStateMachine):
     @rule(value=floats)
     def record(self, value):
         self.writer.record(1, 2, 3, value, when=4.0)
-        last = self.reader.read(recorder=True).records[-1]
+        last = self.reader.records()[-1]
         assert (last[1:5], bits([last.value])) == ((4.0, 1, 2, 3), bits([value]))
 
     @rule()

@@ -153,11 +153,11 @@ def test_threads_that_register_at_once_get_their_own_cells_and_the_same_for_the_
     assert found[0] == found[1] == found[2] == found[3]
     assert len(set(found[0].values())) == 500
     reader = PageReader(os.dup(page.fd))
-    snapshot = reader.read(recorder=True)
+    snapshot = reader.read()
     assert len(snapshot.families[0].series) == 500
     assert [incident["seq"] for incident in snapshot.incidents][-1] == 2000
     assert len(snapshot.modules) == 2000
-    assert [record.seq for record in snapshot.records] == list(range(1, 2001))
+    assert [record.seq for record in reader.records()] == list(range(1, 2001))
     reader.close()
     page.close()
 
@@ -222,13 +222,15 @@ while True:
         assert process.stdout.readline() == "rewritten\n"
     process.kill()
     process.wait(timeout=60)
-    first, second = reader.read(recorder=True), reader.read(recorder=True)
-    assert first == second
+    first, records = reader.read(), reader.records()
+    assert (first, records) == (reader.read(), reader.records())
     assert first.state == "running"
     assert first.heartbeats[0].step > 0
-    assert first.records[-1].seq == len(first.records) or len(first.records) == 65536
+    assert records[-1].seq == len(records) or len(records) == 65536
     fresh = PageReader(os.open(f"/proc/self/fd/{reader.fd}", os.O_RDONLY))
-    assert fresh.read(recorder=True) == first, "a daemon that starts now and is handed the descriptor sees the same"
+    assert (fresh.read(), fresh.records()) == (first, records), (
+        "a daemon that starts now and is handed the descriptor sees the same"
+    )
     fresh.close()
     reader.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from hookd.tool.daemon.fleet.history import EVERY_S, History, steps_per_second
 from hookd.tool.daemon.web.pages import assets, curves, frame, home, incident, run
-from hookd.tool.daemon.web.pages.heat import Warmth
+from hookd.tool.daemon.web.pages.heat import ColourScale
 from hookd.tool.daemon.web.pages.html import Markup, address, tag
 from hookd.tool.daemon.web.pages.modules import MOST, PAGE
 from hookd.tool.daemon.web.pages.routes import Pages
@@ -193,7 +193,7 @@ def test_the_home_page_has_each_target_with_what_is_wrong_with_it(stack):
         "at_least": False,
         "for_s": 9.0,
     }
-    scene.targets[2].spoil()
+    scene.targets[2].mark_corrupt()
     words = Checked(scene.home()).words
     assert "3 targets of 1 run" in words
     assert "250 ms" in words
@@ -219,7 +219,7 @@ def test_a_page_that_cannot_be_trusted_is_said_to_be_so_and_shows_nothing_of_it(
     named(scene.ranks.pages[0], 3)
     scene.look()
     assert "layers" in scene.run()
-    scene.targets[0].spoil()
+    scene.targets[0].mark_corrupt()
     page = scene.run()
     assert "cannot be trusted" in page
     assert "layers" not in page
@@ -305,8 +305,8 @@ def test_names_of_a_thousand_levels_cost_no_more_than_they_are_worth(scene):
 
 
 def test_sizes_of_all_magnitudes_have_their_warmth():
-    warmth = Warmth("size", 5e-324, 1.7e308)
-    assert (warmth.of(5e-324), warmth.of(1.7e308), warmth.of(math.inf)) == ("h1", "h9", "bad")
+    colour_scale = ColourScale("size", 5e-324, 1.7e308)
+    assert (colour_scale.of(5e-324), colour_scale.of(1.7e308), colour_scale.of(math.inf)) == ("h1", "h9", "bad")
 
 
 def test_containers_that_nobody_called_are_in_the_tree_too(scene):

@@ -12,7 +12,7 @@ import yaml
 
 from hookd.target.plugins.core_metrics import PLUGIN_STATES
 from hookd.tool.daemon.fleet.targets import STATES, Target
-from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.selection import Limits
 from hookd.tool.daemon.watch.drift import Drift
 from hookd.tool.daemon.watch.hangs import ROLES, Hangs
@@ -85,7 +85,7 @@ def of_the_daemon():
     try:
         fleet = type("Fleet", (), {"targets": lambda _: [target]})()
         watchers = [declared for watcher in (Hangs, Stragglers, Drift) for declared in watcher.families]
-        scraped = FleetCollector(fleet, Tally(), Limits()).collect()
+        scraped = FleetCollector(fleet, AttachCounter(), Limits()).collect()
         return {sample.name for family in scraped for sample in family.samples} | {one.name for one in watchers}
     finally:
         target.close()

@@ -14,7 +14,7 @@ from hookd.tool.attach import environment
 from hookd.tool.attach.discover import Candidate
 from hookd.tool.attach.launch import is_launched
 from hookd.tool.config.rules import ASKED_FOR, Rule, Traits, decide
-from hookd.tool.daemon.auto_attach import Wanted
+from hookd.tool.daemon.auto_attach import AutoAttach
 from hookd.tool.linux import proc
 
 TRAITS = Traits(
@@ -66,7 +66,7 @@ def test_the_first_rule_that_fits_decides_and_the_process_itself_may_ask():
 
 def test_no_rule_is_asked_about_a_process_whose_environment_nobody_knows_and_a_person_is_told_once(monkeypatch, caplog):
     monkeypatch.setattr(environment, "of", lambda _: None)
-    wanted = Wanted((Rule(match="*"),), lambda *_: False, lambda: 1e9)
+    wanted = AutoAttach((Rule(match="*"),), lambda *_: False, lambda: 1e9)
     pid = os.getpid()
     one = Candidate(pid, proc.start_ticks(pid), ("python", "train.py"), os.getuid(), "attachable")
     for _ in range(3):

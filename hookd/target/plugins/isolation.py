@@ -56,17 +56,17 @@ class Refusals:
         """Publish each plugin's number of series over its limits, and of invalid values; log the first of each."""
         for loaded in self._registry:
             bound = loaded.context.bound
-            more = bound.refused - bound.told
+            more = bound.refused - bound.published
             if more:
-                if not bound.told:
+                if not bound.published:
                     self._page.log("error", f"plugin {loaded.name}: {bound.why}: others are not served")
                 self._series.labels(loaded.name).inc(more)
-                bound.told += more
+                bound.published += more
             for metric, bad in list(bound.bad.items()):
-                told = bound.bad_told.get(metric, 0)
-                if not told:
+                published = bound.bad_published.get(metric, 0)
+                if not published:
                     self._page.log(
                         "error", f"plugin {loaded.name}: {metric} was given an invalid amount: it is not stored"
                     )
-                self._values.labels(loaded.name, metric).inc(bad - told)
-                bound.bad_told[metric] = bad
+                self._values.labels(loaded.name, metric).inc(bad - published)
+                bound.bad_published[metric] = bad

@@ -17,10 +17,9 @@ from hookd.tool.check.source import assigned, hooks, last_name
 ALWAYS = ("configure", "select", "succeed")
 """Hooks with a single argument that is always passed, whatever their signature says."""
 _IN_PLACE = re.compile(r"[^_]_$")
-_DAEMON_HOOKS = tuple(name for name, value in vars(daemon_hooks).items() if hasattr(value, "hookd_daemon_spec"))
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hookd.tool.check.source import Subject
 
@@ -32,9 +31,10 @@ def problems(subject: Subject) -> Iterator[Problem]:
         fix = f'write name = "{subject.class_name.lower()}" in the class: the middle of all its metrics\' names'
         yield Problem(file, node.lineno, "name", f"{subject.class_name} has no name", fix)
     marked = [(str(path), hook) for path, part in subject.parts for hook in hooks(part)]
+    known = specs(subject)
+    for path, hook in marked:
+        yield from _hook(path, hook, known, " in the daemon" if subject.half == "daemon" else "")
     if subject.half == "daemon":
-        for path, hook in marked:
-            yield from _daemon_hook(path, hook)
         return
     yield from _api(subject, node)
     may_return = any(_mutates(part) for _, part in subject.parts)
@@ -42,13 +42,15 @@ def problems(subject: Subject) -> Iterator[Problem]:
         yield from _never_called(str(source), part)
         yield from _naming(str(source), part)
     for path, hook in marked:
-        yield from _hook(path, hook, may_return=may_return)
+        if hook.name in known and hook.name not in ("select", "configure") and not may_return:
+            yield from _returns(path, hook.name, hook)
+            yield from _changes(path, hook.name, hook)
 
 
 def specs(subject: Subject) -> dict[str, inspect.Signature]:
     """Return the signatures of all hooks of this part of a plugin, by name."""
-    module, names = (daemon_hooks, _DAEMON_HOOKS) if subject.half == "daemon" else (hookspecs, tuple(hookspecs.HOOKS))
-    return {name: inspect.signature(getattr(module, name)) for name in names}
+    module = daemon_hooks if subject.half == "daemon" else hookspecs
+    return {name: inspect.signature(getattr(module, name)) for name in module.HOOKS}
 
 
 def _never_called(file: str, part: ast.ClassDef) -> Iterator[Problem]:
@@ -108,30 +110,12 @@ def _mutates(node: ast.ClassDef) -> bool:
     )
 
 
-def _hook(file: str, node: ast.FunctionDef, *, may_return: bool) -> Iterator[Problem]:
-    hook = node.name
-    if hook not in hookspecs.HOOKS:
-        yield Problem(file, node.lineno, "hook", f"there is no hook {hook!r}", nearest(hook, hookspecs.HOOKS))
-        return
-    yield from _wrappers(file, hook, node)
-    yield from _arguments(file, hook, node, list(inspect.signature(getattr(hookspecs, hook)).parameters))
-    if hook not in ("select", "configure") and not may_return:
-        yield from _returns(file, hook, node)
-        yield from _changes(file, hook, node)
-
-
-def _daemon_hook(file: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    if node.name not in _DAEMON_HOOKS:
-        yield Problem(
-            file,
-            node.lineno,
-            "hook",
-            f"there is no hook {node.name!r} in the daemon",
-            nearest(node.name, _DAEMON_HOOKS),
-        )
+def _hook(file: str, node: ast.FunctionDef, known: Mapping[str, inspect.Signature], where: str) -> Iterator[Problem]:
+    if node.name not in known:
+        yield Problem(file, node.lineno, "hook", f"there is no hook {node.name!r}{where}", nearest(node.name, known))
         return
     yield from _wrappers(file, node.name, node)
-    yield from _arguments(file, node.name, node, list(inspect.signature(getattr(daemon_hooks, node.name)).parameters))
+    yield from _arguments(file, node.name, node, list(known[node.name].parameters))
 
 
 def _wrappers(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:

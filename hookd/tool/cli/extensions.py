@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from hookd.tool.daemon.plugins.discovery import Half
+    from hookd.tool.daemon.plugins.discovery import AvailablePlugin
 
 
 def commands(taken: Collection[str]) -> dict[str, click.Command]:
@@ -27,40 +27,40 @@ def commands(taken: Collection[str]) -> dict[str, click.Command]:
     """
     found: dict[str, click.Command] = {}
     try:
-        for half in _halves():
-            _tried(found, half, taken)
+        for plugin in _available():
+            _tried(found, plugin, taken)
     except Exception as error:  # noqa: BLE001  a broken plugin must not hide the help page
         output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
     return found
 
 
-def _halves() -> Iterator[Half]:
+def _available() -> Iterator[AvailablePlugin]:
     from hookd.tool.config import load
     from hookd.tool.daemon.plugins import discovery
 
     config = load({}, os.environ)
-    found, _ = discovery.found(config.plugin_dirs, config.allows)
-    return (half for half in found if half.has("register_commands"))
+    found, _ = discovery.find(config.plugin_dirs, config.allows)
+    return (plugin for plugin in found if plugin.has("register_commands"))
 
 
-def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+def add(found: dict[str, click.Command], plugin: AvailablePlugin, taken: Collection[str]) -> None:
     """Import a plugin, and add the commands that its `register_commands` returns to `found`, by name.
 
     Raises:
         PluginError: it cannot be imported, or it returns an object that is not a command, or a name that is taken.
             Exceptions of its hook propagate unchanged.
     """
-    _, hooks = half.load()
+    _, hooks = plugin.load()
     function, _ = hooks.get("register_commands", (tuple, ()))
     for command in function():
-        found[_name(half.name, command, {*taken, *found})] = command
+        found[_name(plugin.name, command, {*taken, *found})] = command
 
 
-def _tried(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+def _tried(found: dict[str, click.Command], plugin: AvailablePlugin, taken: Collection[str]) -> None:
     try:
-        add(found, half, taken)
+        add(found, plugin, taken)
     except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not remove the others' commands
-        told = error.message if isinstance(error, HookdError) else f"{half.name}: {worded(error)}"
+        told = error.message if isinstance(error, HookdError) else f"{plugin.name}: {worded(error)}"
         output.complain(PluginError(f"plugin {told}"))
 
 

@@ -58,7 +58,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
 
 
 class Teller:
-    """Prints messages about events; the audience of `attach_and_serve`.
+    """Prints messages about events; the reporter of `attach_and_serve`.
 
     Args:
         chosen: the requested processes.

@@ -25,12 +25,8 @@ def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[DaemonPlugi
             return client.plugins()
         except HookdError:  # a daemon of an older version
             return []
-    found, _ = discovery.found(plugin_dirs, lambda _: True)
-    return [
-        {"name": one.name, "version": one.source.version, "sha256": one.source.sha256, "origin": one.source.origin,
-         "entry": one.source.entry, "state": None, "error": {}}
-        for one in found
-    ]  # fmt: skip
+    plugins, _ = discovery.find(plugin_dirs, lambda _: True)
+    return [plugin.row() for plugin in plugins]
 
 
 def show_in_daemon(rows: Sequence[DaemonPluginRow]) -> None:

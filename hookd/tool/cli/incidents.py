@@ -21,6 +21,7 @@ from hookd.errors import DaemonNotRunning, DaemonSilent
 from hookd.tool.cli import options, output, stored, subject, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.wording import moment, repeated
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -175,11 +176,7 @@ def line(row: IncidentRow) -> str:
 
     The line has its number, time, kind, run and rank, process, owner and message.
     """
-    from hookd.tool.daemon.incidents.incident_log import plain
-
     number = "-" if row["id"] is None else f"#{row['id']}"
-    whose = f" of {plain(row['user'])}" if row.get("user") else ""
-    who = f"{plain(row['run'])}/{plain(row['rank'])} ({row['pid']}{whose})"
-    return (
-        f"{number:>5}  {moment(row['time'])}  {plain(row['kind']):<10}  {who}  {plain(row['message'])}{repeated(row)}"
-    )
+    whose = f" of {one_line(row['user'])}" if row.get("user") else ""
+    who = f"{one_line(row['run'])}/{one_line(row['rank'])} ({row['pid']}{whose})"
+    return f"{number:>5}  {moment(row['time'])}  {one_line(row['kind']):<10}  {who}  {one_line(row['message'])}{repeated(row)}"

@@ -10,6 +10,7 @@ from hookd.tool.cli import output, targets
 from hookd.tool.cli.incidents import line
 from hookd.tool.reports.reading import SHOWN, phases, short, state, step_seconds
 from hookd.tool.reports.wording import moment, process_of, repeated
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,27 +87,23 @@ def incidents(rows: Sequence[IncidentRow]) -> Iterator[str]:
 
 def incident(row: IncidentRow) -> Iterator[str]:
     """Yield lines with everything stored about one incident."""
-    from hookd.tool.daemon.incidents.incident_log import plain
-
     number = "not stored yet" if row["id"] is None else f"incident #{row['id']}"
-    yield f"{number}: {plain(row['kind'])}, {moment(row['time'])}"
+    yield f"{number}: {one_line(row['kind'])}, {moment(row['time'])}"
     process = process_of(row["pid"], row.get("user", ""))
-    yield f"run {plain(row['run'])}, rank {plain(row['rank'])}, {plain(process)}"
-    yield plain(row["message"]) + repeated(row)
+    yield f"run {one_line(row['run'])}, rank {one_line(row['rank'])}, {one_line(process)}"
+    yield one_line(row["message"]) + repeated(row)
     for name, value in row["detail"].items():
         if name not in SHOWN and value is not None:
-            yield from _field(plain(name), value)
+            yield from _field(one_line(name), value)
 
 
 def _field(name: str, value: Any) -> Iterator[str]:
-    from hookd.tool.daemon.incidents.incident_log import plain
-
     if isinstance(value, list) and value and not short(value):
         yield f"{name}:"
         for item in value:
-            yield "  " + plain(item if isinstance(item, str) else _words(item))
+            yield "  " + one_line(item if isinstance(item, str) else _words(item))
     else:
-        yield f"{name}: {plain(short(value) or _words(value))}"
+        yield f"{name}: {one_line(short(value) or _words(value))}"
 
 
 def _words(value: Any) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.metrics.collector import Tally
+    from hookd.tool.daemon.metrics.collector import AttachCounter
     from hookd.wire.agent import Caller
     from hookd.wire.answer import Attached, Change, ChangedTarget, DetachedTarget
     from hookd.wire.target import ErrorRow
@@ -96,15 +96,12 @@ class Actions:
     """Changes targets and holds the leases on their agents.
 
     Args:
-        fleet: the targets.
-        tally: counts the attaches.
-        config: the daemon's configuration.
         lease_s: how long an agent attached here stays without a lease, in seconds.
     """
 
-    def __init__(self, fleet: Fleet, tally: Tally, config: ServeConfig, lease_s: float) -> None:
+    def __init__(self, fleet: Fleet, attach_counter: AttachCounter, config: ServeConfig, lease_s: float) -> None:
         self._fleet = fleet
-        self._tally = tally
+        self._attach_counter = attach_counter
         self._config = config
         self._lease_s = lease_s
         self._busy: set[int] = set()
@@ -125,15 +122,14 @@ class Actions:
         specs = self._config.plugins if order.plugins is None else order.plugins
         audit.require_allowed(self._config, pid, [spec.name for spec in specs], order.plugin_dirs, by)
         self._fleet.require_room(pid)
-        with self._alone(
-            pid, 0.0 if by is None else order.timeout_s
-        ):  # a user's attach waits for one by rule in progress
+        # A user's attach waits for one by rule in progress.
+        with self._alone(pid, 0.0 if by is None else order.timeout_s):
             try:
                 result = attach(pid, self._request(pid, order))
             except HookdError as exc:
-                self._tally.count(exc.reason)
+                self._attach_counter.count(exc.reason)
                 raise
-            self._tally.count("ok", None if result.method == "existing" else result.pause_s)
+            self._attach_counter.count("ok", None if result.method == "existing" else result.pause_s)
             self._fleet.adopt(pid)
             target = self._fleet.get(pid)
             if not order.keep:
@@ -347,16 +343,16 @@ def _has_agent(pid: int) -> bool:
         return True
 
 
-def read_timeout(body: Mapping[str, object], default: float = 10.0) -> float:
+def read_timeout(body: Mapping[str, object], default: float = 10.0, longest_s: float = LONGEST_S) -> float:
     """Return the `timeout_s` of a request, in seconds.
 
     Raises:
-        UsageError: it is not between 0 and LONGEST_S. Python's JSON parser also accepts NaN and infinity.
+        UsageError: it is not between 0 and `longest_s`. Python's JSON parser also accepts NaN and infinity.
     """
     value = body.get("timeout_s", default)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= LONGEST_S:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= longest_s:
         raise UsageError(
-            f"the request's 'timeout_s' must be a number above 0, up to {LONGEST_S:g} s", reason="bad-request"
+            f"the request's 'timeout_s' must be a number above 0, up to {longest_s:g} s", reason="bad-request"
         )
     return float(value)
 

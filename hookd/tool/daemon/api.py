@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.service import Service
     from hookd.wire.agent import Caller
+    from hookd.wire.peer import Peer
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -79,11 +80,11 @@ class Api:
 
     def app(self) -> web.Application:
         """Return the application with all routes."""
-        app = web.Application(middlewares=[_answer_errors, _only_friends], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[_answer_errors, _require_own_user], client_max_size=MAX_BODY)
         app.router.add_get("/v1/version", self._version)
         app.router.add_get("/v1/status", self._status)
         app.router.add_get("/v1/targets", self._targets)
-        app.router.add_get("/v1/plugins", self._hosted)
+        app.router.add_get("/v1/plugins", self._daemon_plugins)
         app.router.add_get(r"/v1/targets/{pid:\d+}/report", self._report)
         app.router.add_get("/v1/incidents", self._incidents)
         app.router.add_post("/v1/attach", self._attach)
@@ -101,7 +102,7 @@ class Api:
     async def _targets(self, _: web.Request) -> web.Response:
         return web.json_response({"targets": self._service.rows()})
 
-    async def _hosted(self, _: web.Request) -> web.Response:
+    async def _daemon_plugins(self, _: web.Request) -> web.Response:
         return web.json_response({"plugins": self._service.plugins.rows()})
 
     async def _report(self, request: web.Request) -> web.Response:
@@ -109,28 +110,28 @@ class Api:
         return web.json_response(await asyncio.to_thread(self._service.report, pid, has_curve=has_curve))
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        wanted = incident_filter(request)
-        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **wanted)})
+        filters = incident_filter(request)
+        return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **filters)})
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        answer = await self._service.attach(_pid(body.get("pid")), Order.from_json(body), _asking(request))
+        answer = await self._service.attach(_pid(body.get("pid")), Order.from_json(body), _caller(request))
         return web.json_response(answer)
 
     async def _detach(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        timeout_s, by = read_timeout(body), _asking(request)
+        timeout_s, by = read_timeout(body), _caller(request)
         if body.get("all") is True:
             return web.json_response({"results": await self._service.detach_all(timeout_s, by)})
         return web.json_response(await self._service.detach(_pid(body.get("pid")), timeout_s, by))
 
     async def _plugins(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        return web.json_response(await self._service.change_plugins(pid, body, _asking(request)))
+        return web.json_response(await self._service.change_plugins(pid, body, _caller(request)))
 
     async def _eval(self, request: web.Request) -> web.Response:
         pid, body = _pid(request.match_info["pid"]), await _body(request)
-        return web.json_response(await self._service.evaluate(pid, body, _asking(request)))
+        return web.json_response(await self._service.evaluate(pid, body, _caller(request)))
 
 
 def incident_filter(request: web.Request) -> Query:
@@ -143,13 +144,13 @@ def incident_filter(request: web.Request) -> Query:
         "run": str, "pid": int, "user": int, "kind": str, "since": float, "limit": int, "id": int, "after": int,
         "order": str,
     }  # fmt: skip
-    wanted: dict[str, object] = {}
+    filters: dict[str, object] = {}
     for key, text in request.query.items():
         try:
-            wanted[key] = kinds[key](text)
+            filters[key] = kinds[key](text)
         except (KeyError, ValueError) as exc:  # noqa: PERF203  a query has a handful of keys
             raise UsageError(f"the query's '{key}' is unknown or has the wrong type", reason="bad-request") from exc
-    return cast("Query", wanted)
+    return cast("Query", filters)
 
 
 @web.middleware
@@ -169,25 +170,29 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 @web.middleware
-async def _only_friends(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _require_own_user(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Reject peers other than root and the daemon's own user, even if the socket's mode was changed."""
-    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if connection is None or peer_of(connection).uid not in (0, os.geteuid()):
+    peer = _peer(request)
+    if peer is None or peer.uid not in (0, os.geteuid()):
         raise PermissionDenied("this daemon belongs to another user", reason="other-user")
     return await handler(request)
 
 
-def _asking(request: web.Request) -> Caller:
+def _caller(request: web.Request) -> Caller:
     """Return the caller's credentials according to the kernel.
 
     Raises:
         PermissionDenied: the caller has disconnected.
     """
-    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if connection is None:
+    peer = _peer(request)
+    if peer is None:
         raise PermissionDenied("the caller has disconnected", reason="other-user")
-    pid, uid = peer_of(connection)
-    return {"pid": pid, "uid": uid}
+    return {"pid": peer.pid, "uid": peer.uid}
+
+
+def _peer(request: web.Request) -> Peer | None:
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    return None if connection is None else peer_of(connection)
 
 
 async def _body(request: web.Request) -> dict[str, object]:

@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from hookd.errors import PermissionDenied
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.linux.owner import user_name
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ def detached(pid: int, user: str, claim: Claim | None, by: Caller) -> None:
 
 
 def _process(pid: int, user: str) -> str:
-    return f"process {pid}" + (f" of user {plain(user)}" if user else "")
+    return f"process {pid}" + (f" of user {one_line(user)}" if user else "")
 
 
 def changed(answer: ChangedTarget, op: str, name: str, by: Caller | None) -> None:
@@ -87,10 +87,10 @@ def changed(answer: ChangedTarget, op: str, name: str, by: Caller | None) -> Non
 
 
 def _carried(name: str, source: Source | ChangedTarget) -> str:
-    version, sha256 = plain(source.get("version") or ""), source.get("sha256")
-    return " ".join(filter(None, (plain(name), version, f"(sha256 {sha256})" if sha256 else "")))
+    version, sha256 = one_line(source.get("version") or ""), source.get("sha256")
+    return " ".join(filter(None, (one_line(name), version, f"(sha256 {sha256})" if sha256 else "")))
 
 
 def who(by: Caller | None) -> str:
     """Describe the caller according to the kernel; None stands for a rule of the daemon."""
-    return f"for user {plain(user_name(by['uid']))} (process {by['pid']})" if by else "by its own rule"
+    return f"for user {one_line(user_name(by['uid']))} (process {by['pid']})" if by else "by its own rule"

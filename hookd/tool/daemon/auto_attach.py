@@ -12,12 +12,12 @@ from hookd.tool.attach import discover, environment
 from hookd.tool.attach.census import INSPECTION_S, inspected
 from hookd.tool.attach.launch import is_launched
 from hookd.tool.config.rules import Traits, decide
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.turns import Turns, Want
 from hookd.tool.linux import proc
 from hookd.tool.linux.accounts import account
 from hookd.tool.linux.owner import user_name
 from hookd.tool.linux.waiter import WAITERS
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,13 +36,11 @@ GONE = ("died", "zombie", "no-such-process", "not-attached")
 _log = logging.getLogger(__name__)
 
 
-class Wanted:
+class AutoAttach:
     """Schedule of attaches by rule. Thread-safe.
 
     Args:
-        rules: rules of the configuration.
         is_dismissed: whether a user has detached from the process with this pid and start time.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -59,46 +57,45 @@ class Wanted:
         self._unknown: dict[int, int] = {}
         self._turns = Turns()
 
-    def see(self, found: Iterable[Candidate]) -> None:
+    def see(self, candidates: Iterable[Candidate]) -> None:
         """Apply the rules to processes that are new or have changed."""
-        for one in found:
+        for candidate in candidates:
             with self._lock:
-                known = self._wants.get(one.pid)
-                if known is not None and known.start == one.start and one.state == "attachable":
+                known = self._wants.get(candidate.pid)
+                if known is not None and known.start == candidate.start and candidate.state == "attachable":
                     continue
-                self._wants.pop(one.pid, None)
-            if one.state == "attachable" and not self._is_dismissed(one.pid, one.start):
-                self._consider(one)
+                self._wants.pop(candidate.pid, None)
+            if candidate.state == "attachable" and not self._is_dismissed(candidate.pid, candidate.start):
+                self._consider(candidate)
 
-    def _consider(self, one: Candidate) -> None:
+    def _consider(self, candidate: Candidate) -> None:
         try:
             with WAITERS.within(INSPECTION_S):
-                seen, program = traits(one), proc.executable(one.pid)
+                seen, program = traits(candidate), proc.executable(candidate.pid)
         except (HookdError, OSError):  # it has ended, or is not readable
             return
         if seen is None:
-            self._leave_alone(one)
+            self._leave_alone(candidate)
             return
         rule = decide(self._rules, seen)
         if rule is not None and not is_launched(seen.environment):  # `hookd run` loads its agent itself
-            at = self._clock() + self._settling(one)
-            want = Want(one.pid, one.start, account(one.uid), program, rule, at)
+            at = self._clock() + (SETTLE_S if discover.age_s(candidate.start) < SETTLE_S else 0.0)
+            want = Want(candidate.pid, candidate.start, account(candidate.uid), program, rule, at)
             with self._lock:
-                self._wants[one.pid] = want
+                self._wants[candidate.pid] = want
 
-    def _leave_alone(self, one: Candidate) -> None:
+    def _leave_alone(self, candidate: Candidate) -> None:
         """Log once that no rule applies to a process because its environment is unreadable."""
         with self._lock:
-            is_told, self._unknown[one.pid] = self._unknown.get(one.pid) == one.start, one.start
-        if not is_told:
+            is_logged, self._unknown[candidate.pid] = (
+                self._unknown.get(candidate.pid) == candidate.start,
+                candidate.start,
+            )
+        if not is_logged:
             _log.warning(
                 "process %d of user %s has overwritten its environment, which may have contained HOOKD_DISABLE: rules do not apply; "
-                "`hookd attach %d` asks the process itself", one.pid, user_name(one.uid), one.pid,
+                "`hookd attach %d` asks the process itself", candidate.pid, user_name(candidate.uid), candidate.pid,
             )  # fmt: skip
-
-    @staticmethod
-    def _settling(one: Candidate) -> float:
-        return SETTLE_S if discover.age_s(one.start) < SETTLE_S else 0.0
 
     def due(self) -> list[Want]:
         """Return the processes to try now, after checking each again. The caller must call `attached` or `failed` for each."""
@@ -120,8 +117,8 @@ class Wanted:
             self._turns.end(want, self._clock(), is_attached=is_attached)
 
     def _is_wanted(self, want: Want) -> bool:
-        found = inspected(want.pid)
-        is_there = found is not None and found.start == want.start and found.state == "attachable"
+        candidate = inspected(want.pid)
+        is_there = candidate is not None and candidate.start == want.start and candidate.state == "attachable"
         return is_there and not self._is_dismissed(want.pid, want.start)
 
     def _drop(self, want: Want) -> None:
@@ -150,7 +147,7 @@ class Wanted:
             want.why, want.at = (error.reason, error.message), self._clock() + wait_s
         _log.warning(
             "process %d of user %s: attach by %s failed: %s; again in %g s",
-            want.pid, user_name(want.uid), plain(want.rule.description), error.message, wait_s,
+            want.pid, user_name(want.uid), one_line(want.rule.description), error.message, wait_s,
         )  # fmt: skip
 
     def reset(self, pid: int) -> None:
@@ -165,7 +162,7 @@ class Wanted:
             wants, unknown = list(self._wants.values()), list(self._unknown.items())
             self._turns.forget(self._clock())
         for want in wants:
-            if not _lives(want):
+            if not proc.is_same(want.pid, want.start):
                 self._drop(want)
         for pid, start in unknown:
             if not proc.is_same(pid, start):
@@ -188,16 +185,16 @@ class Wanted:
         ]
 
 
-def traits(one: Candidate) -> Traits | None:
+def traits(candidate: Candidate) -> Traits | None:
     """Return the traits that rules match on; None if the environment cannot be determined.
 
     Raises:
         HookdError: the process has ended.
         OSError: the process is not readable.
     """
-    user = frozenset({str(one.uid), user_name(one.uid)})
-    variables = environment.of(one.pid)
-    return None if variables is None else Traits(" ".join(one.cmdline), user, _cgroup(one.pid), variables)
+    user = frozenset({str(candidate.uid), user_name(candidate.uid)})
+    variables = environment.of(candidate.pid)
+    return None if variables is None else Traits(" ".join(candidate.cmdline), user, _cgroup(candidate.pid), variables)
 
 
 def _cgroup(pid: int) -> str:
@@ -206,7 +203,3 @@ def _cgroup(pid: int) -> str:
     paths = {line.split(":", 2)[0]: line.split(":", 2)[2] for line in lines if line.count(":") >= 2}
     unified = paths.pop("0", "")
     return unified if unified not in ("", "/") or not paths else next(iter(paths.values()))
-
-
-def _lives(want: Want) -> bool:
-    return proc.is_same(want.pid, want.start)

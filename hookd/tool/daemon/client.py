@@ -48,7 +48,6 @@ class DaemonClient:
     """Client of a daemon's control API. Opens a connection per request; thread-safe.
 
     Args:
-        path: the control socket.
         timeout_s: default timeout of a request, in seconds.
 
     Attributes:
@@ -169,9 +168,9 @@ class DaemonClient:
         """Return the report of a target, with `has_curve` including the times of its last steps."""
         return cast("Report", self.request("GET", f"/v1/targets/{pid}/report" + ("?curve=1" if has_curve else "")))
 
-    def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
+    def incidents(self, **filters: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents; see `rows.query` for the filters."""
-        asked = urlencode({name: value for name, value in wanted.items() if value is not None})
+        asked = urlencode({name: value for name, value in filters.items() if value is not None})
         return list(self.request("GET", f"/v1/incidents?{asked}")["incidents"])
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookd.wire.target import ErrorRow, ServerStatus, TargetRow
 
 
-class Audience(Protocol):
+class Reporter(Protocol):
     """Takes the events of a foreground attach, in the thread of `attach_and_serve`."""
 
     def serving(self, status: ServerStatus) -> None:
@@ -34,35 +34,29 @@ class Audience(Protocol):
         """Take the outcome of a detach."""
 
 
-def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, audience: Audience) -> None:
+def attach_and_serve(config: ServeConfig, pids: Sequence[int], order: Order, reporter: Reporter) -> None:
     """Attach to `pids`, serve them until Ctrl-C or SIGTERM or until all have ended, and detach.
 
     Both sockets are bound before a target is touched. Targets that another daemon also holds are not detached; with
     `order.keep` none is. If no attach succeeds, this returns at once.
 
-    Args:
-        config: the configuration to serve with.
-        pids: pids of the targets.
-        order: attach parameters for each of them.
-        audience: takes the events.
-
     Raises:
         HookdError: a socket could not be bound.
     """
-    asyncio.run(_run(config, pids, order, audience))
+    asyncio.run(_run(config, pids, order, reporter))
 
 
-async def _run(config: ServeConfig, pids: Sequence[int], order: Order, audience: Audience) -> None:
+async def _run(config: ServeConfig, pids: Sequence[int], order: Order, reporter: Reporter) -> None:
     async with Service(config, only=frozenset(pids)) as service:
         with signals() as stop:
-            audience.serving(service.status())
+            reporter.serving(service.status())
             outcomes = await service.attach_all(pids, order)
-            audience.attached(outcomes)
+            reporter.attached(outcomes)
             if any("error" not in outcome for outcome in outcomes):
-                await _until(stop, asyncio.create_task(_all_ended(service, config.poll_s, audience)))
+                await _until(stop, asyncio.create_task(_all_ended(service, config.poll_s, reporter)))
             if not order.keep:
                 for detached in await service.detach_own():
-                    audience.detached(detached)
+                    reporter.detached(detached)
 
 
 async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
@@ -72,7 +66,7 @@ async def _until(stop: asyncio.Future[Any], ended: asyncio.Task[None]) -> None:
         await ended
 
 
-async def _all_ended(service: Service, poll_s: float, audience: Audience) -> None:
+async def _all_ended(service: Service, poll_s: float, reporter: Reporter) -> None:
     """Return when no target is served any more; ended ones linger first, so that their end can be scraped."""
     reported: set[tuple[int, float]] = set()
     while rows := service.rows():
@@ -80,5 +74,5 @@ async def _all_ended(service: Service, poll_s: float, audience: Audience) -> Non
             key = (row["pid"], row["attached"])
             if row["ended"] is not None and key not in reported:
                 reported.add(key)
-                audience.ended(row)
+                reporter.ended(row)
         await asyncio.sleep(poll_s)

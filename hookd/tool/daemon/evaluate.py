@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import ControlError, HookdError, PermissionDenied, UsageError
 from hookd.tool.attach import Control
+from hookd.tool.daemon.actions import read_timeout
 from hookd.tool.daemon.audit import who
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.linux import proc
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,21 +54,17 @@ def evaluate(pid: int, body: Mapping[str, object], by: Caller) -> EvaluatedTarge
     Raises:
         HookdError: the evaluation was not started.
     """
-    expression, timeout_s = body.get("expression"), body.get("timeout_s", 5.0)
+    expression, timeout_s = body.get("expression"), read_timeout(body, 5.0, LONGEST_S)
     if not isinstance(expression, str) or not 0 < len(expression) <= MOST_EXPRESSION:
         raise UsageError(f"an expression has 1 to {MOST_EXPRESSION} characters", reason="bad-request")
-    if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or not 0 < timeout_s <= LONGEST_S:
-        raise UsageError(
-            f"the request's 'timeout_s' must be a number above 0, up to {LONGEST_S:g} s", reason="bad-request"
-        )
-    _log.info("eval in process %d begins, %s: %s", pid, who(by), plain(expression))
+    _log.info("eval in process %d begins, %s: %s", pid, who(by), one_line(expression))
     began = time.monotonic()
     try:
-        answer = _asked(pid, expression, float(timeout_s), by)
+        answer = _asked(pid, expression, timeout_s, by)
     except HookdError as error:
-        _log.warning("eval in process %d failed, %s: %s", pid, who(by), plain(error.message))
+        _log.warning("eval in process %d failed, %s: %s", pid, who(by), one_line(error.message))
         raise
-    outcome = " ".join(filter(None, (answer["state"], plain(answer.get("type") or ""))))
+    outcome = " ".join(filter(None, (answer["state"], one_line(answer.get("type") or ""))))
     _log.info("eval in process %d: %s after %.3g s, %s", pid, outcome, time.monotonic() - began, who(by))
     return {"pid": pid, **answer}
 

@@ -9,6 +9,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from hookd.wire.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,16 +27,12 @@ class Plain(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the base class's name
         """Return the line; tracebacks follow it."""
-        record.message = _printable(record.message)
+        record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  the base class's name
         """Return a traceback as lines without control characters."""
-        return _printable(super().formatException(ei), keep="\n")
-
-
-def _printable(text: str, keep: str = "") -> str:
-    return "".join(char if char.isprintable() or char in keep else " " for char in text)
+        return printable(super().formatException(ei), keep="\n")
 
 
 def to_terminal() -> None:

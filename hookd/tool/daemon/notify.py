@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 
-def tell(state: str, environ: Mapping[str, str] = os.environ) -> bool:
+def send(state: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Send one state, such as "READY=1"; return whether it was sent."""
     address = environ.get("NOTIFY_SOCKET", "")
     if address[:1] not in ("/", "@"):
@@ -41,16 +41,16 @@ async def serving(environ: Mapping[str, str] = os.environ) -> AsyncIterator[None
     """Report readiness for the duration of a block, with watchdog messages from the event loop."""
     limit_s = watchdog_s(environ)
     beat = asyncio.create_task(_beat(limit_s / 2, environ)) if limit_s is not None else None
-    tell("READY=1", environ)
+    send("READY=1", environ)
     try:
         yield
     finally:
-        tell("STOPPING=1", environ)
+        send("STOPPING=1", environ)
         if beat is not None:
             beat.cancel()
 
 
 async def _beat(interval_s: float, environ: Mapping[str, str]) -> None:
     while True:
-        tell("WATCHDOG=1", environ)
+        send("WATCHDOG=1", environ)
         await asyncio.sleep(interval_s)

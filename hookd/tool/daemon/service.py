@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -17,14 +18,14 @@ from hookd.errors import HookdError, PermissionDenied, worded
 from hookd.tool.config import default_control_path, default_state_dir
 from hookd.tool.daemon import api, audit, describe, turns
 from hookd.tool.daemon.actions import Actions, Order
-from hookd.tool.daemon.auto_attach import Wanted
+from hookd.tool.daemon.auto_attach import AutoAttach
 from hookd.tool.daemon.client import EMBEDDED_SOCKET
 from hookd.tool.daemon.evaluate import evaluate, require_allowed
 from hookd.tool.daemon.fleet.fleet import Fleet
 from hookd.tool.daemon.fleet.history import History
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.incidents.webhook import Sender
-from hookd.tool.daemon.metrics.collector import FleetCollector, Tally
+from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.selection import Limits
 from hookd.tool.daemon.plugins import host
 from hookd.tool.daemon.plugins.discovery import without_torch
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from hookd.tool.config import ServeConfig
+    from hookd.tool.config.values import Address
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Receiver
     from hookd.tool.daemon.turns import Want
@@ -68,9 +70,7 @@ class Service:
     Call everything else from its event loop.
 
     Args:
-        config: the configuration to serve with.
         only: pids to serve, for a foreground attach; None for every process.
-        environ: determines the default paths.
 
     Attributes:
         url: TCP address it listens on, with the port that the kernel chose.
@@ -94,35 +94,34 @@ class Service:
             state_dir, max_bytes=self._at_least(config.retention_mb, EMBEDDED_RETENTION_MB) * 1e6
         )
         self.fleet = Fleet(store, linger_s=config.linger_s, only=only, per_user=config.targets_per_user)
-        self._senders = [Sender(one, store, lambda: self.url) for one in config.webhooks]
+        self._senders = [Sender(webhook, store, lambda: self.url) for webhook in config.webhooks]
         self.plugins = host.load(config)
-        self._callers = self.plugins.receivers(store)
-        receivers: list[Receiver] = [*self._senders, *self._callers]
+        self._plugin_receivers = self.plugins.receivers(store)
+        receivers: list[Receiver] = [*self._senders, *self._plugin_receivers]
         for receiver in receivers:
             store.listen(receiver)
-        self._tally = Tally()
+        self._attach_counter = AttachCounter()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
-        self._actions = Actions(self.fleet, self._tally, config, lease_s)
+        self._actions = Actions(self.fleet, self._attach_counter, config, lease_s)
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
-        self._wanted = Wanted(config.rules, self.fleet.store.is_dismissed)
+        self._auto_attach = AutoAttach(config.rules, self.fleet.store.is_dismissed)
         self.history = History()
         noted = None if self.is_embedded else state_dir
         self._watchers = watchers(self.fleet, config, noted, self.history)
         self._collector = FleetCollector(
-            self.fleet, self._tally, self._limits, self._wanted.backing_off, watchers=self._watchers,
+            self.fleet, self._attach_counter, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
             kinds=self.fleet.admission.kinds, more=self.plugins.families,
         )  # fmt: skip
         self._started = time.time()
-        self._attachers = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
+        self._attach_pool = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # A separate pool, so that attaches by rule do not delay those that a user asks for.
-        self._by_rule = ThreadPoolExecutor(turns.MOST, "hookd-rule")
+        self._rule_pool = ThreadPoolExecutor(turns.MOST, "hookd-rule")
         # Shut down with waiting: a poll that runs after targets and store are closed would take all targets for ended.
-        self._lookers = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
-        self._mourners = ThreadPoolExecutor(
-            DEATH_THREADS, "hookd-death"
-        )  # separate, so that many deaths at once do not delay polls
-        self._tries: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Event()
+        self._look_pool = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
+        # Separate, so that many deaths at once do not delay polls.
+        self._death_pool = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._may_attach = asyncio.Event()
         self._watched: dict[int, Target] = {}
         self._new: list[Target] = []
         self._stack = contextlib.AsyncExitStack()
@@ -143,20 +142,20 @@ class Service:
         """Bind both sockets, scan for targets once, and start the periodic tasks.
 
         Raises:
-            HookdError: reason "already-running", "address-in-use" or "control-socket".
+            HookdError: reason "already-running", "address-in-use", "address-not-allowed", "no-such-address" or "control-socket".
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
             stack.push_async_callback(asyncio.to_thread, self.plugins.close)
             stack.enter_context(without_torch())
-            for caller in self._callers:
-                stack.callback(caller.close)
-                await asyncio.to_thread(caller.catch_up)
-            stack.callback(self._attachers.shutdown)
-            stack.callback(self._by_rule.shutdown, cancel_futures=True)
+            for receiver in self._plugin_receivers:
+                stack.callback(receiver.close)
+                await asyncio.to_thread(receiver.catch_up)
+            stack.callback(self._attach_pool.shutdown)
+            stack.callback(self._rule_pool.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
-            stack.callback(self._lookers.shutdown)
-            stack.callback(self._mourners.shutdown)
+            stack.callback(self._look_pool.shutdown)
+            stack.callback(self._death_pool.shutdown)
             stack.push_async_callback(asyncio.to_thread, self._let_go)
             listener = self._bind_control(stack)
             await self._bind_tcp(stack)
@@ -201,14 +200,7 @@ class Service:
             serving = tcp.serving(app, listen, self.config.web_config, allow_hosts=self.config.allow_hosts)
             self.url = await stack.enter_async_context(serving)
         except OSError as exc:
-            kind = PermissionDenied if isinstance(exc, PermissionError) else HookdError
-            # asyncio's message repeats the address; a failed name lookup has no errno of the kernel's.
-            why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
-            raise kind(
-                f"cannot listen on {listen} ({why})",
-                reason="address-in-use",
-                hint="Choose another with --listen, port 0 for any.",
-            ) from exc
+            raise _cannot_listen(listen, exc) from exc
 
     def _let_go(self) -> None:
         """Release all leases; the agents stay for their lease time, or as long as another daemon holds them."""
@@ -223,38 +215,38 @@ class Service:
     # ---- periodic tasks
 
     async def _scan(self) -> None:
-        new, found = await asyncio.get_running_loop().run_in_executor(self._lookers, self.fleet.scan)
+        new, found = await asyncio.get_running_loop().run_in_executor(self._look_pool, self.fleet.scan)
         self._new += new
         self._watch()
         if not self.is_embedded:
-            await asyncio.to_thread(self._wanted.see, found)
-            self._turn.set()
+            await asyncio.to_thread(self._auto_attach.see, found)
+            self._may_attach.set()
 
     async def _attach_wanted(self) -> None:
         """Start the next attaches by rule after each scan and each finished attempt."""
-        await self._turn.wait()
-        self._turn.clear()
-        for want in await asyncio.to_thread(self._wanted.due):
+        await self._may_attach.wait()
+        self._may_attach.clear()
+        for want in await asyncio.to_thread(self._auto_attach.due):
             task = asyncio.create_task(self._try(want))
-            self._tries.add(task)
-            task.add_done_callback(self._tries.discard)
+            self._attempts.add(task)
+            task.add_done_callback(self._attempts.discard)
 
     async def _try(self, want: Want) -> None:
         """Attach by rule; count and log a failure, and retry it later."""
         order = Order(plugins=want.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
-                self._by_rule, self._actions.attach, want.pid, order
+                self._rule_pool, self._actions.attach, want.pid, order
             )
         except HookdError as error:
-            await asyncio.to_thread(self._wanted.failed, want, error)
+            await asyncio.to_thread(self._auto_attach.failed, want, error)
         except Exception as exc:  # noqa: BLE001  a bug: reported and retried like any other failure
             _log.exception("process %d", want.pid)
-            await asyncio.to_thread(self._wanted.failed, want, HookdError(worded(exc), reason="internal"))
+            await asyncio.to_thread(self._auto_attach.failed, want, HookdError(worded(exc), reason="internal"))
         else:
-            self._wanted.attached(want)
+            self._auto_attach.attached(want)
             await asyncio.to_thread(audit.attached, answer, f"by {want.rule.description}")
-        self._turn.set()
+        self._may_attach.set()
         self._watch()
 
     async def _adopt(self) -> None:
@@ -263,7 +255,7 @@ class Service:
             await asyncio.to_thread(self._actions.adopt_orphans, new)
 
     async def _poll(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._lookers, self._look)
+        await asyncio.get_running_loop().run_in_executor(self._look_pool, self._look)
         self._watch()
 
     def _look(self) -> None:
@@ -274,7 +266,7 @@ class Service:
         self.plugins.look(targets)
 
     async def _forget(self) -> None:
-        await asyncio.to_thread(self._wanted.prune)
+        await asyncio.to_thread(self._auto_attach.prune)
 
     async def _prune(self) -> None:
         days = self._at_least(self.config.retention_days, EMBEDDED_RETENTION_DAYS)
@@ -300,7 +292,7 @@ class Service:
 
     def _died(self, pidfd: int, target: Target) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
-        asyncio.get_running_loop().run_in_executor(self._mourners, self.fleet.lose, target)
+        asyncio.get_running_loop().run_in_executor(self._death_pool, self.fleet.lose, target)
 
     # ---- requests
 
@@ -335,13 +327,13 @@ class Service:
             "started": self._started,
             "is_embedded": self.is_embedded,
             "rules": len(self.config.rules),
-            "backing_off": self._wanted.backing_off(),
+            "backing_off": self._auto_attach.backing_off(),
             "targets": self.rows(),
         }
 
     async def attach(self, pid: int, order: Order, by: Caller) -> Attached:
         """Attach to a process at a user's request; see `Actions.attach`."""
-        self._wanted.reset(pid)
+        self._auto_attach.reset(pid)
         answer = await self._run(self._actions.attach, pid, order, by)
         await asyncio.to_thread(audit.attached, answer, "as asked", by)
         await asyncio.to_thread(self.fleet.store.recall, pid)
@@ -390,7 +382,7 @@ class Service:
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._attachers, work, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._attach_pool, work, *arguments)
         finally:
             self._watch()
 
@@ -400,6 +392,18 @@ class Service:
             return await self._run(work, target, *arguments)
         except HookdError as exc:
             return {"pid": pid, **exc.as_json()}
+
+
+def _cannot_listen(listen: Address, exc: OSError) -> HookdError:
+    # asyncio's message repeats the address; a failed name lookup has no errno of the kernel's.
+    why = os.strerror(exc.errno) if exc.errno and exc.errno > 0 else exc.strerror
+    hint = "Choose another with --listen, port 0 for any."
+    if isinstance(exc, PermissionError):
+        hint = "Only root may listen on a port below 1024: choose a higher one with --listen."
+        return PermissionDenied(f"cannot listen on {listen} ({why})", reason="address-not-allowed", hint=hint)
+    if exc.errno == errno.EADDRINUSE:
+        return HookdError(f"cannot listen on {listen} ({why})", reason="address-in-use", hint=hint)
+    return HookdError(f"cannot listen on {listen} ({why})", reason="no-such-address", hint=hint)
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -137,13 +137,18 @@ class Declaration(NamedTuple):
         return self
 
 
+def phase_name(number: float) -> str:
+    """Return the name of a phase by its number in the page; "other" for a number that is not a phase's."""
+    return PHASES[int(number)] if 0 <= number < len(PHASES) else PHASES[0]
+
+
 def clean(text: str, limit: int = MAX_TEXT) -> str:
     """Cut a text to `limit` characters and replace characters that UTF-8 cannot encode (lone surrogates of undecodable file names)."""
     text = text[:limit]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def plain(value: object, limit: int = MAX_MESSAGE, depth: int = 6) -> Any:
+def jsonable(value: object, limit: int = MAX_MESSAGE, depth: int = 6) -> Any:
     """Reduce a value to what JSON, SQLite and a terminal can represent: limited depth, count and length, finite numbers."""
     if value is None or isinstance(value, bool):
         return value
@@ -155,7 +160,7 @@ def plain(value: object, limit: int = MAX_MESSAGE, depth: int = 6) -> Any:
         return clean(value, limit)
     if depth and isinstance(value, Mapping):
         items = itertools.islice(value.items(), 64)
-        return {clean(str(k), 64): plain(v, limit, depth - 1) for k, v in items if isinstance(k, (str, int))}
+        return {clean(str(k), 64): jsonable(v, limit, depth - 1) for k, v in items if isinstance(k, (str, int))}
     if depth and isinstance(value, (list, tuple)):
-        return [plain(item, limit, depth - 1) for item in value[:64]]
+        return [jsonable(item, limit, depth - 1) for item in value[:64]]
     return f"({type(value).__name__})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from hookd.wire.originals import Lock
-from hookd.wire.page.layout import HEAD_WORDS, LOW32, MAX_RECORD, Region, plain
+from hookd.wire.page.layout import HEAD_WORDS, LOW32, MAX_RECORD, Region, jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,12 +32,12 @@ def object_of(fields: Mapping[str, object]) -> bytes:
 
     If it is too long, nested values are dropped, and texts are cut until it fits.
     """
-    payload = _encode(plain(fields)).encode()
+    payload = _encode(jsonable(fields)).encode()
     for limit in (1000, 200, 40):
         if len(payload) < MAX_RECORD - 64:
             break
         few = ((key, value) for key, value in fields.items() if not isinstance(value, (dict, list, tuple)))
-        payload = _encode(plain(dict(itertools.islice(few, 16)), limit)).encode()
+        payload = _encode(jsonable(dict(itertools.islice(few, 16)), limit)).encode()
     return payload
 
 

@@ -30,7 +30,6 @@ from hookd.wire.page.layout import (
     MAGIC_WORD,
     MIN_SIZE,
     NAME_BYTES,
-    PHASES,
     PROTOCOL,
     PROTOCOL_WORD,
     RECORD,
@@ -44,7 +43,8 @@ from hookd.wire.page.layout import (
     WORDS,
     Region,
     divide,
-    plain,
+    jsonable,
+    phase_name,
 )
 from hookd.wire.page.log import decode, split
 from hookd.wire.page.schema import UNTRUSTED, Schema
@@ -116,19 +116,14 @@ class PageReader:
                 _, module, events, phase, step = BEAT.unpack_from(data, slot * BEAT_CELLS * 8)
                 start = names_at + slot * NAME_BYTES
                 name = data[start : start + NAME_BYTES].partition(b"\0")[0].decode("utf-8", "replace")
-                phase_name = PHASES[_whole(phase)] if _whole(phase) < len(PHASES) else PHASES[0]
-                numbers = (_whole(module), _whole(events), phase_name, _whole(step))
+                numbers = (_whole(module), _whole(events), phase_name(phase), _whole(step))
                 beats.append(Heartbeat(_whole(tid), name, *numbers))
         return beats
 
-    def read(self, *, recorder: bool = False) -> Snapshot:
-        """Copy the page; return the last copy if it is rewritten faster than it can be copied.
-
-        Args:
-            recorder: also copy the recorder's events (about 100 ms when it is full); otherwise `records` is empty.
-        """
+    def read(self) -> Snapshot:
+        """Copy the page, without the recorder; return the last copy if it is rewritten faster than it can be copied."""
         try:
-            snapshot = self._consistent(lambda words: self._copy(words, recorder=recorder))
+            snapshot = self._consistent(self._copy)
         except _RestlessError:
             if self._last is None:
                 raise
@@ -151,15 +146,25 @@ class PageReader:
         """Return the record in a slot if it is complete, belongs there, and is newer than number `after`."""
         start = self._regions["recorder"].offset + slot * RECORD.size
         first, second = self._pread(start, RECORD.size), self._pread(start, RECORD.size)
-        seq, when, kind, module, step, value = RECORD.unpack(first)
-        number = _whole(seq)
-        if first != second or number <= max(after, 0) or (number - 1) % ring != slot:
-            return None
-        return Record(number, when, _whole(kind), _whole(module), _whole(step), value)
+        record = _record_of(RECORD.unpack(first))
+        return record if first == second and record.seq > max(after, 0) and (record.seq - 1) % ring == slot else None
 
     def records(self) -> list[Record]:
-        """Return the recorder's events in order (about 100 ms when it is full)."""
-        return self._records()
+        """Return the recorder's events in order, without those that differ between two copies: a single copy may be torn.
+
+        This takes about 100 ms when the recorder is full.
+        """
+        region = self._regions["recorder"]
+        first = _written(self._pread(*region))
+        second = self._pread(region.offset, len(first))
+        ring = region.length // RECORD.size
+        records = []
+        for slot, cells in enumerate(RECORD.iter_unpack(first)):
+            record = _record_of(cells)
+            own = slice(slot * RECORD.size, (slot + 1) * RECORD.size)
+            if record.seq and (record.seq - 1) % ring == slot and first[own] == second[own]:
+                records.append(record)
+        return sorted(records, key=lambda record: record.seq)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent; a thread that is reading gets a PageError."""
@@ -190,7 +195,7 @@ class PageReader:
                     break
         raise _RestlessError("the page is rewritten faster than it can be read", reason="corrupt")
 
-    def _copy(self, words: tuple[int, ...], *, recorder: bool) -> Snapshot:
+    def _copy(self, words: tuple[int, ...]) -> Snapshot:
         schema = self._parse_schema(words)
         cells = self._cells(schema.end)
         return Snapshot(
@@ -202,7 +207,6 @@ class PageReader:
             heartbeats=self.heartbeats(),
             incidents=cast("list[Incident]", self._objects("incidents", words)),
             logs=cast("list[LogLine]", self._objects("logs", words)),
-            records=self._records() if recorder else [],
             dropped=words[DROPPED_WORD],
         )
 
@@ -263,7 +267,7 @@ class PageReader:
         parsed: list[Any] = []
         try:
             for payload, end in split(self._pread(start, used)):  # noqa: B007
-                parsed.append(plain(decode(payload.decode())))
+                parsed.append(jsonable(decode(payload.decode())))
         except UNTRUSTED as exc:
             raise _corrupt(f"its {name} cannot be parsed: {exc}") from exc
         if not all(isinstance(item, dict) and (name == "identity" or _is_dated(item)) for item in parsed):
@@ -271,21 +275,6 @@ class PageReader:
         if end == used:
             self._objects_seen[name] = (words[HEAD_WORDS[name]], parsed)
         return parsed
-
-    def _records(self) -> list[Record]:
-        """Return the recorder's events in order, without those that differ between two copies: a single copy may be torn."""
-        region = self._regions["recorder"]
-        first = _written(self._pread(*region))
-        second = self._pread(region.offset, len(first))
-        ring = region.length // RECORD.size
-        records = []
-        for slot, (seq, when, kind, module, step, value) in enumerate(RECORD.iter_unpack(first)):
-            number = _whole(seq)
-            mine = slice(slot * RECORD.size, (slot + 1) * RECORD.size)
-            if number and (number - 1) % ring == slot and first[mine] == second[mine]:
-                records.append(Record(number, when, _whole(kind), _whole(module), _whole(step), value))
-        records.sort(key=lambda record: record.seq)
-        return records
 
     def _used(self, name: str, words: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the offset of a log's current half, the number of bytes used in it, and its flips."""
@@ -379,6 +368,11 @@ def _state(words: tuple[int, ...]) -> str:
 def _is_dated(item: Mapping[str, object]) -> bool:
     seq, when = item.get("seq"), item.get("time")
     return type(seq) is int and type(when) is float and 0 <= when < END_OF_TIME
+
+
+def _record_of(cells: tuple[float, ...]) -> Record:
+    seq, when, kind, module, step, value = cells
+    return Record(_whole(seq), when, _whole(kind), _whole(module), _whole(step), value)
 
 
 def _whole(value: float) -> int:

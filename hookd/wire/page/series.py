@@ -35,16 +35,16 @@ class Bound:
     A label with ever new values (text, a step, a fraction) reaches these limits before it takes the space of other plugins.
 
     Attributes:
-        refused: number of refused series; `why` is the last reason, as text, and `told` the number published so far.
-        bad: number of invalid values by metric, see `hookd.api.metrics`; `bad_told` is the number published so far.
+        refused: number of refused series; `why` is the last reason, as text, and `published` the number published so far.
+        bad: number of invalid values by metric, see `hookd.api.metrics`; `bad_published` is the number published so far.
     """
 
     def __init__(self, most: int = MAX_SERIES // 2, most_values: int = 500) -> None:
         self.most, self.most_values = most, most_values
-        self.live = self.refused = self.told = 0
+        self.live = self.refused = self.published = 0
         self.why = ""
         self.bad: dict[str, int] = {}
-        self.bad_told: dict[str, int] = {}
+        self.bad_published: dict[str, int] = {}
 
     def refuse(self, name: str) -> None:
         """Count an invalid value of a metric."""
@@ -239,10 +239,7 @@ class SeriesWriter:
         return self._scratch
 
     def retire(self, family: int, values: Values) -> None:
-        """Remove a series.
-
-        Nothing may store to its cells after the next `compact`, which frees them for other series.
-        """
+        """Remove a series. Nothing may store to its cells after the next `compact`, which frees them for other series."""
         self._exclusive(self._retire, family, tuple(map(clean, values)))
 
     def _retire(self, family: int, values: Values) -> None:

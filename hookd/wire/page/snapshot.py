@@ -23,10 +23,7 @@ class ModuleEntry(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The position of a thread.
-
-    `module` is an id or 0, `phase` one of PHASES, and `events` the number of its events.
-    """
+    """The position of a thread. `module` is an id or 0, `phase` one of PHASES, and `events` the number of its events."""
 
     tid: int
     name: str
@@ -86,10 +83,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A consistent copy of a page.
-
-    Other snapshots share its containers, so do not modify them.
-    """
+    """A consistent copy of a page. Other snapshots share its containers, so do not modify them."""
 
     identity: Identity
     state: str
@@ -99,5 +93,4 @@ class Snapshot:
     heartbeats: list[Heartbeat]
     incidents: list[Incident]
     logs: list[LogLine]
-    records: list[Record]
     dropped: int

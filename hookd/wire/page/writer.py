@@ -30,7 +30,7 @@ from hookd.wire.page.layout import (
     Region,
     clean,
     divide,
-    plain,
+    jsonable,
 )
 from hookd.wire.page.log import Log, object_of
 from hookd.wire.page.memory import allocate, unshare
@@ -71,7 +71,7 @@ class PageWriter(SeriesWriter):
         self._logs = {name: Log(memory, words, name, regions[name]) for name in HEAD_WORDS}
         super().__init__(self._view.cast("d"), words, self._logs["schema"], regions["values"])
         self._identity: dict[str, object] = {}
-        self._told = {"incidents": 0, "logs": 0}
+        self._last_seq = {"incidents": 0, "logs": 0}
         self._lay_out_threads(regions["heartbeat"], regions["recorder"])
         self._write_header(regions, identity)
 
@@ -199,8 +199,8 @@ class PageWriter(SeriesWriter):
         self._exclusive(self._tell, "logs", {"level": level, "message": message})
 
     def _tell(self, name: str, fields: dict[str, object]) -> int:
-        seq = self._told[name] = self._told[name] + 1
-        when = plain(fields.pop("time", None))
+        seq = self._last_seq[name] = self._last_seq[name] + 1
+        when = jsonable(fields.pop("time", None))
         if not isinstance(when, (int, float)) or not 0 <= when < END_OF_TIME:
             when = clock.time()
         fields.pop("seq", None)

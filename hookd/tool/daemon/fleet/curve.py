@@ -28,12 +28,16 @@ def of(records: Iterable[Record], points: int = POINTS) -> list[CurvePoint]:
         One point for every few consecutive steps: `step`, the number of the last one, counted from the attach; `time`, its end
         in unix seconds; `seconds`, the median; `longest`.
     """
-    steps = [one for one in records if one.kind == STEP_RECORD and 0 < one.value < math.inf and 0 < one.when < 1e11]
+    steps = [
+        record
+        for record in records
+        if record.kind == STEP_RECORD and 0 < record.value < math.inf and 0 < record.when < 1e11
+    ]
     each = max(1, math.ceil(len(steps) / points))
     return [_point(steps[at : at + each]) for at in range(0, len(steps), each)]
 
 
 def _point(steps: list[Record]) -> CurvePoint:
-    seconds = [one.value for one in steps]
+    seconds = [record.value for record in steps]
     last = steps[-1]
     return {"step": last.step, "time": last.when, "seconds": statistics.median(seconds), "longest": max(seconds)}

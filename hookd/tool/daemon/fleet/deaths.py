@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import HookdError
-from hookd.tool.daemon.incidents.incident_log import plain as one_line
 from hookd.tool.linux import exits, oom, proc
 from hookd.tool.reports.report import describe_steps, metrics, module_rows, thread_rows
 from hookd.wire.module_names import ROOT
-from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD
-from hookd.wire.page.layout import plain
+from hookd.wire.page import CALL_RECORD, PHASE_RECORD, STEP_RECORD
+from hookd.wire.page.layout import jsonable, phase_name
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,14 +46,13 @@ MAX_CGROUPS = 1000
 """Limit of memory cgroups that are remembered."""
 
 
-class Memory:
+class MemoryCgroup:
     """A memory cgroup, with the kernel's recent kills in it.
 
     Any thread may call its methods.
 
     Args:
         counter: see `oom.counter_of`.
-        clock: monotonic seconds.
     """
 
     def __init__(self, counter: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,10 +62,7 @@ class Memory:
         self._recent_kills, self._last_kill_at = 0, clock()
 
     def look(self) -> None:
-        """Count new kills.
-
-        This is called with each poll: an old kill says nothing about a process that dies now.
-        """
+        """Count new kills. This is called with each poll: an old kill says nothing about a process that dies now."""
         with self._lock:
             count, now = oom.kills(self._counter), self._clock()
             if now - self._last_kill_at > LATELY_S:
@@ -76,31 +72,28 @@ class Memory:
             self._count = count if count is not None else self._count
 
     def take(self) -> bool:
-        """Whether a process was recently killed in this cgroup.
-
-        Each kill counts once, because it has one victim.
-        """
+        """Whether a process was recently killed in this cgroup. Each kill counts once, because it has one victim."""
         self.look()
         with self._lock:
             self._recent_kills, is_recent = max(0, self._recent_kills - 1), self._recent_kills > 0
             return is_recent
 
 
-class Memories:
+class MemoryCgroups:
     """The memory cgroups of all targets, each read once in a poll."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counters: dict[bytes, Path] = {}  # by the content of /proc/PID/cgroup
-        self._by_counter: weakref.WeakValueDictionary[Path, Memory] = weakref.WeakValueDictionary()
+        self._by_counter: weakref.WeakValueDictionary[Path, MemoryCgroup] = weakref.WeakValueDictionary()
 
-    def of(self, pid: int) -> Memory | None:
+    def of(self, pid: int) -> MemoryCgroup | None:
         """Return the memory cgroup of a process; None if unreadable."""
         counter = self._counter(pid)
         if counter is None:
             return None
-        found = self._by_counter.get(counter) or Memory(counter, self._clock)
-        return self._by_counter.setdefault(counter, found)
+        cgroup = self._by_counter.get(counter) or MemoryCgroup(counter, self._clock)
+        return self._by_counter.setdefault(counter, cgroup)
 
     def _counter(self, pid: int) -> Path | None:
         """Return the counter of a process's cgroup.
@@ -119,8 +112,8 @@ class Memories:
 
     def look(self) -> None:
         """Read all cgroups."""
-        for one in list(self._by_counter.values()):
-            one.look()
+        for cgroup in list(self._by_counter.values()):
+            cgroup.look()
 
 
 @dataclass(frozen=True)
@@ -149,7 +142,7 @@ class Witness:
 
     def __init__(self, pid: int, ticks: int) -> None:
         self._pid, self._ticks = pid, ticks
-        self.memory: Memory | None = None
+        self.memory: MemoryCgroup | None = None
         self._image = ""
         with contextlib.suppress(OSError, HookdError):
             self._image = proc.image(pid)
@@ -157,11 +150,11 @@ class Witness:
 
     def gather(self, pidfd: int) -> Evidence:
         """Collect the facts that are known about the end by now."""
-        found = exits.find(self._pid, self._ticks, self._image, pidfd)
-        is_killed = found.status is not None and found.status & 0x7F == signal.SIGKILL
+        ending = exits.find(self._pid, self._ticks, self._image, pidfd)
+        is_killed = ending.status is not None and ending.status & 0x7F == signal.SIGKILL
         return Evidence(
-            found.status,
-            found.source,
+            ending.status,
+            ending.source,
             self._oom() if is_killed else "",
             is_killed and self._init is not None and not exits.is_alive(*self._init),
         )
@@ -272,10 +265,8 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, str] |
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
-        return (
-            "page closed",
-            "still runs, but has closed hookd's descriptors: it is no longer observed; attach again",
-        )
+        text = "still runs, but has closed hookd's descriptors: it is no longer observed; attach again"
+        return "page closed", text
     if evidence.status is None:
         if exited:
             return "exited", f"ran Python's own exit{after}; its exit code is not known"
@@ -296,11 +287,11 @@ def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, str] |
 
 def _by_signal(evidence: Evidence, number: int) -> str:
     core = ", core dumped" if evidence.status is not None and evidence.status & 0x80 else ""
-    container = "; its container has ended with it" if evidence.container_ended else ""
     text = signal.strsignal(number)
-    return (
-        f"was killed by {_name(number)} ({text}){core}{container}" if text else f"was killed by {_name(number)}{core}"
-    )
+    if not text:
+        return f"was killed by {_name(number)}{core}"
+    container = "; its container has ended with it" if evidence.container_ended else ""
+    return f"was killed by {_name(number)} ({text}){core}{container}"
 
 
 def _name(number: int) -> str:
@@ -325,10 +316,7 @@ def _status(evidence: Evidence) -> Mapping[str, object]:
 
 
 def _exception(snapshot: Snapshot) -> dict[str, str] | None:
-    """Return the agent's note about the exception that Python printed last.
-
-    The texts come from the target.
-    """
+    """Return the agent's note about the exception that Python printed last. The texts come from the target."""
     raw = snapshot.identity.get("exception")
     if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
         return None
@@ -352,17 +340,17 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> LastSeen:
     """
     step = describe_steps(snapshot)
     threads = thread_rows(snapshot)[:MAX_THREADS]
-    main = next((one for one in threads if one["tid"] == snapshot.identity.get("pid")), None)
-    first = next((one for one in (main, *threads) if one is not None and one["module"]), main)
-    modules = {one["module"] for one in threads}
+    main = next((thread for thread in threads if thread["tid"] == snapshot.identity.get("pid")), None)
+    first = next((thread for thread in (main, *threads) if thread is not None and thread["module"]), main)
+    modules = {thread["module"] for thread in threads}
     return {
         "step": step["current"] + 1,
         "is_step_absolute": step["is_absolute"],
         "module": first["module"] if first is not None else None,
         "phase": first["phase"] if first is not None else None,
         "threads": threads,
-        "events": [_event(snapshot, one) for one in records[-LAST:]],
-        "statistics": _bounded(metrics(snapshot), [one for one in module_rows(snapshot) if one["name"] in modules]),
+        "events": [_event(snapshot, record) for record in records[-LAST:]],
+        "statistics": _bounded(metrics(snapshot), [row for row in module_rows(snapshot) if row["name"] in modules]),
     }
 
 
@@ -374,16 +362,12 @@ def _place(fields: Mapping[str, object]) -> str:
 
 
 def _event(snapshot: Snapshot, record: Record) -> LastEvent:
-    """Return a record as JSON.
-
-    Its numbers come from the target.
-    """
+    """Return a record as JSON. Its numbers come from the target."""
     when, step = record.when, record.step
     if record.kind == STEP_RECORD:
         return {"event": "step", "time": when, "step": step, "seconds": record.value}
     if record.kind == PHASE_RECORD:
-        number = int(record.value) if 0 <= record.value < len(PHASES) else 0
-        return {"event": PHASES[number], "time": when, "step": step}
+        return {"event": phase_name(record.value), "time": when, "step": step}
     if record.kind == CALL_RECORD:
         entry = snapshot.modules.get(record.module)
         module = entry.name if entry is not None else None
@@ -393,8 +377,8 @@ def _event(snapshot: Snapshot, record: Record) -> LastEvent:
 
 def _bounded(metrics: Mapping[str, object], modules: Sequence[ModuleRow]) -> Statistics:
     """Return the statistics, or as many of them as fit into the limit."""
-    for found in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
-        clean: Statistics = plain(found)
+    for statistics in ({"metrics": metrics, "modules": modules}, {"modules": modules}):
+        clean: Statistics = jsonable(statistics)
         if len(json.dumps(clean)) <= MAX_DETAIL:
             return clean
     return {}

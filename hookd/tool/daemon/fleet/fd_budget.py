@@ -32,21 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 def widen() -> None:
-    """Raise our soft limit to the hard one.
-
-    systemd and containers set the hard limit far above the soft one.
-    """
+    """Raise our soft limit to the hard one. systemd and containers set the hard limit far above the soft one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # "unlimited" may be more than the kernel's `nr_open`
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Room:
+class TargetLimits:
     """Knows whether one more target has room, and logs once if it has not.
-
-    Args:
-        per_user: limit of living targets of one user.
 
     Attributes:
         refused: the processes that were refused for lack of a descriptor and are not served yet, and whether each is still to
@@ -69,10 +63,7 @@ class Room:
         self.beyond.setdefault(uid, {})[pid] = None
 
     def has(self, fd: int) -> bool:
-        """Whether the newest descriptor is below the reserve.
-
-        The kernel assigns the lowest free number.
-        """
+        """Whether the newest descriptor is below the reserve. The kernel assigns the lowest free number."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return limit < 0 or fd < limit - min(RESERVE, limit // 4)
 
@@ -82,9 +73,9 @@ class Room:
         This is logged only if all processes that were refused before are served or gone by now: room for some of them does
         not end the shortage.
         """
-        was_told = any(map(_is_there, list(self.refused)))
+        was_logged = any(map(_is_there, list(self.refused)))
         self.refused[pid] = True
-        if not was_told:
+        if not was_logged:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             _log.warning(
                 "process %d and those found after it are not served: hookd may open %d files, and each target takes up to "
@@ -113,10 +104,7 @@ class Room:
         return again + self._with_descriptors()
 
     def _with_descriptors(self) -> list[int]:
-        """Return the processes refused for lack of a descriptor, if there is room.
-
-        Each is returned once per refusal.
-        """
+        """Return the processes refused for lack of a descriptor, if there is room. Each is returned once per refusal."""
         waiting = sorted(pid for pid, waits in self.refused.items() if waits)
         if not waiting or not self._has_opened():
             return []

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from hookd.errors import AttachError, HookdError, NoSuchTarget
 from hookd.tool.attach.census import INSPECTION_S, Census
 from hookd.tool.attach.discover import find_page
-from hookd.tool.daemon.fleet.deaths import Memories
-from hookd.tool.daemon.fleet.fd_budget import PER_USER, Room
+from hookd.tool.daemon.fleet.deaths import MemoryCgroups
+from hookd.tool.daemon.fleet.fd_budget import PER_USER, TargetLimits
 from hookd.tool.daemon.fleet.targets import Target, page_id, without_page
 from hookd.tool.daemon.incidents.admission import MOST_COUNTED, Admission, Source
 from hookd.tool.daemon.incidents.incident_log import who
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach.discover import Candidate
     from hookd.tool.daemon.fleet.identity import Identity
-    from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.fleet.last_session import FormerTarget
     from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.wire.incident import Incident, IncidentRow
@@ -56,11 +56,9 @@ class Fleet:
     The methods block on /proc and on pages: call them from threads, any number at once.
 
     Args:
-        store: where incidents are stored.
         linger_s: how long the last counters of an ended target are served.
         only: the pids that may be targets; None for every process.
         per_user: limit of living targets of one user that are served, and also of those that linger.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -77,12 +75,12 @@ class Fleet:
         self._linger_s = linger_s
         self._only = only
         self._census = Census(only, clock)
-        self._memories = Memories(clock)
+        self._memory_cgroups = MemoryCgroups(clock)
         self._clock = clock
-        self._room = Room(per_user)
+        self._limits = TargetLimits(per_user)
         self._lock = threading.RLock()
         self._incidents_lock = threading.Lock()
-        self._held: dict[int, Target] = {}
+        self._living: dict[int, Target] = {}
         self._ended: list[Target] = []
         self._reserved: dict[int, labels.Claim] = {}
         self._reserved_until = 0.0
@@ -93,16 +91,16 @@ class Fleet:
     def targets(self) -> list[Target]:
         """Return all targets that are served, living and lingering ones, by pid."""
         with self._lock:
-            return sorted([*self._held.values(), *self._ended], key=lambda target: target.pid)
+            return sorted([*self._living.values(), *self._ended], key=lambda target: target.pid)
 
-    def incidents(self, **wanted: Unpack[Query]) -> list[IncidentRow]:
+    def incidents(self, **filters: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents from the store, see `incidents.query`.
 
         A daemon for certain pids returns only those of its targets.
         """
         with self._lock:
             processes = None if self._only is None else frozenset(self._seen)
-        return self.store.query(processes, **wanted)
+        return self.store.query(processes, **filters)
 
     def forget(self, age_s: float) -> None:
         """Forget incidents of this age.
@@ -137,41 +135,40 @@ class Fleet:
             The new targets, and the Python processes that are new or have changed.
         """
         with self._lock:
-            served = Counter(one.identity.uid for one in self._held.values())
-        for pid in self._room.reopened(served):
+            served = Counter(target.identity.uid for target in self._living.values())
+        for pid in self._limits.reopened(served):
             self._census.recheck(pid)
-        found = self._census.look()
+        candidates = self._census.look()
         with self._lock:
-            held = list(self._held.values())
+            living = list(self._living.values())
         # Of the known targets only those without their page can be new: the agent has left, or another program runs.
-        pids = self._without_page(held)
-        pids += [one.pid for one in found if one.state == "attached" and one.pid not in pids]
-        return self._adopt_in_turn(pids), found
+        pids = self._without_page(living)
+        pids += [
+            candidate.pid for candidate in candidates if candidate.state == "attached" and candidate.pid not in pids
+        ]
+        return self._adopt_in_turn(pids), candidates
 
-    def _without_page(self, held: list[Target]) -> list[int]:
+    def _without_page(self, living: list[Target]) -> list[int]:
         """Return the pids of targets that have closed their page.
 
         This takes at most LOOK_S per user, in another order each time.
         """
         of_user: defaultdict[int, list[Target]] = defaultdict(list)
-        random.shuffle(held)
-        for target in held:
+        random.shuffle(living)
+        for target in living:
             of_user[target.identity.uid].append(target)
-        found = []
+        pids = []
         for user, targets in of_user.items():
             until = self._clock() + LOOK_S
             with contextlib.suppress(AttachError):  # the state of this user's targets is unknown now
                 for target in without_page(user, targets):
-                    found.append(target.pid)
+                    pids.append(target.pid)
                     if self._clock() > until:
                         break
-        return sorted(found)
+        return sorted(pids)
 
     def _adopt_in_turn(self, pids: Sequence[int]) -> list[Target]:
-        """Make targets of processes that have pages.
-
-        This takes at most LOOK_S per user; the rest waits for the next scan.
-        """
+        """Make targets of processes that have pages. This takes at most LOOK_S per user; the rest waits for the next scan."""
         budget, new = Budget(LOOK_S, self._clock), []
         for pid in pids:
             user = account_of(pid)
@@ -196,56 +193,56 @@ class Fleet:
             self._try_again(pid, exc)
             return None
         try:
-            spoilt = self._spoilt(pid, fd)
+            corrupted = self._corrupted(pid, fd)
         except AttachError as exc:  # unknown whether the process still has its page open
             self._try_again(pid, exc)
             if fd is not None:
                 os.close(fd)
             return None
         with self._lock:
-            known = self._held.get(pid)
+            known = self._living.get(pid)
             if fd is None:
-                self._room.forget(pid)
+                self._limits.forget(pid)
                 if known is None:  # the scan has seen a page there, so it may only be unreadable at this moment
                     self._census.recheck(pid)
                 if known is not None and known.ended is None:
-                    self._end_without_page(known, is_spoilt=known is spoilt)
+                    self._end_without_page(known, is_corrupt=known is corrupted)
                 return None
             if self._is_closed or (known is not None and known.page == page_id(fd)):
                 os.close(fd)
                 return None
             if known is not None:
-                self._end_without_page(known, is_spoilt=known is spoilt)
+                self._end_without_page(known, is_corrupt=known is corrupted)
         if not self._has_room(pid, fd):
             os.close(fd)
             return None
         return self._take(pid, fd, ticks)
 
-    def _spoilt(self, pid: int, fd: int | None) -> Target | None:
+    def _corrupted(self, pid: int, fd: int | None) -> Target | None:
         """Return the target of a process that has damaged its page.
 
         The process still has the page open, but `fd` is another page, or None. This may take a second: do not
         call it under the lock.
         """
         with self._lock:
-            known = self._held.get(pid)
+            known = self._living.get(pid)
         if known is None or known.ended is not None or (fd is not None and known.page == page_id(fd)):
             return None
         return known if known.has_page_open() and proc.has_memory(pid) else None
 
     def _has_room(self, pid: int, fd: int) -> bool:
         uid = account_of(pid)
-        if self._count(uid) >= self._room.per_user:
-            self._room.refuse_user(pid, uid)
+        if self._count(uid) >= self._limits.per_user:
+            self._limits.refuse_user(pid, uid)
             return False
-        if not self._room.has(fd):
-            self._room.refuse(pid)
+        if not self._limits.has(fd):
+            self._limits.refuse(pid)
             return False
         return True
 
     def _count(self, uid: int) -> int:
         with self._lock:
-            return sum(1 for one in self._held.values() if one.identity.uid == uid)
+            return sum(1 for target in self._living.values() if target.identity.uid == uid)
 
     def require_room(self, pid: int) -> None:
         """Refuse one more process of a user who has the maximum number of targets.
@@ -255,10 +252,10 @@ class Fleet:
         """
         uid = account_of(pid)
         with self._lock:
-            is_served = pid in self._held
-        if not is_served and self._count(uid) >= self._room.per_user:
+            is_served = pid in self._living
+        if not is_served and self._count(uid) >= self._limits.per_user:
             raise HookdError(
-                f"process {pid} cannot be served: user {user_name(uid)} has {self._room.per_user} targets already",
+                f"process {pid} cannot be served: user {user_name(uid)} has {self._limits.per_user} targets already",
                 reason="no-room", hint="Raise targets_per_user under [serve] in the configuration of the daemon.",
             )  # fmt: skip
 
@@ -284,7 +281,7 @@ class Fleet:
     def _try_again(self, pid: int, exc: Exception) -> None:
         """Schedule another look at a process whose page had a temporary error."""
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
-            self._room.refuse(pid)
+            self._limits.refuse(pid)
         elif isinstance(exc, HookdError) and exc.reason == "unreadable":
             self._census.recheck(pid)
 
@@ -295,19 +292,19 @@ class Fleet:
     def _add(self, target: Target) -> Target | None:
         pid = target.pid
         with self._lock:
-            known = self._held.get(pid)
+            known = self._living.get(pid)
             if self._is_closed or (known is not None and known.page == target.page):  # another thread was quicker
                 target.close()
                 return None
             self._relabel_parent(target.identity)
             target.claim = self.claim(target.identity, pid)
             self._take_over(target.claim)
-            self._held[pid] = target
-            self._room.forget(pid)
+            self._living[pid] = target
+            self._limits.forget(pid)
             self._reserved.pop(pid, None)
             if self._only is not None:
                 self._seen.add((pid, target.start_ticks))
-        target.witness.memory = self._memories.of(pid)
+        target.witness.memory = self._memory_cgroups.of(pid)
         self.catch_up(target)
         target.incidents_stored = self.store.seen(self._key(target))
         self._keep_incidents(target)
@@ -325,26 +322,32 @@ class Fleet:
         if (before := self._reserved.get(pid)) is not None and _is_kept(before, identity, others):
             return before
         # Ranks that were started by hand, each from its own shell, have no common parent.
-        met = (one.launcher for one in others if meeting and (one.uid, one.meeting) == (uid, meeting))
+        met = (claim.launcher for claim in others if meeting and (claim.uid, claim.meeting) == (uid, meeting))
         job = next(met, labels.launcher(identity.world_size, pid, identity.ppid))
-        found = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
-        found.meeting = meeting
-        return found
+        claim = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
+        claim.meeting = meeting
+        return claim
 
     def _claims_beside(self, pid: int, uid: int) -> list[labels.Claim]:
         """Return the claims that one more target of a user has to respect."""
         with self._lock:
-            held = [other for other in self._held.values() if other.pid != pid]
+            living = [other for other in self._living.values() if other.pid != pid]
             # A target whose page is corrupt is served, too.
-            others = [one for one in held if one.ended is None or one.state == "corrupt" or one.identity.uid != uid]
+            others = [
+                target
+                for target in living
+                if target.ended is None or target.state == "corrupt" or target.identity.uid != uid
+            ]
             # A user's new job replaces that user's last one, which lingers; it must not replace another user's.
-            lingering = [one.claim for one in self._ended if one.identity.uid != uid]
+            lingering = [target.claim for target in self._ended if target.identity.uid != uid]
             if self._clock() >= self._reserved_until:
                 self._reserved.clear()
             reserved = [
-                one for one in self._reserved.values() if one.pid != pid and (one.uid != uid or proc.size(one.pid))
+                claim
+                for claim in self._reserved.values()
+                if claim.pid != pid and (claim.uid != uid or proc.size(claim.pid))
             ]
-        return [*(one.claim for one in others), *lingering, *reserved]
+        return [*(target.claim for target in others), *lingering, *reserved]
 
     def reserve(self, claims: Iterable[labels.Claim]) -> None:
         """Reserve names that an earlier daemon has served, for the linger time.
@@ -362,7 +365,7 @@ class Fleet:
         Under `hookd run` the parent may have an agent too, but it is not rank 0.
         """
         with self._lock:
-            parent = self._held.get(identity.ppid)
+            parent = self._living.get(identity.ppid)
             if parent is None or parent.identity.uid != identity.uid:
                 return
             if identity.world_size > 1 and parent.identity.world_size == 1:
@@ -375,14 +378,14 @@ class Fleet:
         with self._lock:
             self._ended = [old for old in self._ended if not _is_same(old.claim, claim)]
 
-    def _end_without_page(self, target: Target, *, is_spoilt: bool) -> None:
+    def _end_without_page(self, target: Target, *, is_corrupt: bool) -> None:
         """End a target whose process has no good page any more.
 
         Its agent was detached, the process runs another program, or it has damaged its page.
         """
         snapshot = target.read()
-        if target.ended is None and is_spoilt:
-            target.spoil()
+        if target.ended is None and is_corrupt:
+            target.mark_corrupt()
         if target.state == "corrupt":
             return
         if snapshot is not None and snapshot.state in ("detaching", "detached"):
@@ -396,9 +399,9 @@ class Fleet:
 
         This takes at most LOOK_S per user; the user's other targets wait for the next poll, so that other users' need not.
         """
-        self._memories.look()
+        self._memory_cgroups.look()
         budget = Budget(LOOK_S, self._clock)
-        for target in sorted(self.targets(), key=lambda one: one.looked_at):
+        for target in sorted(self.targets(), key=lambda target: target.looked_at):
             owner = target.identity.uid
             if budget.is_over(owner):
                 continue  # these are the first at the next poll
@@ -412,7 +415,9 @@ class Fleet:
                     _log.exception("target %d cannot be looked at", target.pid)
         with self._lock:
             now = self._clock()
-            self._ended = [one for one in self._ended if one.ended is None or now - one.ended.at < self._linger_s]
+            self._ended = [
+                target for target in self._ended if target.ended is None or now - target.ended.at < self._linger_s
+            ]
             ended = list(self._ended)
         for target in ended:
             if not budget.is_over(owner := target.identity.uid):
@@ -429,15 +434,12 @@ class Fleet:
         elif target.state == "corrupt" and not target.is_running():
             target.lose()
         if target.state == "corrupt":
-            self._tell_corrupt(target)
+            self._report_corrupt(target)
         elif target.ended is not None:
             self._retire(target)
 
     def _rename(self, target: Target) -> None:
-        """Update the labels of a target from its page.
-
-        Its rank is known once torch.distributed is initialized.
-        """
+        """Update the labels of a target from its page. Its rank is known once torch.distributed is initialized."""
         before = target.identity
         after = target.reidentify()
         if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
@@ -458,38 +460,35 @@ class Fleet:
 
     def _retire(self, target: Target) -> None:
         with self._lock:
-            if self._held.get(target.pid) is not target:
+            if self._living.get(target.pid) is not target:
                 return
-            del self._held[target.pid]
-            if not any(_is_same(one.claim, target.claim) for one in self._held.values()):
+            del self._living[target.pid]
+            if not any(_is_same(other.claim, target.claim) for other in self._living.values()):
                 self._ended.append(target)
-                beside = [one for one in self._ended if one.identity.uid == target.identity.uid]
-                if len(beside) > self._room.per_user:
+                beside = [other for other in self._ended if other.identity.uid == target.identity.uid]
+                if len(beside) > self._limits.per_user:
                     self._ended.remove(beside[0])
         target.release()
         self._census.recheck(target.pid)
         self._keep_incidents(target)
-        self._tell_end(target)
+        self._report_end(target)
         if target.was_sent_away:
             self.store.dismiss(target.pid, target.start_ticks)
 
-    def _tell_end(self, target: Target) -> None:
+    def _report_end(self, target: Target) -> None:
         assert target.ended is not None
         why = "" if target.ended.reason == target.state else f" ({target.ended.reason})"
         _log.info("target %s: %s%s", who(target), target.state, why)
         death = target.ended.death
         if death is not None and death.is_incident:
             message = f"process {target.pid} {death.message}"
-            self.tell(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
+            self.report(target, target.state, message, **death.fields, seq=END, time=target.ended.time)
 
-    def _tell_corrupt(self, target: Target) -> None:
-        """Report once, across daemons, that a page is no longer read.
-
-        The process continues.
-        """
+    def _report_corrupt(self, target: Target) -> None:
+        """Report once, across daemons, that a page is no longer read. The process continues."""
         if target.ended is not None and not target.reported.get("corrupt"):
             message = f"the page of process {target.pid} {_UNREAD.get(target.ended.reason, _UNREAD['corrupt'])}"
-            self.tell(target, "corrupt", message, reason=target.ended.reason)
+            self.report(target, "corrupt", message, reason=target.ended.reason)
 
     def catch_up(self, target: Target) -> None:
         """Read from the store the incidents that daemons have reported about a target.
@@ -499,7 +498,7 @@ class Fleet:
         counts, target.ongoing = self.store.own(self._key(target))
         target.reported |= {kind: max(count, target.reported.get(kind, 0)) for kind, count in counts.items()}
 
-    def tell(self, target: Target | Held, kind: str, message: str, **fields: Any) -> None:
+    def report(self, target: Target | FormerTarget, kind: str, message: str, **fields: Any) -> None:
         """Log an incident that the daemon itself has seen.
 
         It is stored and counted, unless another daemon was faster. An incident beyond the limits of its
@@ -513,7 +512,7 @@ class Fleet:
                 needed if it is not now.
         """
         incident = {"time": time.time(), "kind": kind, "message": message, **fields}
-        is_new = self.admission.tell(self._source(target), incident)
+        is_new = self.admission.add_own(self._source(target), incident)
         if is_new is None:
             return
         if is_new:
@@ -523,7 +522,7 @@ class Fleet:
         if isinstance(target, Target):
             self.catch_up(target)
         with self._incidents_lock:
-            target.herald.tell(target, [incident])
+            target.incident_log.add(target, [incident])
 
     def _keep_incidents(self, target: Target) -> None:
         snapshot = target.last()
@@ -532,15 +531,15 @@ class Fleet:
         with self._incidents_lock:  # the end of a target and a poll may coincide
             if target.repairs != self.store.repairs:
                 target.repairs, target.incidents_stored = self.store.repairs, 0
-            fresh = [one for one in snapshot.incidents if _seq(one) > target.incidents_stored]
+            fresh = [incident for incident in snapshot.incidents if _seq(incident) > target.incidents_stored]
             new: Sequence[Incident] = ()
             if fresh:
                 new, dropped = self.admission.add(self._source(target), fresh)
                 target.incidents_dropped += dropped + self._missed(target, fresh)
                 target.incidents_stored = max(map(_seq, fresh))
-            target.herald.tell(target, new)
+            target.incident_log.add(target, new)
             if target.ended is not None:
-                target.herald.end(target)
+                target.incident_log.end(target)
 
     def _missed(self, target: Target, fresh: Sequence[Incident]) -> int:
         """Count the incidents that were overwritten on the page since it was last read."""
@@ -549,11 +548,11 @@ class Fleet:
             self.admission.missed(self._source(target), gone)
         return gone
 
-    def _source(self, target: Target | Held) -> Source:
+    def _source(self, target: Target | FormerTarget) -> Source:
         return Source(self._key(target), target.claim, target.claim.uid)
 
     @staticmethod
-    def _key(target: Target | Held) -> tuple[int, int, int]:
+    def _key(target: Target | FormerTarget) -> tuple[int, int, int]:
         return (target.pid, target.start_ticks, target.page[1])
 
     def close(self) -> None:
@@ -565,7 +564,7 @@ class Fleet:
             self._is_closed = True
             for target in self.targets():
                 target.close()
-            self._held.clear()
+            self._living.clear()
             self._ended.clear()
 
 
@@ -582,7 +581,7 @@ def _is_kept(before: labels.Claim, identity: Identity, others: Iterable[labels.C
     """
     if (before.uid, before.wanted) != (identity.uid, identity.run) or before.rank not in (identity.rank, _LAUNCHER):
         return False
-    return all(one.run != before.run or (one.uid == before.uid and one.rank != before.rank) for one in others)
+    return all(other.run != before.run or (other.uid == before.uid and other.rank != before.rank) for other in others)
 
 
 def _is_same(one: labels.Claim, other: labels.Claim) -> bool:

@@ -14,14 +14,13 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.fleet.ranks import family
+from hookd.tool.daemon.watch.watcher import Watcher
 from hookd.tool.reports.report import steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.watch.watcher import Declared
-    from hookd.tool.daemon.watch.watcher import Sample as Told
     from hookd.wire.page import Snapshot
 
 EVERY_S = 2.0
@@ -57,15 +56,13 @@ class Sample(NamedTuple):
     losses: tuple[float, ...]
 
 
-class History:
+class History(Watcher):
     """A watcher that keeps samples, and serves nothing at a scrape.
 
     Args:
         clock: monotonic seconds, for the interval between samples.
         now: unix seconds, for the time of returned samples.
     """
-
-    families: Sequence[Declared] = ()
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self._clock, self._now = clock, now
@@ -79,27 +76,20 @@ class History:
             return
         self._due = self._clock() + EVERY_S - 0.5  # polls are about a second apart, not exactly
         now = self._clock()
-        taken = {one: _sample(snapshot, now) for one in targets if (snapshot := _living(one)) is not None}
+        taken = {target: _sample(snapshot, now) for target in targets if (snapshot := _living(target)) is not None}
         with self._lock:
-            self._kept = {one: self._kept.get(one) or array("d") for one in targets}
+            self._kept = {target: self._kept.get(target) or array("d") for target in targets}
             for target, sample in taken.items():
-                kept = self._kept[target]
-                kept.extend(sample)
-                del kept[: -_WIDTH * _CAPACITY]
-
-    def samples(self, target: Target) -> Iterable[Told]:  # noqa: ARG002  the signature of a watcher
-        """Return nothing: Prometheus keeps its own history."""
-        return ()
+                cells = self._kept[target]
+                cells.extend(sample)
+                del cells[: -_WIDTH * _CAPACITY]
 
     def of(self, target: Target) -> list[Sample]:
-        """Return the samples of a target, oldest first.
-
-        There are none if it was never looked at.
-        """
+        """Return the samples of a target, oldest first. There are none if it was never looked at."""
         with self._lock:
-            kept = list(self._kept.get(target, ()))
+            cells = list(self._kept.get(target, ()))
         shift = self._now() - self._clock()
-        rows = (kept[at : at + _WIDTH] for at in range(0, len(kept), _WIDTH))
+        rows = (cells[at : at + _WIDTH] for at in range(0, len(cells), _WIDTH))
         return [Sample(row[0] + shift, row[1], row[2], row[3], tuple(row[4:])) for row in rows]
 
 
@@ -108,15 +98,12 @@ def _living(target: Target) -> Snapshot | None:
 
 
 def _sample(snapshot: Snapshot, now: float) -> array[float]:
-    """Return the cells of one sample.
-
-    The page may contain anything: numbers are checked when they are used.
-    """
+    """Return the cells of one sample. The page may contain anything: numbers are checked when they are used."""
     timed, seconds = _times(snapshot)
     loss = family(snapshot, "hookd_activations_loss", ("backward",))
-    found = {} if loss is None else dict(zip((one[0] for one in loss.values), loss.first, strict=True))
-    losses = [loss.cells[found[str(n)]] if loss and str(n) in found else ABSENT for n in range(LOSSES)]
-    known = (NOT_FINITE if str(n) in found and not math.isfinite(one) else one for n, one in enumerate(losses))
+    by_phase = {} if loss is None else dict(zip((phase for (phase,) in loss.values), loss.first, strict=True))
+    losses = [loss.cells[by_phase[str(n)]] if loss and str(n) in by_phase else ABSENT for n in range(LOSSES)]
+    known = (NOT_FINITE if str(n) in by_phase and not math.isfinite(value) else value for n, value in enumerate(losses))
     return array("d", (now, float(steps(snapshot)), timed, seconds, *known))
 
 

@@ -17,7 +17,7 @@ from hookd.tool.linux import commandline, proc
 from hookd.tool.linux.accounts import account, uid_of
 from hookd.tool.linux.owner import user_name
 from hookd.wire import labels
-from hookd.wire.page.layout import clean as valid
+from hookd.wire.page.layout import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity that a target reports.
-
-    Every field is checked, because the page belongs to another process.
-    """
+    """The identity that a target reports. Every field is checked, because the page belongs to another process."""
 
     run: str
     rank: str
@@ -100,18 +97,12 @@ class Identity:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether a person or a launcher has named the run.
-
-        Otherwise its name is from the script.
-        """
+        """Whether a person or a launcher has named the run. Otherwise its name is from the script."""
         return self.run != labels.script_name(self.script)
 
     @functools.cached_property
     def user(self) -> str:
-        """The name of its owner.
-
-        It is the number if the owner has no name here, and "" if the owner is unknown.
-        """
+        """The name of its owner. It is the number if the owner has no name here, and "" if the owner is unknown."""
         return user_name(self.uid)
 
 
@@ -120,18 +111,15 @@ OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
 
 
 def script_of(cmdline: Sequence[str]) -> str:
-    """Return the script of a Python command line, or the module after `-m`.
-
-    The result is "" if there is neither.
-    """
+    """Return the script of a Python command line, or the module after `-m`. The result is "" if there is neither."""
     name, is_module = commandline.program(cmdline)
-    return valid(name.rpartition(".")[2] + ".py" if is_module and name else name)
+    return clean(name.rpartition(".")[2] + ".py" if is_module and name else name)
 
 
 def text(raw: Mapping[str, object], key: str) -> str:
     """Return a text of a page's object, "" if there is none."""
     value = raw.get(key)
-    return valid(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
+    return clean(value) if isinstance(value, str) else str(value) if _is_whole(value) else ""
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from hookd.errors import HookdError
-from hookd.tool.daemon.incidents.incident_log import Herald
+from hookd.tool.daemon.incidents.incident_log import IncidentLog
 from hookd.tool.daemon.incidents.store import END, boot_id
+from hookd.tool.daemon.watch.watcher import Watcher
 from hookd.tool.linux import proc
 from hookd.tool.reports.report import describe_steps
 from hookd.wire.labels import Claim
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.watch.watcher import Declared, Sample
 
 NAME = "held.json"
 NOTE_S = 5.0
@@ -50,7 +50,7 @@ class _Newer(TypedDict, total=False):
 
 
 class Note(_Newer):
-    """A target in the file; `Held` has the meanings."""
+    """A target in the file; `FormerTarget` has the meanings."""
 
     pid: int
     start_ticks: int
@@ -64,7 +64,7 @@ class Note(_Newer):
 
 
 @dataclass(frozen=True)
-class Held:
+class FormerTarget:
     """A target that an earlier daemon has served.
 
     It has the fields that an incident about it needs.
@@ -92,10 +92,10 @@ class Held:
     launcher: int = 0
     meeting: str = ""
     reported: dict[str, int] = field(default_factory=dict, compare=False)
-    herald: Herald = field(default_factory=Herald, compare=False)
+    incident_log: IncidentLog = field(default_factory=IncidentLog, compare=False)
 
     @classmethod
-    def of(cls, target: Target, boot: str) -> Held:
+    def of(cls, target: Target, boot: str) -> FormerTarget:
         """Return the note of a living target."""
         snapshot = target.last()
         step = None if snapshot is None else describe_steps(snapshot)
@@ -107,7 +107,7 @@ class Held:
         )  # fmt: skip
 
     @classmethod
-    def from_json(cls, row: Note) -> Held:
+    def from_json(cls, row: Note) -> FormerTarget:
         """Read the result of `as_json`.
 
         Raises:
@@ -125,7 +125,7 @@ class Held:
 
     def as_json(self) -> Note:
         """Return the note as JSON."""
-        noted = {key: value for key, value in vars(self).items() if key not in ("reported", "herald")}
+        noted = {key: value for key, value in vars(self).items() if key not in ("reported", "incident_log")}
         return cast("Note", {**noted, "offset": proc.boot_offset_ticks(os.getpid())})
 
     @property
@@ -147,18 +147,14 @@ class Held:
             return True
 
 
-class Roster:
-    """A `Watcher` that notes which targets are alive.
+class LastSession(Watcher):
+    """A watcher that notes which targets are alive.
 
     It reports once those that have gone since the last daemon.
 
     Args:
         path: path of the file; None stores nothing.
-        fleet: reports the incidents.
-        clock: monotonic seconds.
     """
-
-    families: Sequence[Declared] = ()
 
     def __init__(self, path: Path | None, fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -167,7 +163,7 @@ class Roster:
         self._boot = boot_id()
         self._members: frozenset[tuple[int, int]] | None = None
         self._before = [] if path is None else _read(path)
-        fleet.reserve(one.claim for one in self._before if one.boot == self._boot)
+        fleet.reserve(target.claim for target in self._before if target.boot == self._boot)
         self._due = 0.0
         self._is_failing = False
 
@@ -181,37 +177,35 @@ class Roster:
         alive = [target for target in targets if target.ended is None]
         members = frozenset((target.pid, target.start_ticks) for target in alive)
         if self._members is None:
-            self._tell_gone(self._before)
+            self._report_gone(self._before)
         if members != self._members or self._clock() >= self._due:
             self._members, self._due = members, self._clock() + NOTE_S
-            self._write(self._path, [Held.of(target, self._boot) for target in alive])
+            self._write(self._path, [FormerTarget.of(target, self._boot) for target in alive])
 
-    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  the signature of a watcher
-        """Return nothing."""
-        return ()
-
-    def _tell_gone(self, former: Iterable[Held]) -> None:
-        for one in former:
-            if one.is_running(self._boot):
+    def _report_gone(self, former: Iterable[FormerTarget]) -> None:
+        for target in former:
+            if target.is_running(self._boot):
                 continue  # a target again; or its agent has left meanwhile
-            why = "" if one.boot == self._boot else "; the machine has been booted since"
+            why = "" if target.boot == self._boot else "; the machine has been booted since"
             message = (
-                f"process {one.pid} was gone when the daemon came back: last seen alive at {_moment(one.seen)}, how it "
+                f"process {target.pid} was gone when the daemon came back: last seen alive at {_moment(target.seen)}, how it "
                 f"ended is unknown{why}"
             )
-            known = {"step": one.step, "is_step_absolute": one.is_absolute, "last_seen": one.seen, "reason": "unknown"}
-            self._fleet.tell(one, "lost", message, seq=END, **known)
+            known = {
+                "step": target.step,
+                "is_step_absolute": target.is_absolute,
+                "last_seen": target.seen,
+                "reason": "unknown",
+            }
+            self._fleet.report(target, "lost", message, seq=END, **known)
 
-    def _write(self, path: Path, held: Sequence[Held]) -> None:
-        """Replace the file as a whole.
-
-        If the daemon is killed meanwhile, the old one stays.
-        """
+    def _write(self, path: Path, targets: Sequence[FormerTarget]) -> None:
+        """Replace the file as a whole. If the daemon is killed meanwhile, the old one stays."""
         new = path.with_suffix(".new")
         try:
             new.unlink(missing_ok=True)
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump([one.as_json() for one in held], file)
+                json.dump([target.as_json() for target in targets], file)
             new.replace(path)
             self._is_failing = False
         except OSError as exc:
@@ -220,11 +214,11 @@ class Roster:
             self._is_failing = True
 
 
-def _read(path: Path) -> list[Held]:
+def _read(path: Path) -> list[FormerTarget]:
     """Read the last daemon's notes; nothing if the file is damaged."""
     try:
         with path.open("rb") as file:
-            return [Held.from_json(row) for row in json.loads(file.read(MAX_BYTES))]
+            return [FormerTarget.from_json(row) for row in json.loads(file.read(MAX_BYTES))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, LookupError, OverflowError) as exc:

@@ -41,18 +41,24 @@ def named(ranks: Iterable[Target]) -> str:
 
 def family(snapshot: Snapshot, name: str, labels: tuple[str, ...]) -> Family | None:
     """Return the family with this name and these labels; None without one."""
-    return next((one for one in snapshot.families if one.name == name and one.labels == labels), None)
+    return next((family for family in snapshot.families if family.name == name and family.labels == labels), None)
 
 
-def counts(found: Family | None) -> dict[str, float]:
+def scalar(snapshot: Snapshot, name: str) -> float:
+    """Return the value of a family without labels; NaN without one."""
+    gauge = family(snapshot, name, ())
+    return gauge.cells[gauge.first[0]] if gauge is not None and gauge.first else math.nan
+
+
+def counts(family: Family | None) -> dict[str, float]:
     """Return the values of a family with at most one label, by the label's value.
 
     Values that cannot be counts are left out.
     """
-    if found is None:
+    if family is None:
         return {}
     values = (
-        (labels[0] if labels else "", found.cells[at]) for labels, at in zip(found.values, found.first, strict=True)
+        (labels[0] if labels else "", family.cells[at]) for labels, at in zip(family.values, family.first, strict=True)
     )
     return {label: value for label, value in values if math.isfinite(value) and 0 <= value < MOST}
 

@@ -17,7 +17,7 @@ from hookd.tool.daemon.fleet import curve
 from hookd.tool.daemon.fleet.deaths import LAST, Witness, judge
 from hookd.tool.daemon.fleet.identity import OF_THE_KERNEL, Identity, text
 from hookd.tool.daemon.fleet.usage import Usage, usage_of
-from hookd.tool.daemon.incidents.incident_log import Herald
+from hookd.tool.daemon.incidents.incident_log import IncidentLog
 from hookd.tool.linux import bounded, proc
 from hookd.tool.linux.waiter import WAITERS
 from hookd.tool.reports.collapse import same
@@ -49,10 +49,7 @@ STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
 
 
 class Pulse:
-    """When a target last made an event, by the daemon's own clock.
-
-    The target's hot path does not read a clock.
-    """
+    """When a target last made an event, by the daemon's own clock. The target's hot path does not read a clock."""
 
     def __init__(self, now: float) -> None:
         self._seen: Mapping[int, tuple[object, ...]] = {}
@@ -108,17 +105,14 @@ class Target:
         incidents_stored: the highest number of an incident of its page that was read.
         repairs: number of the store's repairs for which `incidents_stored` holds.
         incidents_dropped: number of its incidents beyond the limits, see `admission`.
-        reported: by kind, the number of incidents that daemons themselves have seen, see `Fleet.tell`.
+        reported: by kind, the number of incidents that daemons themselves have seen, see `Fleet.report`.
         ongoing: by kind, time and message of incidents that are not over; replaced, never changed.
         hang: while it hangs, where it stands and which rank waits for which (`hookd.tool.daemon.watch.hangs`); replaced, never
             changed.
     """
 
     def __init__(self, pid: int, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take over the page's descriptor `fd`.
-
-        A page that cannot be trusted makes a target in state "corrupt".
-        """
+        """Take over the page's descriptor `fd`. A page that cannot be trusted makes a target in state "corrupt"."""
         self.pid = pid
         self.start_ticks = proc.start_ticks(pid)
         self.page = page_id(fd)
@@ -131,7 +125,7 @@ class Target:
         self.reported: dict[str, int] = {}
         self.ongoing: dict[str, Ongoing] = {}
         self.hang: Hang | None = None
-        self.herald = Herald(clock)
+        self.incident_log = IncidentLog(clock)
         self.lease: Control | None = None
         self.container = container.of_process(pid)
         self.pidfd = _pidfd(pid)
@@ -142,10 +136,8 @@ class Target:
         self._distinct: tuple[list[Incident], int] = ([], 0)
         self._curve: list[CurvePoint] = []
         self._usage = Usage()
-        self._leftover, self._removals = (
-            "",
-            0,
-        )  # the socket file of an agent that was killed, and the number of attempts left to remove it
+        self._leftover = ""  # the socket file of an agent that was killed
+        self._removals = 0  # number of attempts left to remove it
         self.witness = Witness(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, as of the last look
         self._page_owner = frozenset({os.fstat(fd).st_uid})
@@ -191,7 +183,7 @@ class Target:
         """Return the number of incidents of the page, counting equal ones once."""
         incidents = [] if self._snapshot is None else self._snapshot.incidents
         if self._distinct[0] is not incidents:  # a reader returns the same list until there is a new incident
-            self._distinct = (incidents, len({same(one) for one in incidents}))
+            self._distinct = (incidents, len({same(incident) for incident in incidents}))
         return self._distinct[1]
 
     def last(self) -> Snapshot | None:
@@ -202,11 +194,11 @@ class Target:
         """Return the identity, updated if the last copy of the page has another one."""
         if self._snapshot is not None and self._snapshot.identity != self._raw_identity:
             self._raw_identity = self._snapshot.identity
-            found = Identity.of_page(self._raw_identity, pid=self.pid)
+            identity = Identity.of_page(self._raw_identity, pid=self.pid)
             # After the end the kernel knows nothing about the pid, or it belongs to another process.
-            if found.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
-                found = replace(found, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})
-            self.identity = found
+            if identity.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
+                identity = replace(identity, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})
+            self.identity = identity
         return self.identity
 
     @property
@@ -215,14 +207,11 @@ class Target:
 
         It leaves by itself after a lease that ended, or an attach that failed.
         """
-        told = self._snapshot.identity.get("sent_away") if self._snapshot is not None else None
-        return told is True and self.ended is not None and self.ended.reason == "detached"
+        sent_away = self._snapshot.identity.get("sent_away") if self._snapshot is not None else None
+        return sent_away is True and self.ended is not None and self.ended.reason == "detached"
 
     def poll(self) -> None:
-        """Look at page and process.
-
-        This notices a detach, and a death if there is no pidfd.
-        """
+        """Look at page and process. This notices a detach, and a death if there is no pidfd."""
         with self._lock:
             self._refresh()
             if self.ended is None:
@@ -231,10 +220,7 @@ class Target:
             self.lose()
 
     def lose(self) -> None:
-        """Take the last copy of the page.
-
-        The process is gone, or runs another program.
-        """
+        """Take the last copy of the page. The process is gone, or runs another program."""
         with WAITERS.within(DEATH_S), self._lock:
             self._refresh()
             self._draw()
@@ -246,10 +232,7 @@ class Target:
                 self.tidy()
 
     def tidy(self) -> None:
-        """Remove the socket file of an agent that was killed.
-
-        Later calls try again if there was not enough time.
-        """
+        """Remove the socket file of an agent that was killed. Later calls try again if there was not enough time."""
         if not self._removals:
             return
         self._removals -= 1
@@ -271,7 +254,7 @@ class Target:
             self._draw()
             self._close("detached", "detached")
 
-    def spoil(self) -> None:
+    def mark_corrupt(self) -> None:
         """Stop trusting the page."""
         with self._lock:
             self._close("corrupt", "corrupt")
@@ -382,10 +365,7 @@ class Target:
             lease.close()
 
     def close(self) -> None:
-        """Close everything that is open; the agent stays as it is.
-
-        Nobody may watch the pidfd any more.
-        """
+        """Close everything that is open; the agent stays as it is. Nobody may watch the pidfd any more."""
         self.release()
         with self._lock:
             if self._reader is not None:

@@ -27,10 +27,7 @@ class Usage:
 
 
 def usage_of(pid: int, before: Usage) -> Usage:
-    """Return the counts that can be read.
-
-    A process that is ending keeps its last CPU time.
-    """
+    """Return the counts that can be read. A process that is ending keeps its last CPU time."""
     try:
         cpu_s = time.clock_gettime(_cpu_clock(pid))
         rss_bytes = int(proc.read(pid, "statm").split()[1]) * _PAGE_BYTES
@@ -42,10 +39,7 @@ def usage_of(pid: int, before: Usage) -> Usage:
 
 
 def _cpu_clock(pid: int) -> int:
-    """Return the clock of a process's CPU time.
-
-    It is composed as in clock_getcpuclockid(3) (glibc 2.41).
-    """
+    """Return the clock of a process's CPU time. It is composed as in clock_getcpuclockid(3) (glibc 2.41)."""
     return ~pid << 3 | _CLOCK_OF_ALL_THREADS
 
 

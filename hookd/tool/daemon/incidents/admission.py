@@ -122,15 +122,7 @@ class _Loss:
 
 
 class Admission:
-    """Admits incidents to the store; thread-safe.
-
-    Args:
-        store: where admitted incidents are stored.
-        clock: monotonic seconds.
-
-    Attributes:
-        kinds: the kinds in use.
-    """
+    """Admits incidents to the store; thread-safe."""
 
     def __init__(self, store: IncidentStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -152,8 +144,8 @@ class Admission:
         admitted: list[Incident] = []
         dropped = 0
         with self._lock:
-            for one in incidents:
-                incident = self._bounded(source, one)
+            for reported in incidents:
+                incident = self._bounded(source, reported)
                 name = (*source.process, same(incident))
                 if name not in self._known:
                     if not self._admit(source, is_own=False):
@@ -166,19 +158,19 @@ class Admission:
             self._store.add(source.process, claim.run, claim.rank, admitted, owner=source.owner)
         return new, dropped
 
-    def tell(self, source: Source, incident: Mapping[str, Any]) -> bool | None:
-        """Store an incident of the daemon itself, see `IncidentStore.tell`; return None if it is dropped."""
+    def add_own(self, source: Source, incident: Mapping[str, Any]) -> bool | None:
+        """Store an incident of the daemon itself, see `IncidentStore.add_own`; return None if it is dropped."""
         with self._lock:
             if not self._admit(source, is_own=True):
                 return None
             claim = source.claim
-            return self._store.tell(source.process, claim.run, claim.rank, incident, owner=source.owner)
+            return self._store.add_own(source.process, claim.run, claim.rank, incident, owner=source.owner)
 
     def missed(self, source: Source, count: int) -> None:
         """Count incidents that were overwritten on a page before they were read."""
         with self._lock:
             narrowest = next(_scopes(source, is_own=False))
-            # What is told of them is a row, for which there must be room; where there is none it counts them itself.
+            # Reporting them takes a row, which needs room; without room, `_admit` counts the loss itself.
             if narrowest in self._losses or self._admit(source, is_own=False):
                 self._lose(narrowest, source, count)
 
@@ -196,7 +188,9 @@ class Admission:
                     self._write(scope, loss, now)
                 if loss.count == loss.logged == loss.stored and now - loss.changed >= LOG_S:
                     del self._losses[scope]
-            for scope in [one for one, bucket in self._buckets.items() if bucket.left(now) >= LIMITS[one.level].burst]:
+            for scope in [
+                scope for scope, bucket in self._buckets.items() if bucket.left(now) >= LIMITS[scope.level].burst
+            ]:
                 del self._buckets[scope]
 
     # ---- one incident. Locked.
@@ -205,9 +199,9 @@ class Admission:
         """Return the incident, with the kind OTHER if there are too many kinds."""
         own = str(incident.get("kind", ""))
         kind = self.kinds.bounded(source.owner, source.process, own)
-        return (
-            incident if kind == own else {**incident, "kind": kind, "message": f"{own}: {incident.get('message', '')}"}
-        )
+        if kind == own:
+            return incident
+        return {**incident, "kind": kind, "message": f"{own}: {incident.get('message', '')}"}
 
     def _remember(self, name: tuple[object, ...]) -> None:
         self._known[name] = None
@@ -218,8 +212,8 @@ class Admission:
     def _admit(self, source: Source, *, is_own: bool) -> bool:
         now = self._clock()
         scopes = list(_scopes(source, is_own=is_own))
-        buckets = [self._buckets.get(one) or _Bucket(LIMITS[one.level], now) for one in scopes]
-        full = next((one for one, bucket in zip(scopes, buckets, strict=True) if bucket.left(now) < 1), None)
+        buckets = [self._buckets.get(scope) or _Bucket(LIMITS[scope.level], now) for scope in scopes]
+        full = next((scope for scope, bucket in zip(scopes, buckets, strict=True) if bucket.left(now) < 1), None)
         if full is not None:
             self._lose(full, source, 1)
             return False
@@ -235,7 +229,7 @@ class Admission:
         if not new or now - self._logged_at < LOG_S:
             return
         self._logged_at = now
-        for scope, loss in sorted(new, key=lambda one: one[1].count, reverse=True)[:LINES]:
+        for scope, loss in sorted(new, key=lambda pair: pair[1].count, reverse=True)[:LINES]:
             _log.warning("%s", _sentence(scope, loss))
         if len(new) > LINES:
             _log.warning("incidents of %d more targets, runs or users were dropped", len(new) - LINES)

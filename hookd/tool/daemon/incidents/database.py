@@ -78,7 +78,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX IF NOT EXISTS incidents_run ON incidents (run, time)",
     ),
     (
-        # A number that a person was told must never name another incident: hence AUTOINCREMENT.
+        # People are shown the number of an incident, so it must never name another one: hence AUTOINCREMENT.
         """
         CREATE TABLE numbered (
             id      INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -264,9 +264,8 @@ def _reader(path: Path, how: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        if (
-            0 < connection.execute("PRAGMA user_version").fetchone()[0] < COLLAPSED
-        ):  # no daemon has brought it up to date
+        # No daemon has brought it up to date.
+        if 0 < connection.execute("PRAGMA user_version").fetchone()[0] < COLLAPSED:
             connection.execute(_AS_COLLAPSED)
     except BaseException:
         connection.close()
@@ -288,9 +287,9 @@ def check(connection: sqlite3.Connection) -> None:
     Raises:
         sqlite3.DatabaseError: it is damaged; `is_broken` is true for this error.
     """
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(f"malformed: {found}")
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {result}")
 
 
 def set_aside(path: Path) -> Path:
@@ -301,11 +300,11 @@ def set_aside(path: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     first = path.with_name(f"{path.name}.corrupt-{stamp}")
     others = (first.with_name(f"{first.name}-{n}") for n in itertools.count(2))
-    kept = next(one for one in itertools.chain([first], others) if not one.exists())
+    renamed = next(path for path in itertools.chain([first], others) if not path.exists())
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
-    return kept
+            path.with_name(path.name + suffix).rename(renamed.with_name(renamed.name + suffix))
+    return renamed
 
 
 @contextlib.contextmanager

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookd.tool.linux.owner import user_name
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hookd.tool.daemon.fleet.last_session import Held
+    from hookd.tool.daemon.fleet.last_session import FormerTarget
     from hookd.tool.daemon.fleet.targets import Target
 
 LINES = 3
@@ -20,8 +21,6 @@ LINES = 3
 WINDOW_S = 30.0
 KINDS = 20
 """Maximum number of different kinds in that time; there are about a dozen."""
-MAX_LENGTH = 400
-"""Maximum length of a message, which comes from the target, in characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,25 +28,21 @@ _log = logging.getLogger(__name__)
 class _Window:
     began: float
     lines: int = 0
-    held: int = 0
+    suppressed: int = 0
 
 
-class Herald:
-    """Logs the incidents of one target, the first ones of each kind at once; used by one thread at a time.
-
-    Args:
-        clock: monotonic seconds.
-    """
+class IncidentLog:
+    """Logs the incidents of one target, the first ones of each kind at once; used by one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._windows: dict[str, _Window] = {}
 
-    def tell(self, target: Target | Held, incidents: Iterable[Mapping[str, object]]) -> None:
+    def add(self, target: Target | FormerTarget, incidents: Iterable[Mapping[str, object]]) -> None:
         """Log new incidents, unless there were too many of their kind."""
         now = self._clock()
         for incident in incidents:
-            kind = plain(incident.get("kind"))
+            kind = one_line(incident.get("kind"))
             if len(self._windows) >= KINDS and kind not in self._windows:
                 kind = "other kinds"
             window = self._windows.setdefault(kind, _Window(now))
@@ -55,38 +50,32 @@ class Herald:
                 window.lines += 1
                 _log.warning("%s", line(target, incident))
             else:
-                window.held += 1
+                window.suppressed += 1
         self._sum_up(target, now - WINDOW_S)
 
-    def end(self, target: Target | Held) -> None:
+    def end(self, target: Target | FormerTarget) -> None:
         """Log the number of suppressed incidents, at the end of the target."""
         self._sum_up(target, self._clock())
 
-    def _sum_up(self, target: Target | Held, until: float) -> None:
+    def _sum_up(self, target: Target | FormerTarget, until: float) -> None:
         """Close the windows that began at `until` or before."""
         for kind, window in list(self._windows.items()):
             if window.began <= until:
                 del self._windows[kind]
-                if window.held:
-                    _log.warning("%d more of %s %s: hookd report %d", window.held, kind, who(target), target.pid)
+                if window.suppressed:
+                    _log.warning("%d more of %s %s: hookd report %d", window.suppressed, kind, who(target), target.pid)
 
 
-def line(target: Target | Held, incident: Mapping[str, object]) -> str:
+def line(target: Target | FormerTarget, incident: Mapping[str, object]) -> str:
     """Return an incident as one line: kind, target and its user, step, message."""
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
     at = f" at step {step}{counted}" if isinstance(step, int) else ""
-    return f"{plain(incident.get('kind'))} {who(target)}{at}: {plain(incident.get('message'))}"
+    return f"{one_line(incident.get('kind'))} {who(target)}{at}: {one_line(incident.get('message'))}"
 
 
-def who(target: Target | Held) -> str:
+def who(target: Target | FormerTarget) -> str:
     """Return the description of a target in a line."""
     owner = user_name(target.claim.uid)
-    whose = f" of user {plain(owner)}" if owner else ""
-    return f"in process {target.pid}{whose} (run {plain(target.claim.run)}, rank {plain(target.claim.rank)})"
-
-
-def plain(text: object) -> str:
-    """Return a target's text as one line, without control characters."""
-    clean = "".join(char if char.isprintable() else " " for char in str(text)[: MAX_LENGTH + 1])
-    return clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…"
+    whose = f" of user {one_line(owner)}" if owner else ""
+    return f"in process {target.pid}{whose} (run {one_line(target.claim.run)}, rank {one_line(target.claim.rank)})"

@@ -38,11 +38,10 @@ class Receiver(Protocol):
         """
 
 
-class Caller:
+class FunctionReceiver:
     """A receiver that calls a function with each incident in its own thread; the function may block and may raise.
 
     Args:
-        name: of the receiver.
         function: called with the row of an incident; one at a time.
         store: records the delivery when the function has returned or raised.
     """

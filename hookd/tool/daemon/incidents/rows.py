@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
     from hookd.wire.incident import IncidentRow, StoredIncident
 
 R = TypeVar("R", bound="StoredIncident")
@@ -45,17 +47,25 @@ _PROCESS = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(3))
 
 
 class Query(TypedDict, total=False):
-    """The conditions of `query`."""
+    """The conditions of `query`; None allows any value."""
 
     id: int | None
+    """The one of this number."""
     after: int | None
+    """Those of a higher number, the lowest first, each of them."""
     run: str | None
+    """As it is served."""
     pid: int | None
     user: int | None
+    """The uid of the owner."""
     kind: str | None
+    """As it was reported."""
     since: float | None
+    """Unix seconds; the last occurrence counts."""
     limit: int
+    """Maximum number of rows."""
     order: str
+    """`time`, or `id` for the order in which they were stored."""
 
 
 def key(row: StoredIncident) -> tuple[Any, ...]:
@@ -115,11 +125,11 @@ def fair(rows: Iterable[R], limit: int) -> list[R]:
         portions.append((of_target[target] // _share(limit), at, row))
         of_target[target] += 1
     turns = []
-    for _, at, row in sorted(portions, key=lambda one: one[:2]):
+    for _, at, row in sorted(portions, key=lambda turn: turn[:2]):
         turns.append((of_owner[row["owner"]], at, row))
         of_owner[row["owner"]] += 1
-    chosen = sorted(turns, key=lambda one: one[:2])[:limit]
-    return [row for _, _, row in sorted(chosen, key=lambda one: one[1])]
+    chosen = sorted(turns, key=lambda turn: turn[:2])[:limit]
+    return [row for _, _, row in sorted(chosen, key=lambda turn: turn[1])]
 
 
 def _share(limit: int) -> int:
@@ -127,18 +137,7 @@ def _share(limit: int) -> int:
 
 
 def query(
-    connection: sqlite3.Connection,
-    *,
-    id: int | None = None,  # noqa: A002  the column's name
-    after: int | None = None,
-    run: str | None = None,
-    pid: int | None = None,
-    user: int | None = None,
-    kind: str | None = None,
-    since: float | None = None,
-    limit: int = MAX_ROWS,
-    order: str = "time",
-    processes: Collection[tuple[str, int, int]] | None = None,
+    connection: sqlite3.Connection, processes: Collection[tuple[str, int, int]] | None = None, **filters: Unpack[Query]
 ) -> list[IncidentRow]:
     """Return incidents that match all given conditions, the newest first, `MAX_ROWS` at most.
 
@@ -147,38 +146,33 @@ def query(
 
     Args:
         connection: to the file.
-        id: the one of this number.
-        after: those of a higher number, the lowest first, each of them.
-        run: as it is served.
-        pid: of the target.
-        user: the uid of the owner.
-        kind: as it was told.
-        since: unix seconds; the last occurrence counts.
-        limit: how many at most.
-        order: "time", or "id" for the order in which they were stored.
-        processes: only of these, by boot, pid and start ticks.
+        processes: only incidents of these, by boot, pid and start ticks.
+        filters: the conditions.
     """
-    asked = {
-        "run = ?": run, "pid = ?": pid, "owner = ?": user, "kind = ?": kind, "last >= ?": since, "id = ?": id,
-        "id > ?": after,
+    sql_of = {
+        "run": "run = ?", "pid": "pid = ?", "user": "owner = ?", "kind": "kind = ?", "since": "last >= ?", "id": "id = ?",
+        "after": "id > ?",
     }  # fmt: skip
-    wanted = {condition: value for condition, value in asked.items() if value is not None}
-    conditions, values = list(wanted), [*wanted.values()]
+    asked = cast("Mapping[str, str | float | None]", filters)
+    given = {sql_of[name]: value for name, value in asked.items() if name in sql_of and value is not None}
+    conditions, values = list(given), [*given.values()]
     if not all(isinstance(value, str) or -(2**63) <= value < 2**63 for value in values):
         return []  # SQLite has no such numbers
     if processes is not None:
         conditions.append(f"(boot, pid, start) IN (SELECT {_PROCESS} FROM json_each(?))")  # noqa: S608  ours
-        values.append(json.dumps([list(one) for one in processes]))
+        values.append(json.dumps([list(process) for process in processes]))
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    limit = max(0, min(limit, MAX_ROWS))
+    limit = max(0, min(filters.get("limit", MAX_ROWS), MAX_ROWS))
+    is_after = filters.get("after") is not None
     columns = ", ".join(COLUMNS)
-    by = "id" if after is not None else "id DESC" if order == "id" else "last DESC, id DESC"
-    if after is not None:
+    by = "id" if is_after else "id DESC" if filters.get("order") == "id" else "last DESC, id DESC"
+    if is_after:
         sql = f"SELECT {columns} FROM incidents {where} ORDER BY {by} LIMIT ?"  # noqa: S608  ours
         rows = connection.execute(sql, (*values, limit))
-    elif wanted or processes is not None:
+    elif given or processes is not None:
         sql = _FAIR.format(columns=columns, where=where, by=by)
-        share = _share(limit) if run is None and pid is None else max(1, limit)
+        is_of_many = filters.get("run") is None and filters.get("pid") is None
+        share = _share(limit) if is_of_many else max(1, limit)
         rows = connection.execute(sql, (*values, share, limit))
     else:
         sql = _NEWEST + _FAIR.format(columns=columns, where="WHERE id IN newest", by=by)
@@ -216,28 +210,16 @@ WITH RECURSIVE targets (owner, pid, start) AS (
 """Selects the newest rows of each target through the index alone, so a full store is not scanned."""
 
 
-def fits(
-    row: StoredIncident,
-    processes: Collection[tuple[str, int, int]] | None,
-    *,
-    id: int | None = None,  # noqa: A002  the column's name
-    after: int | None = None,
-    run: str | None = None,
-    pid: int | None = None,
-    user: int | None = None,
-    kind: str | None = None,
-    since: float | None = None,
-    limit: int = MAX_ROWS,  # noqa: ARG001  it holds for all
-    order: str = "time",  # noqa: ARG001  the same
-) -> bool:
+def fits(row: StoredIncident, processes: Collection[tuple[str, int, int]] | None, **filters: Unpack[Query]) -> bool:
     """Whether a row that is not in the file matches a query."""
+    if filters.get("id") is not None or filters.get("after") is not None:
+        return False
+    since = filters.get("since")
     return (
-        id is None
-        and after is None
-        and run in (None, row["run"])
-        and pid in (None, row["pid"])
-        and user in (None, row["owner"])
-        and kind in (None, row["kind"])
+        filters.get("run") in (None, row["run"])
+        and filters.get("pid") in (None, row["pid"])
+        and filters.get("user") in (None, row["owner"])
+        and filters.get("kind") in (None, row["kind"])
         and (since is None or row["last"] >= since)
         and (processes is None or (row["boot"], row["pid"], row["start"]) in set(processes))
     )

@@ -25,7 +25,7 @@ from hookd.tool.daemon.incidents.rows import (
     row_of,
     values_of,
 )
-from hookd.tool.daemon.incidents.write_queue import RETRY_S, Ledger, Write
+from hookd.tool.daemon.incidents.write_queue import RETRY_S, Write, WriteQueue
 
 if TYPE_CHECKING:
     import sqlite3
@@ -94,7 +94,7 @@ class Own(NamedTuple):
 class IncidentStore:
     """Stores incidents and answers queries; thread-safe, and raises no errors of the disk.
 
-    Only `flush`, `close` and queries wait for the disk; see `Ledger`.
+    Only `flush`, `close` and queries wait for the disk; see `WriteQueue`.
 
     Args:
         path: of the file; None: in memory only.
@@ -105,8 +105,8 @@ class IncidentStore:
     def __init__(self, path: Path | None, *, max_bytes: float = MAX_BYTES, retry_s: float = RETRY_S) -> None:
         self._boot = boot_id()
         self._receivers: list[Receiver] = []
-        self._telling = threading.Lock()
-        self._ledger = Ledger(path, max_bytes, self._news, retry_s)
+        self._numbering = threading.Lock()
+        self._queue = WriteQueue(path, max_bytes, self._prepare_announcement, retry_s)
 
     @classmethod
     def open(cls, state_dir: Path | None, *, max_bytes: float = MAX_BYTES) -> IncidentStore:
@@ -116,7 +116,7 @@ class IncidentStore:
         """
         return cls(None if state_dir is None else state_dir / NAME, max_bytes=max_bytes)
 
-    # ---- what is told to it
+    # ---- writing
 
     def listen(self, receiver: Receiver) -> None:
         """Add a receiver, which gets each incident that is new to it; call this before the first incident."""
@@ -144,18 +144,18 @@ class IncidentStore:
         for incident in incidents:
             row = self._row(target, run, rank, incident, owner)
             rows[key(row)] = merged(rows[key(row)], row) if key(row) in rows else row
-        self._ledger.put({name: self._write(row) for name, row in rows.items()})
+        self._queue.put({name: self._write(row) for name, row in rows.items()})
 
     @property
     def repairs(self) -> int:
         """The number of times that a damaged file was replaced; incidents still on a page can be added again."""
-        return self._ledger.repairs
+        return self._queue.repairs
 
     def seen(self, target: tuple[int, int, int]) -> int:
         """Return the highest number on the page of a target that is stored, 0 if none is."""
         asked = (self._boot, *target)
-        found = self._ledger.read(lambda database: database.execute(_SEEN, asked).fetchone()[0], None)
-        return max(0, found or 0)
+        last_seq = self._queue.read(lambda database: database.execute(_SEEN, asked).fetchone()[0], None)
+        return max(0, last_seq or 0)
 
     def free_number(self, target: tuple[int, int, int]) -> int:
         """Return the next number below 0 that no incident of a target has."""
@@ -170,7 +170,7 @@ class IncidentStore:
         values = (row["message"], json.dumps(row["detail"]), row["last"], *key(row))
         self._put(row, (_REPLACE, values))
 
-    def tell(
+    def add_own(
         self, target: tuple[int, int, int], run: str, rank: str, incident: Mapping[str, Any], *, owner: int = UNKNOWN
     ) -> bool:
         """Store an incident of the daemon itself; without a `seq` it gets the next free number below 0.
@@ -179,7 +179,7 @@ class IncidentStore:
             False if it was reported already: its number exists, or a lasting incident has not ended. Several daemons may
             watch one target; the receivers of each get the incident nevertheless.
         """
-        with self._telling:  # only one thread at a time allocates numbers
+        with self._numbering:  # only one thread at a time allocates numbers
             own = self._own(target)
             known = _reported_as(incident, own)
             number = min([END, *own]) - 1 if known is None else known
@@ -201,89 +201,94 @@ class IncidentStore:
 
     def prune(self, before: float) -> None:
         """Delete incidents older than `before`, in unix seconds, including those that are not written yet."""
-        waiting = {name for name, write in self._ledger.waiting().items() if write.row and write.row["last"] < before}
-        self._ledger.drop(waiting.__contains__)
+        waiting = {name for name, write in self._queue.waiting().items() if write.row and write.row["last"] < before}
+        self._queue.drop(waiting.__contains__)
         old = ("DELETE FROM incidents WHERE last < ?", (before,))
-        self._ledger.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
+        self._queue.put({("pruned",): Write([old, ("DELETE FROM dismissed WHERE boot != ?", (self._boot,))])})
 
     def dismiss(self, pid: int, start: int) -> None:
         """Record that a person has detached from a process."""
         row = (self._boot, pid, start, time.time())
         write = Write([("INSERT OR IGNORE INTO dismissed VALUES (?, ?, ?, ?)", row)])
-        self._ledger.put({("dismissed", pid, start): write})
+        self._queue.put({("dismissed", pid, start): write})
 
     def recall(self, pid: int) -> None:
         """Undo `dismiss`, because a person has attached to the process again."""
-        self._ledger.drop(lambda name: name[:2] == ("dismissed", pid))
+        self._queue.drop(lambda name: name[:2] == ("dismissed", pid))
         write = Write([("DELETE FROM dismissed WHERE boot = ? AND pid = ?", (self._boot, pid))])
-        self._ledger.put({("recalled", pid): write})
+        self._queue.put({("recalled", pid): write})
 
     def is_dismissed(self, pid: int, start: int) -> bool:
         """Whether a person has detached from the process, and none has attached since."""
-        waiting = self._ledger.waiting()
+        waiting = self._queue.waiting()
         if ("dismissed", pid, start) in waiting or ("recalled", pid) in waiting:
             return ("dismissed", pid, start) in waiting
         asked = (self._boot, pid, start)
-        return self._ledger.read(lambda database: database.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
+        return self._queue.read(lambda database: database.execute(_IS_DISMISSED, asked).fetchone(), None) is not None
 
     def delivered(self, receiver: str, incidents: Iterable[StoredIncident]) -> None:
         """Record that a receiver does not need these incidents again."""
         now = time.time()
         names = [key(incident) for incident in incidents]
-        self._ledger.put(
+        self._queue.put(
             {("delivered", receiver, *name): Write([(_DELIVERED, (now, receiver, *name))]) for name in names}
         )
 
-    # ---- what is asked of it
+    # ---- reading
 
-    def query(self, of: Collection[tuple[int, int]] | None = None, **wanted: Unpack[Query]) -> list[IncidentRow]:
+    def query(self, of: Collection[tuple[int, int]] | None = None, **filters: Unpack[Query]) -> list[IncidentRow]:
         """Return incidents, the newest first; see `rows.query`.
 
         An incident that is not in the file yet has no `id`.
 
         Args:
             of: limits the result to these processes, by pid and start ticks.
-            wanted: the other arguments of `rows.query`.
+            filters: see `rows.Query`.
         """
         processes = None if of is None else [(self._boot, *process) for process in of]
         self.flush(ANSWER_S)
-        waiting = named(row for row in self._waiting() if fits(row, processes, **wanted))
+        # The pending rows are read before the file, so that no row is missed in between.
+        waiting = named(row for row in self._queue.rows() if fits(row, processes, **filters))
         nothing: list[IncidentRow] = []
-        stored = self._ledger.read(lambda database: query(database, processes=processes, **wanted), nothing)
+        stored = self._queue.read(lambda database: query(database, processes, **filters), nothing)
         if not waiting:
             return stored
-        found = {key(row): row for row in stored}
+        rows_by_key = {key(row): row for row in stored}
         by_key: dict[tuple[Any, ...], list[IncidentRow]] = {}
         for row in waiting:
             by_key.setdefault(key(row), []).append(row)
         for name, rows in reversed(by_key.items()):
             for row in rows:
-                old = found.get(name)
+                old = rows_by_key.get(name)
                 if old is None or old["last_seq"] < row["last_seq"]:  # else it was written meanwhile
-                    found[name] = row if old is None else {**merged(old, row), "id": old["id"], "user": old["user"]}
-        limit = max(0, min(wanted.get("limit", MAX_ROWS), MAX_ROWS))
-        if wanted.get("order") == "id":  # rows without a number are the newest
-            order = sorted(found.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True)
+                    rows_by_key[name] = (
+                        row if old is None else {**merged(old, row), "id": old["id"], "user": old["user"]}
+                    )
+        limit = max(0, min(filters.get("limit", MAX_ROWS), MAX_ROWS))
+        if filters.get("order") == "id":  # rows without a number are the newest
+            order = sorted(
+                rows_by_key.values(), key=lambda row: (row["id"] is None, row["id"] or row["last"]), reverse=True
+            )
         else:
-            order = sorted(found.values(), key=lambda row: row["last"], reverse=True)
+            order = sorted(rows_by_key.values(), key=lambda row: row["last"], reverse=True)
         return fair(order, limit)
 
     def undelivered(self, receiver: str, limit: int) -> list[IncidentRow]:
         """Return incidents in the file that a receiver has not got yet, the oldest first; owners have equal shares."""
         self.flush(ANSWER_S)
-        waiting = self._ledger.waiting()
-        found: list[Any] = self._ledger.read(
+        waiting = self._queue.waiting()
+        rows: list[Any] = self._queue.read(
             lambda database: database.execute(_UNDELIVERED, (receiver, limit)).fetchall(), []
         )
-        return named(row for row in map(row_of, found) if ("delivered", receiver, *key(row)) not in waiting)
+        return named(row for row in map(row_of, rows) if ("delivered", receiver, *key(row)) not in waiting)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until all incidents are in the file or cannot be written; return whether they are in it."""
-        return self._ledger.flush(timeout_s)
+        return self._queue.flush(timeout_s)
 
     def close(self) -> None:
         """Write pending incidents, and close the file."""
-        self._ledger.close()
+        self._queue.close()
 
     # ---- rows
 
@@ -295,26 +300,22 @@ class IncidentStore:
         return cast("StoredIncident", {"id": None, **values, "detail": dict(incident)})
 
     def _put(self, row: StoredIncident, *more: tuple[str, tuple[Any, ...]]) -> None:
-        self._ledger.put({key(row): self._write(row, *more)})
+        self._queue.put({key(row): self._write(row, *more)})
 
     def _write(self, row: StoredIncident, *more: tuple[str, tuple[Any, ...]]) -> Write:
         notices = [(_NOTICE, (receiver.name, *key(row))) for receiver in self._receivers if receiver.wants(row)]
         return Write([*more, *notices], row)
 
-    def _waiting(self) -> list[StoredIncident]:
-        """Return the pending rows; read them before the file, so that no row is missed in between."""
-        return self._ledger.rows()
-
     def _own(self, target: tuple[int, int, int]) -> dict[int, _OwnIncident]:
         """Return the incidents of a target with numbers below 0."""
         of = (self._boot, *target)
         own: dict[int, _OwnIncident] = {
-            row["seq"]: row for row in self._waiting() if key(row)[:-1] == of and row["seq"] < 0
+            row["seq"]: row for row in self._queue.rows() if key(row)[:-1] == of and row["seq"] < 0
         }
-        rows: list[Any] = self._ledger.read(lambda database: database.execute(_OWN, of).fetchall(), [])
+        rows: list[Any] = self._queue.read(lambda database: database.execute(_OWN, of).fetchall(), [])
         return own | {number: {"kind": kind, "time": when, "message": text} for number, kind, when, text in rows}
 
-    def _news(self, writes: Iterable[Write]) -> Callable[[], None]:
+    def _prepare_announcement(self, writes: Iterable[Write]) -> Callable[[], None]:
         """Determine the receivers of each incident; the file prevents duplicates after a restart."""
         rows = [self._whole(write.row) for write in writes if write.row is not None]
         news = [
@@ -324,7 +325,7 @@ class IncidentStore:
             if receiver.wants(row) and (grown or not self._was_noticed(receiver, row))
         ]
 
-        def tell() -> None:
+        def announce() -> None:
             rows = named(row for _, row in news)
             for (receiver, _), row in zip(news, rows, strict=True):
                 try:
@@ -332,25 +333,25 @@ class IncidentStore:
                 except Exception:  # noqa: BLE001  a failing receiver must not stop the store
                     _log.exception("%s cannot be told of an incident", receiver.name)
 
-        return tell
+        return announce
 
     def _whole(self, row: StoredIncident) -> tuple[StoredIncident, bool]:
         """Return a row merged with the one in the file, and whether its count has gained a digit."""
         sql = f"SELECT {', '.join(COLUMNS)} FROM incidents WHERE {_IS}"  # noqa: S608  ours
-        found: Any = self._ledger.read(lambda database: database.execute(sql, key(row)).fetchone(), None)
-        old = None if found is None else row_of(found)
+        values: Any = self._queue.read(lambda database: database.execute(sql, key(row)).fetchone(), None)
+        old = None if values is None else row_of(values)
         if old is None or row["seq"] < 0 or row["last_seq"] <= old["last_seq"]:
             return row, False
-        whole = merged(old, row)
-        return whole, len(str(whole["count"])) > len(str(old["count"]))
+        merged_row = merged(old, row)
+        return merged_row, len(str(merged_row["count"])) > len(str(old["count"]))
 
     def _number(self, row: StoredIncident) -> int | None:
-        found = self._ledger.read(lambda database: database.execute(_NUMBER, key(row)).fetchone(), None)
-        return None if found is None else int(found[0])
+        values = self._queue.read(lambda database: database.execute(_NUMBER, key(row)).fetchone(), None)
+        return None if values is None else int(values[0])
 
     def _was_noticed(self, receiver: Receiver, row: StoredIncident) -> bool:
         asked = (receiver.name, *key(row))
-        return self._ledger.read(lambda database: database.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
+        return self._queue.read(lambda database: database.execute(_WAS_NOTICED, asked).fetchone(), None) is not None
 
 
 def _reported_as(incident: Mapping[str, Any], own: Mapping[int, _OwnIncident]) -> int | None:

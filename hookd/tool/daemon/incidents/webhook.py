@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.rows import key
 from hookd.version import __version__
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +57,8 @@ class Pace:
 
     def wait_s(self, failures: int) -> float:
         """Return the wait after this number of failures in a row."""
-        whole: float = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
-        return whole * random.uniform(0.5, 1)  # noqa: S311  spreads daemons, keeps no secret
+        full_s: float = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
+        return full_s * random.uniform(0.5, 1)  # noqa: S311  spreads daemons, keeps no secret
 
 
 @dataclass
@@ -75,11 +75,7 @@ class Sender:
     Delivery is at least once: accepted messages are recorded in the store, and all others are posted after a restart.
 
     Args:
-        config: the webhook and the kinds that it wants.
-        store: records deliveries.
         url: returns the address of this daemon.
-        pace: the rate of messages and retries.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -102,7 +98,8 @@ class Sender:
         self._sent: dict[tuple[int | str, ...], float] = {}
         self._turns: dict[int, float] = {}  # by owner, the time of their last message
         self._queued: set[tuple[Any, ...]] = set()
-        self._told: dict[tuple[Any, ...], None] = {}  # sent recently: `undelivered` and `receive` may both return one
+        # Sent recently: `undelivered` and `receive` may both return one.
+        self._announced: dict[tuple[Any, ...], None] = {}
         self._is_behind = True  # whether the store has more: at first, the rest of an earlier daemon
         self._is_failing = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -153,13 +150,13 @@ class Sender:
             self._queue(row)
 
     def _queue(self, incident: IncidentRow) -> None:
-        if _news(incident) in self._queued or _news(incident) in self._told:
+        if _notice_key(incident) in self._queued or _notice_key(incident) in self._announced:
             return
         waiting = sum(len(group.incidents) for group in self._groups.values() if group.owner == incident["owner"])
         if len(self._queued) >= MAX_WAITING or waiting >= max(1, MAX_WAITING // 2):  # the rest is for other users
             self._is_behind = True
             return
-        self._queued.add(_news(incident))
+        self._queued.add(_notice_key(incident))
         name = (incident["owner"], incident["run"], incident["rank"], incident["kind"])
         if name not in self._groups:
             last = self._sent.get(name)
@@ -171,7 +168,7 @@ class Sender:
         now = self._clock()
         self._sent = {name: at for name, at in self._sent.items() if now - at < self._pace.window_s}
         due = [group for group in self._groups.values() if group.due <= now]
-        group = min(due, key=lambda one: (self._turns.get(one.owner, 0.0), one.due), default=None)
+        group = min(due, key=lambda group: (self._turns.get(group.owner, 0.0), group.due), default=None)
         if group is None:
             return None
         self._turns[group.owner] = self._sent[group.name] = now
@@ -189,25 +186,22 @@ class Sender:
         """Post a message until it is accepted, or refused permanently."""
         incidents = list(group.incidents.values())
         body = message(incidents, instance=self._instance, url=self._url(), labels=self._config.labels)
-        names = [_news(incident) for incident in incidents]
+        names = [_notice_key(incident) for incident in incidents]
         number = "msg_" + hashlib.sha256(repr((self.name, names)).encode()).hexdigest()[:32]
         for failures in itertools.count(1):
             why = await self._post(session, number, body)
             if why is None:
                 break
-            self._tell_failure(why)
+            self._log_failure(why)
             await asyncio.sleep(self._pace.wait_s(failures))
         self._store.delivered(self.name, incidents)
         self._queued.difference_update(names)
-        self._told.update(dict.fromkeys(names))
-        for name in list(self._told)[: -2 * MAX_WAITING]:
-            del self._told[name]
+        self._announced.update(dict.fromkeys(names))
+        for name in list(self._announced)[: -2 * MAX_WAITING]:
+            del self._announced[name]
 
     async def _post(self, session: aiohttp.ClientSession, number: str, body: bytes) -> str | None:
-        """Post once; return the reason for a retry, or None.
-
-        2xx is success. 408, 425, 429 and 5xx are temporary.
-        """
+        """Post once; return the reason for a retry, or None. 2xx is success. 408, 425, 429 and 5xx are temporary."""
         headers = {"Content-Type": "application/json", "User-Agent": f"hookd/{__version__}"}
         headers |= signed(self._config.secret, number, int(time.time()), body)
         try:
@@ -227,7 +221,7 @@ class Sender:
             _log.warning("%s takes incidents again", self._config.host)
         return None
 
-    def _tell_failure(self, why: str) -> None:
+    def _log_failure(self, why: str) -> None:
         if not self._is_failing:
             self._is_failing = True
             _log.warning(
@@ -257,12 +251,12 @@ def message(incidents: Sequence[IncidentRow], *, instance: str, url: str, labels
 
 def _fields_of(incident: IncidentRow) -> dict[str, object]:
     columns: Mapping[str, object] = incident
-    # The texts come from the target: `plain` removes control characters.
-    fields = {name: plain(value) if isinstance(value := columns[name], str) else value for name in _FIELDS}
+    # The texts come from the target: `one_line` removes control characters.
+    fields = {name: one_line(value) if isinstance(value := columns[name], str) else value for name in _FIELDS}
     return fields if incident["id"] is None else {**fields, "command": f"hookd report '#{incident['id']}'"}
 
 
-def _news(incident: IncidentRow) -> tuple[Any, ...]:
+def _notice_key(incident: IncidentRow) -> tuple[Any, ...]:
     """Return the key of a notification: an incident is sent once, and again when its count gains a digit."""
     return (*key(incident), len(str(incident["count"])))
 

@@ -46,13 +46,13 @@ class Write:
     Attributes:
         statements: with their values; executed after the one that stores the row.
         row: the incident to store, if there is one; its `count` is the increase since the last write.
-        is_told: whether `news` has seen it.
+        is_announced: whether `prepare_announcement` has seen it.
         detail: of the row, as JSON.
     """
 
     statements: list[tuple[str, tuple[Any, ...]]]
     row: StoredIncident | None = None
-    is_told: bool = False
+    is_announced: bool = False
     detail: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,16 +77,16 @@ class Write:
         """Merge two writes of the same incident into one."""
         assert self.row is not None
         assert other.row is not None
-        return Write(other.statements, merged(self.row, other.row), self.is_told)
+        return Write(other.statements, merged(self.row, other.row), self.is_announced)
 
 
-class Ledger:
+class WriteQueue:
     """Writes to the file and reads from it; thread-safe, and raises no errors of the disk.
 
     Args:
         path: of the file; None: there is none, and all writes stay in the queue.
         max_bytes: maximum size of the file, see `database.bound`.
-        news: called in the writing thread with writes that it has not seen yet, before they are written. The function
+        prepare_announcement: called in the writing thread with writes that it has not seen yet, before they are written. The function
             that it returns is called after the attempt, whether the attempt failed or not.
         retry_s: how long to wait after a failed write, in seconds.
 
@@ -98,12 +98,12 @@ class Ledger:
         self,
         path: Path | None,
         max_bytes: float,
-        news: Callable[[Iterable[Write]], Callable[[], None]],
+        prepare_announcement: Callable[[Iterable[Write]], Callable[[], None]],
         retry_s: float = RETRY_S,
     ) -> None:
         self._path = path
         self._max_bytes = max_bytes
-        self._news = news
+        self._prepare_announcement = prepare_announcement
         self._retry_s = retry_s
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -156,10 +156,10 @@ class Ledger:
         names = {id(write.row): name for name, write in self._waiting.items() if write.row is not None}
         rows = [write.row for write in reversed(self._waiting.values()) if write.row is not None]
         few = len(rows) // 2 if self._bytes > MAX_WAITING_BYTES else len(rows) - MAX_WAITING // 10
-        kept = {id(row) for row in fair(rows, max(0, few))}
-        for name in [name for number, name in names.items() if number not in kept]:
+        remaining = {id(row) for row in fair(rows, max(0, few))}
+        for name in [name for number, name in names.items() if number not in remaining]:
             self._remove(name)
-        self._lost += len(names) - len(kept)
+        self._lost += len(names) - len(remaining)
         while len(self._waiting) > MAX_WAITING:
             self._remove(next(iter(self._waiting)))
 
@@ -212,15 +212,15 @@ class Ledger:
                 self._changed.wait_for(self._is_work, self._retry_s if self._failure and self._path else None)
                 waiting, is_last = dict(self._waiting), self._is_closing
                 batch = self._writing = dict(list(waiting.items())[:MAX_BATCH])
-            tell = self._news([write for write in waiting.values() if not write.is_told])
+            announce = self._prepare_announcement([write for write in waiting.values() if not write.is_announced])
             self._write(batch)
-            tell()
+            announce()
             with self._changed:
                 self._was_tried = True
                 for name, write in waiting.items():
-                    write.is_told = True
+                    write.is_announced = True
                     if name not in batch and name in self._waiting:
-                        self._waiting[name].is_told = True
+                        self._waiting[name].is_announced = True
                 self._changed.notify_all()
                 if is_last and (self._failure or not self._waiting):
                     return
@@ -231,13 +231,13 @@ class Ledger:
             return True
         if not self._failure:
             return bool(self._waiting)
-        return not self._was_tried or any(not write.is_told for write in self._waiting.values())
+        return not self._was_tried or any(not write.is_announced for write in self._waiting.values())
 
     def _write(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
         """Write all or nothing; a failure is logged when it begins and when it ends."""
         try:
             if self._writer is None or self._is_damaged:
-                self._mend()
+                self._repair()
             assert self._writer is not None
             assert self._path is not None
             database.bound(self._writer, self._path, self._max_bytes)
@@ -313,20 +313,20 @@ class Ledger:
                 self._is_damaged = True
                 self._changed.notify_all()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Reopen the file; a damaged one is renamed first, unless another process has replaced it."""
-        kept = None
+        damaged = None
         with self._reading:
             self._disconnect()
             if self._is_damaged and self._path is not None and self._is_ours(self._path):
-                kept = database.set_aside(self._path)
+                damaged = database.set_aside(self._path)
             self._is_damaged, self._inode = False, 0
             self._open()
-        if kept is not None and self._writer is not None:
-            saved = salvage(kept, self._writer)
+        if damaged is not None and self._writer is not None:
+            saved = salvage(damaged, self._writer)
             self.repairs += 1
             _log.error("the incident store %s is damaged: it is kept as %s, and a new one begins with the %d incidents that"
-                       " can be read; more may be saved by `sqlite3 %s .recover`", self._path, kept.name, saved, kept)  # fmt: skip
+                       " can be read; more may be saved by `sqlite3 %s .recover`", self._path, damaged.name, saved, damaged)  # fmt: skip
 
     def _is_ours(self, path: Path) -> bool:
         try:

@@ -18,11 +18,11 @@ from prometheus_client.core import (
 )
 
 from hookd.tool.daemon.fleet.targets import STATES
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.tool.daemon.incidents.kinds import Kinds
-from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, PageFamily, Part, Told, cumulative
+from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative
 from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
 from hookd.version import __version__
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -43,7 +43,7 @@ _INFO_LABELS = (
 )  # fmt: skip
 
 
-class Tally:
+class AttachCounter:
     """Counts the attaches of this daemon; thread-safe."""
 
     def __init__(self) -> None:
@@ -89,20 +89,14 @@ class FleetCollector:
     """A prometheus_client collector over a fleet, which runs one `collect` at a time.
 
     Args:
-        fleet: whose targets are served.
-        tally: of the daemon's attaches.
-        limits: of each target's series.
         backing_off: returns the processes in which an attach by rule has failed.
-        clock: monotonic seconds.
-        watchers: which add samples of each target.
-        kinds: bounds the kinds of incidents.
         more: returns the families of plugins; its argument says whether a family's name, with its kind, is free.
     """
 
     def __init__(
         self,
         fleet: Fleet,
-        tally: Tally,
+        attach_counter: AttachCounter,
         limits: Limits,
         backing_off: Callable[[], Sized] = tuple,
         *,
@@ -116,7 +110,7 @@ class FleetCollector:
         self._kinds = kinds or Kinds()
         self._more = more
         self._backing_off = backing_off
-        self._tally = tally
+        self._attach_counter = attach_counter
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
@@ -153,7 +147,7 @@ class FleetCollector:
 
     def facts(self) -> dict[str, float | None]:
         """Return facts for people: the seconds of the last scrape, and the numbers of attaches done and refused."""
-        attached, refused = self._tally.sums()
+        attached, refused = self._attach_counter.sums()
         return {"scrape_s": self._last_scrape_s or None, "attached": attached, "refused": refused}
 
     def _failed(self, target: Target) -> None:
@@ -163,18 +157,16 @@ class FleetCollector:
 
     def _series_of(self, target: Target) -> TargetSeries:
         known = self._series.get(target)
-        return (
-            known
-            if known is not None and known.claim is target.claim
-            else TargetSeries(target, self._limits, self._kinds)
-        )
+        if known is not None and known.claim is target.claim:
+            return known
+        return TargetSeries(target, self._limits, self._kinds)
 
     def _own_families(self) -> Iterator[Metric]:
         yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
         yield GaugeMetricFamily(
             "hookd_scrape_duration_seconds", "How long the scrape before this one took to collect.", self._last_scrape_s
         )
-        yield from self._tally.families()
+        yield from self._attach_counter.families()
         yield GaugeMetricFamily(*_BACKING_OFF, len(self._backing_off()))
 
 
@@ -259,10 +251,10 @@ class TargetSeries:
         self._refused = max(self._refused, refused)
         if counts := {**counts, **target.reported}:
             samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
-            merged.incidents.parts.append(Told(_INCIDENTS[0] + "_total", samples))
+            merged.incidents.parts.append(OwnPart(_INCIDENTS[0] + "_total", samples))
         merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
         self._add_dropped(merged, snapshot)
-        self._tell_dropped()
+        self._log_dropped()
 
     def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
         """Add the samples of a watcher for this target."""
@@ -281,12 +273,14 @@ class TargetSeries:
                 name = kinds.bounded(target.identity.uid, process, kind)
                 counts[name] = counts.get(name, 0.0) + value
 
-    def _tell_dropped(self) -> None:
+    def _log_dropped(self) -> None:
         """Log that series are left out, because a person who misses a series looks at the log next."""
         # Once per doubling: the modules of a model appear one after another.
         if self._selection.dropped > 2 * self._warned_of:
             self._warned_of = self._selection.dropped
-            _log.warning("process %d (run %s): %s", self._target.pid, plain(self.claim.run), left_out(self._warned_of))
+            _log.warning(
+                "process %d (run %s): %s", self._target.pid, one_line(self.claim.run), left_out(self._warned_of)
+            )
 
     def _add_state(self, merged: _Merged) -> None:
         target, identity = self._target, self._target.identity

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hookd.wire.page import Family
 
-    Encoder = Callable[["One | Nothing"], bytes]
+    Encoder = Callable[["Registry"], bytes]
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "info": ("_info",), "gauge": ("",)}
 """Suffixes of the sample names, by kind of family."""
@@ -74,8 +74,8 @@ class Part:
                 values = _histogram(family, family.first[k])
             else:
                 values = [value] if family.kind != "counter" or 0 <= value < math.inf else []
-            for (name, labels), one in zip(self._names(k), values, strict=False):
-                yield name, labels, one
+            for (name, labels), number in zip(self._names(k), values, strict=False):
+                yield name, labels, number
 
     def _names(self, k: int) -> list[tuple[str, dict[str, str]]]:
         """Return name and labels of each line of a series; a histogram's lines are its buckets, count and sum."""
@@ -89,7 +89,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Told:
+class OwnPart:
     """The part of a page's family that comes from the daemon itself: samples of one name, by their labels."""
 
     name: str
@@ -110,7 +110,6 @@ class PageFamily:
 
     Args:
         name: of the family, without `_total`.
-        text: its help.
         kind: counter, gauge, histogram or info.
     """
 
@@ -118,7 +117,7 @@ class PageFamily:
         self.name = name
         self.text = text
         self.kind = kind
-        self.parts: list[Part | Told] = []
+        self.parts: list[Part | OwnPart] = []
 
     def sample_names(self) -> set[str]:
         """Return the name of the family, and the names that its samples may have."""
@@ -134,37 +133,32 @@ class PageFamily:
 
     def encode(self, encoder: Encoder) -> bytes:
         """Return the text of the family; `encoder` writes HELP and TYPE in its own format."""
-        head = encoder(One(Metric(self.name, self.text, self.kind)))
+        head = encoder(Registry(Metric(self.name, self.text, self.kind)))
         return head + "".join(part.text() for part in self.parts).encode()
 
 
-class One:
-    """A registry with one family, for prometheus_client's encoders."""
+class Registry:
+    """A registry of these families, for prometheus_client's encoders; without any, they write their format's trailer."""
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the family."""
-        yield self._metric
-
-
-class Nothing:
-    """A registry without a family; an encoder turns it into the trailer of its format."""
+    def __init__(self, *metrics: Metric) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield no family."""
-        yield from ()
+        """Yield the families."""
+        yield from self._metrics
 
 
 def encode(families: Iterable[Metric | PageFamily], encoder: Encoder) -> bytes:
     """Return the text of a scrape, equal to the one that `encoder` makes from the same samples."""
-    end = encoder(Nothing())
+    end = encoder(Registry())
 
-    def open_ended(registry: One | Nothing) -> bytes:
+    def open_ended(registry: Registry) -> bytes:
         return encoder(registry).removesuffix(end)
 
-    parts = (one.encode(open_ended) if isinstance(one, PageFamily) else open_ended(One(one)) for one in families)
+    parts = (
+        family.encode(open_ended) if isinstance(family, PageFamily) else open_ended(Registry(family))
+        for family in families
+    )
     return b"".join(parts) + end
 
 

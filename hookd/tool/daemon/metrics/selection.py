@@ -169,11 +169,8 @@ def _modules(family: Family) -> Iterator[str]:
 def _selective(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the name prefixes of the families of plugins for which a person has selected modules."""
     plugins = snapshot.identity.get("plugins")
-    return (
-        tuple(f"hookd_{name}_" for name in plugins if _is_selective(snapshot, name))
-        if isinstance(plugins, dict)
-        else ()
-    )
+    names = plugins if isinstance(plugins, dict) else ()
+    return tuple(f"hookd_{name}_" for name in names if _is_selective(snapshot, name))
 
 
 def _is_selective(snapshot: Snapshot, name: str) -> bool:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
 
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
+
     Hooks = dict[str, tuple[Callable[..., Any], tuple[str, ...]]]
 
 GROUP = "hookd.daemon_plugins"
@@ -36,11 +38,10 @@ _IMPORTING: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
 
 
 @dataclass(frozen=True)
-class Half:
+class AvailablePlugin:
     """A daemon plugin that was found, and is not imported yet.
 
     Attributes:
-        name: of the plugin.
         source: its source; `source.entry` is `module:Class`.
         path: of its file, if it was found in a plugin directory.
     """
@@ -52,6 +53,14 @@ class Half:
     def has(self, hook: str) -> bool:
         """Whether the source contains the name of a hook."""
         return any(hook.encode() in text for text in self.source.files.values())
+
+    def row(self) -> DaemonPluginRow:
+        """Return its row, as of a plugin that no daemon runs."""
+        source = self.source
+        return {
+            "name": self.name, "version": source.version, "sha256": source.sha256, "origin": source.origin,
+            "entry": source.entry, "state": None, "error": {},
+        }  # fmt: skip
 
     def load(self) -> tuple[DaemonPlugin, Hooks]:
         """Import the module and create the plugin.
@@ -66,7 +75,8 @@ class Half:
         own = module
         try:
             with without_torch():
-                cls = getattr(self._imported(module), name)
+                with _IMPORTING[module]:
+                    cls = getattr(self._import(module), name)
                 own = cls.__module__
                 plugin = cls()
         except (Exception, SystemExit) as exc:
@@ -85,10 +95,6 @@ class Half:
             if EXTRA in extras:
                 return f"; install the daemon plugin's requirements with: pip install '{self.source.origin}[{EXTRA}]'"
         return ""
-
-    def _imported(self, module: str) -> Any:
-        with _IMPORTING[module]:
-            return self._import(module)
 
     def _import(self, module: str) -> Any:
         if self.path is None:
@@ -118,7 +124,7 @@ class Half:
         return False
 
 
-def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[Half], list[PluginError]]:
+def find(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[list[AvailablePlugin], list[PluginError]]:
     """Find all allowed daemon plugins, in the given directories, then among the installed ones.
 
     Of several with one name, the first one is used.
@@ -126,17 +132,17 @@ def found(plugin_dirs: Sequence[Path], allows: Callable[[str], bool]) -> tuple[l
     Returns:
         The plugins, and the errors of invalid ones, such as a file that is not valid Python.
     """
-    halves: dict[str, Half] = {}
+    plugins: dict[str, AvailablePlugin] = {}
     problems: list[PluginError] = []
-    for half in (*_in_directories(plugin_dirs), *_installed()):
-        if isinstance(half, PluginError):
-            problems.append(half)
-        elif allows(half.name):
-            halves.setdefault(half.name, half)
-    return [halves[name] for name in sorted(halves)], problems
+    for plugin in (*_in_directories(plugin_dirs), *_installed()):
+        if isinstance(plugin, PluginError):
+            problems.append(plugin)
+        elif allows(plugin.name):
+            plugins.setdefault(plugin.name, plugin)
+    return [plugins[name] for name in sorted(plugins)], problems
 
 
-def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]:
+def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[AvailablePlugin | PluginError]:
     ours = trusted.Trust(frozenset({0, os.geteuid()}))  # the plugin runs as our user, whatever the targets' users are
     for directory in plugin_dirs:
         try:
@@ -144,28 +150,28 @@ def _in_directories(plugin_dirs: Sequence[Path]) -> Iterator[Half | PluginError]
                 if isinstance(source, PluginError):
                     yield source
                 else:
-                    yield _with_caches(Half(source.name, source, Path(source.origin)), ours)
+                    yield _with_caches(AvailablePlugin(source.name, source, Path(source.origin)), ours)
         except PluginError as error:
             yield error
 
 
-def _with_caches(half: Half, ours: trusted.Trust) -> Half | PluginError:
+def _with_caches(plugin: AvailablePlugin, ours: trusted.Trust) -> AvailablePlugin | PluginError:
     """Check the `__pycache__` directories as well, because Python runs their code instead of the source."""
-    assert half.path is not None
-    root, name = half.path.parent, "__pycache__"
+    assert plugin.path is not None
+    root, name = plugin.path.parent, "__pycache__"
     try:
-        for cache in root.rglob(name) if half.path.name == "__init__.py" else [root / name]:
+        for cache in root.rglob(name) if plugin.path.name == "__init__.py" else [root / name]:
             if cache.is_dir():
                 ours.directory(cache)
     except PluginError as error:
         return error
-    return half
+    return plugin
 
 
-def _installed() -> Iterator[Half | PluginError]:
+def _installed() -> Iterator[AvailablePlugin | PluginError]:
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
-            yield Half(entry.name, sources.installed_source(entry))
+            yield AvailablePlugin(entry.name, sources.installed_source(entry))
         except HookdError as error:
             yield PluginError(f"{entry.name}: {error.message}")
 
@@ -184,9 +190,9 @@ def hooks(plugin: DaemonPlugin) -> Hooks:
         function = getattr(type(plugin), attribute, None)
         if hasattr(function, "hookd_impl"):
             raise _wrong(plugin, function, f"{attribute} is marked for the target: import hookimpl from hookd.serving")
-        if hasattr(function, "hookd_daemon_impl") and attribute not in _SPECS:
-            near = difflib.get_close_matches(attribute, _SPECS, 1)
-            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(_SPECS)}"
+        if hasattr(function, "hookd_daemon_impl") and attribute not in hookspecs.HOOKS:
+            near = difflib.get_close_matches(attribute, hookspecs.HOOKS, 1)
+            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(hookspecs.HOOKS)}"
             raise _wrong(plugin, function, f"there is no hook {attribute!r}; {meant}")
     manager = PluginManager("hookd_daemon")
     manager.add_hookspecs(hookspecs)
@@ -195,15 +201,12 @@ def hooks(plugin: DaemonPlugin) -> Hooks:
     except PluginValidationError as exc:
         raise PluginError(f"{plugin.name}: {exc}") from exc
     implemented: Hooks = {}
-    for hook in _SPECS:
+    for hook in hookspecs.HOOKS:
         for impl in getattr(manager.hook, hook).get_hookimpls():
             if impl.kwargnames or impl.wrapper or impl.hookwrapper:
                 raise _wrong(plugin, impl.function, f"{hook} must not have defaults, or be a wrapper")
             implemented[hook] = (impl.function, tuple(impl.argnames))
     return implemented
-
-
-_SPECS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, "hookd_daemon_spec"))
 
 
 def _wrong(plugin: DaemonPlugin, function: Any, text: str) -> PluginError:

@@ -6,29 +6,29 @@ import functools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hookd.errors import PluginError
 from hookd.serving import MAX_SERIES, Metrics, Panel, Reading
-from hookd.tool.daemon.incidents.incident_log import plain
-from hookd.tool.daemon.incidents.receivers import Caller
+from hookd.tool.daemon.incidents.receivers import FunctionReceiver
 from hookd.tool.daemon.plugins import discovery
-from hookd.tool.daemon.plugins.worker import STATES, Hosted, Job
+from hookd.tool.daemon.plugins.worker import STATES, PluginWorker
 from hookd.tool.reports.report import steps
+from hookd.wire.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from hookd.serving import Told
+    from hookd.serving import ReportedFamily
     from hookd.tool.config import ServeConfig
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.tool.daemon.plugins.rows import DaemonPluginRow, PanelRow
     from hookd.wire.incident import IncidentRow
 
-    Collected = list[tuple[str, Told]]
+    Collected = list[tuple[str, ReportedFamily]]
 
 FRESH_S = 30.0
 """How long a panel is shown, and how long metrics are served after the next `collect` was due, in seconds."""
@@ -39,31 +39,26 @@ _log = logging.getLogger(__name__)
 
 def load(config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> Host:
     """Find the daemon plugins that the configuration allows, and start each in its own thread."""
-    halves, problems = discovery.found(config.plugin_dirs, config.allows)
+    plugins, problems = discovery.find(config.plugin_dirs, config.allows)
     for problem in problems:
-        _log.error("%s", plain(problem.message))
-    for unknown in sorted(set(config.daemon_plugin_options) - {half.name for half in halves}):
-        _log.warning("[daemon_plugins.%s]: there is no such plugin, or it is not allowed", plain(unknown))
-    return Host([Hosted(half, config.daemon_plugin_options.get(half.name, {}), clock) for half in halves], clock)
+        _log.error("%s", one_line(problem.message))
+    options = config.daemon_plugin_options
+    for unknown in sorted(set(options) - {plugin.name for plugin in plugins}):
+        _log.warning("[daemon_plugins.%s]: there is no such plugin, or it is not allowed", one_line(unknown))
+    return Host([PluginWorker(plugin, options.get(plugin.name, {}), clock) for plugin in plugins], clock)
 
 
 class Host:
-    """Calls the daemon plugins after each look at the targets, and keeps their results.
+    """Calls the daemon plugins after each look at the targets, and keeps their results."""
 
-    Args:
-        hosted: the daemon plugins.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, hosted: Sequence[Hosted] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        self.hosted = tuple(hosted)
+    def __init__(self, workers: Sequence[PluginWorker] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self.workers = tuple(workers)
         self._clock = clock
         self._known: dict[Target, Reading] = {}
-        self._ever: dict[str, set[tuple[str, ...]]] = {plugin.name: set() for plugin in hosted}
+        self._ever: dict[str, set[tuple[str, ...]]] = {worker.name: set() for worker in workers}
         self._dropped = dict.fromkeys(self._ever, 0)
         self._collected: dict[str, tuple[float, Collected]] = {}
         self._panels: dict[str, tuple[float, PanelRow]] = {}
-        self._asked: dict[tuple[str, str], tuple[Job | None, float]] = {}
         self._lock = threading.Lock()
 
     def look(self, targets: Iterable[Target]) -> None:
@@ -71,74 +66,57 @@ class Host:
 
         Never waits for a plugin. Call it in one thread at a time.
         """
-        if not self.hosted:
+        if not self.workers:
             return
-        for plugin in self.hosted:
-            plugin.look()
-        readings = {target: _reading(target) for target in targets if target.ended is None}
-        self._tell_changes(readings, {target: target.ended.reason for target in targets if target.ended is not None})
+        ended = {target: target.ended.reason for target in targets if target.ended is not None}
+        known, self._known = self._known, {target: _reading(target) for target in targets if target not in ended}
+        came = [reading for target, reading in self._known.items() if target not in known]
+        gone = [(known[target], ended.get(target, "gone")) for target in known if target not in self._known]
         runs: dict[str, list[Reading]] = {}
-        for reading in readings.values():
+        for reading in self._known.values():
             runs.setdefault(reading.run, []).append(reading)
-        for plugin in self.hosted:
-            self._ask(plugin, "collect", plugin.every_s, lambda plugin=plugin: self._ask_collect(plugin, runs))  # type: ignore[misc]
-            self._ask(plugin, "web_panel", PANEL_EVERY_S, lambda plugin=plugin: self._ask_panel(plugin, runs))  # type: ignore[misc]
+        for worker in self.workers:
+            worker.look()
+            for reading in came:
+                worker.ask("target_attached", [{"target": reading}])
+            for reading, reason in gone:
+                worker.ask("target_lost", [{"target": reading, "reason": reason}])
+            self._ask_metrics(worker, runs)
+            keep_panel = functools.partial(self._keep_panel, worker.name)
+            worker.ask_every(PANEL_EVERY_S, "web_panel", [{"runs": runs}], keep_panel)
 
-    def _ask(self, plugin: Hosted, hook: str, every_s: float, ask: Callable[[], Job | None]) -> None:
-        """Request a periodic hook, if it is due and its last call has returned."""
-        job, at = self._asked.get((plugin.name, hook), (None, -every_s))
-        if hook in plugin.hooks and (job is None or job.done.is_set()) and self._clock() - at >= every_s:
-            self._asked[plugin.name, hook] = (ask(), self._clock())
-
-    def _tell_changes(self, readings: Mapping[Target, Reading], ended: Mapping[Target, str]) -> None:
-        for target, reading in readings.items():
-            if target not in self._known:
-                self._tell("target_attached", target=reading)
-        for target, reading in self._known.items():
-            if target not in readings:
-                self._tell("target_lost", target=reading, reason=ended.get(target, "gone"))
-        self._known = dict(readings)
-
-    def _tell(self, hook: str, **arguments: Any) -> None:
-        for plugin in self.hosted:
-            plugin.ask(hook, rounds=[dict(arguments)])
-
-    def _ask_collect(self, plugin: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
+    def _ask_metrics(self, worker: PluginWorker, runs: Mapping[str, list[Reading]]) -> None:
         """Request `collect` for all runs; the metrics are served once the last run is done."""
         room = [MAX_SERIES]  # shared by all runs
-        by_run = {run: Metrics(plugin.name, self._ever[plugin.name], room) for run in runs}
+        by_run = {run: Metrics(worker.name, self._ever[worker.name], room) for run in runs}
         rounds = [{"run": run, "ranks": ranks, "metrics": by_run[run]} for run, ranks in runs.items()]
-        return plugin.ask("collect", functools.partial(self._keep, plugin, by_run), rounds=rounds)
+        worker.ask_every(worker.every_s, "collect", rounds, functools.partial(self._keep_metrics, worker, by_run))
 
-    def _keep(self, plugin: Hosted, by_run: Mapping[str, Metrics], _results: list[object]) -> None:
-        collected = [(run, family) for run, metrics in by_run.items() for family in metrics.told.values()]
+    def _keep_metrics(self, worker: PluginWorker, by_run: Mapping[str, Metrics], _results: list[object]) -> None:
+        collected = [(run, family) for run, metrics in by_run.items() for family in metrics.families.values()]
         with self._lock:
-            self._dropped[plugin.name] += sum(metrics.dropped for metrics in by_run.values())
-            self._collected[plugin.name] = (self._clock() + plugin.every_s + FRESH_S, collected)
-
-    def _ask_panel(self, plugin: Hosted, runs: Mapping[str, list[Reading]]) -> Job | None:
-        return plugin.ask("web_panel", functools.partial(self._keep_panel, plugin.name), rounds=[{"runs": runs}])
+            self._dropped[worker.name] += sum(metrics.dropped for metrics in by_run.values())
+            self._collected[worker.name] = (self._clock() + worker.every_s + FRESH_S, collected)
 
     def _keep_panel(self, name: str, results: list[object]) -> None:
         (panel,) = results
         if panel is not None and not isinstance(panel, Panel):
             raise PluginError(f"web_panel returned {type(panel).__name__}, expected a hookd.serving.Panel or None")
-        shown = None if panel is None else _plain_panel(name, panel)
+        row = None if panel is None else _panel_row(name, panel)
         with self._lock:
-            if shown is None:
-                self._panels.pop(name, None)
-            else:
-                self._panels[name] = (self._clock(), shown)
+            self._panels.pop(name, None)
+            if row is not None:
+                self._panels[name] = (self._clock(), row)
 
-    def receivers(self, store: IncidentStore) -> list[Caller]:
+    def receivers(self, store: IncidentStore) -> list[FunctionReceiver]:
         """Return a receiver of incidents for each plugin with the hook `incident`.
 
         An incident counts as delivered even if the call was skipped or has failed.
         """
         return [
-            Caller(f"plugin {plugin.name}", functools.partial(_hand_over, plugin), store)
-            for plugin in self.hosted
-            if plugin.half.has("incident")
+            FunctionReceiver(f"plugin {worker.name}", functools.partial(_hand_over, worker), store)
+            for worker in self.workers
+            if worker.available.has("incident")
         ]
 
     def panels(self) -> list[PanelRow]:
@@ -149,7 +127,7 @@ class Host:
     def rows(self) -> list[DaemonPluginRow]:
         """Return a description of each plugin."""
         with self._lock:
-            return [{**plugin.row(), "series_dropped": self._dropped[plugin.name]} for plugin in self.hosted]
+            return [{**worker.row(), "series_dropped": self._dropped[worker.name]} for worker in self.workers]
 
     def families(self, is_free: Callable[[str, str], bool]) -> Iterator[Metric]:
         """Yield the last metrics of the plugins, and the metrics about them, without waiting for a plugin.
@@ -157,7 +135,7 @@ class Host:
         Args:
             is_free: whether no other source serves a family of this name and kind.
         """
-        if not self.hosted:
+        if not self.workers:
             return
         with self._lock:
             current = [pair for until, pairs in self._collected.values() if self._clock() < until for pair in pairs]
@@ -175,23 +153,33 @@ class Host:
         yield from self._own_families()
 
     def _own_families(self) -> Iterator[Metric]:
-        errors = CounterMetricFamily(*_ERRORS, labels=["plugin", "hook"])
-        states = GaugeMetricFamily(*_STATE, labels=["plugin", "state"])
-        seconds = CounterMetricFamily(*_SECONDS, labels=["plugin"])
-        drops = CounterMetricFamily(*_DROPPED, labels=["plugin"])
-        for plugin in self.hosted:
-            for hook in sorted({*plugin.hooks, *plugin.errors}):
-                errors.add_metric([plugin.name, hook], plugin.errors[hook])
+        errors = CounterMetricFamily(
+            "hookd_daemon_plugin_errors", "Errors of each daemon plugin, by hook.", labels=["plugin", "hook"]
+        )
+        states = GaugeMetricFamily(
+            "hookd_daemon_plugin_state", "1 for the state that a daemon plugin is in.", labels=["plugin", "state"]
+        )
+        seconds = CounterMetricFamily(
+            "hookd_daemon_plugin_seconds", "Time spent in each daemon plugin.", labels=["plugin"]
+        )
+        drops = CounterMetricFamily(
+            "hookd_daemon_plugin_series_dropped",
+            "Series of each daemon plugin that were dropped over a limit.",
+            labels=["plugin"],
+        )
+        for worker in self.workers:
+            for hook in sorted({*worker.hooks, *worker.errors}):
+                errors.add_metric([worker.name, hook], worker.errors[hook])
             for state in STATES:
-                states.add_metric([plugin.name, state], float(plugin.state == state))
-            seconds.add_metric([plugin.name], plugin.seconds)
-            drops.add_metric([plugin.name], self._dropped[plugin.name])
+                states.add_metric([worker.name, state], float(worker.state == state))
+            seconds.add_metric([worker.name], worker.seconds)
+            drops.add_metric([worker.name], self._dropped[worker.name])
         yield from (errors, states, seconds, drops)
 
     def close(self) -> None:
         """Close all plugins; blocks for at most two seconds each."""
-        for plugin in self.hosted:
-            plugin.close()
+        for worker in self.workers:
+            worker.close()
 
 
 def _reading(target: Target) -> Reading:
@@ -201,11 +189,11 @@ def _reading(target: Target) -> Reading:
     return Reading(claim.run, claim.rank, target.pid, target.state, counted, families)
 
 
-def _hand_over(plugin: Hosted, incident: IncidentRow) -> None:
-    plugin.call("incident", incident=incident)
+def _hand_over(worker: PluginWorker, incident: IncidentRow) -> None:
+    worker.call("incident", incident=incident)
 
 
-def _plain_panel(name: str, panel: Panel) -> PanelRow:
+def _panel_row(name: str, panel: Panel) -> PanelRow:
     """Reduce a panel to what may be shown: limited in size, and printable.
 
     Raises:
@@ -227,10 +215,4 @@ def _cell(value: object) -> str | float | None:
 
 
 def _text(value: object) -> str:
-    return "".join(char if char.isprintable() else " " for char in str(value)[:MAX_CELL])
-
-
-_ERRORS = ("hookd_daemon_plugin_errors", "Errors of each daemon plugin, by hook.")
-_STATE = ("hookd_daemon_plugin_state", "1 for the state that a daemon plugin is in.")
-_SECONDS = ("hookd_daemon_plugin_seconds", "Time spent in each daemon plugin.")
-_DROPPED = ("hookd_daemon_plugin_series_dropped", "Series of each daemon plugin that were dropped over a limit.")
+    return printable(str(value)[:MAX_CELL])

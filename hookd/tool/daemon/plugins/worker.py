@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.errors import HookdError, worded
 from hookd.serving.hookspecs import TIMES_S
-from hookd.tool.daemon.incidents.incident_log import plain
 from hookd.wire.plugin_frames import author_line, line_of
 from hookd.wire.probation import Probation
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hookd.serving import DaemonPlugin
-    from hookd.tool.daemon.plugins.discovery import Half, Hooks
+    from hookd.tool.daemon.plugins.discovery import AvailablePlugin, Hooks
     from hookd.tool.daemon.plugins.rows import DaemonPluginRow, Trouble
 
 MAX_ERRORS = 10
@@ -32,7 +33,7 @@ BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 MAX_WAITING = 100
 """Maximum number of calls that wait for a plugin; further calls are skipped."""
 _TURN = threading.Lock()
-"""Held during the import of a plugin, until its timeout: concurrent imports of libraries that import each other fail."""
+"""FormerTarget during the import of a plugin, until its timeout: concurrent imports of libraries that import each other fail."""
 STATES = ("starting", "active", "quarantined", "refused")
 _log = logging.getLogger(__name__)
 
@@ -50,28 +51,24 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Hosted:
+class PluginWorker:
     """A daemon plugin with its thread, which imports the plugin and calls its hooks.
 
     Any thread may request calls. Only `call` and `close` wait for the plugin's code.
-
-    Args:
-        half: the plugin as it was found.
-        options: for its `configure`.
-        clock: monotonic seconds.
 
     Attributes:
         state: one of STATES.
         every_s: seconds between two calls of `collect`.
         hooks: the hooks that it implements; empty until it is imported.
         errors: number of errors, by hook.
-        seconds: time spent in the plugin.
         skipped: number of calls that were not made, because the plugin was quarantined or too many calls waited.
         troubles: the last errors.
     """
 
-    def __init__(self, half: Half, options: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
-        self.half = half
+    def __init__(
+        self, available: AvailablePlugin, options: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.available = available
         self.hooks: Hooks = {}
         self.state = "starting"
         self.every_s = 0.0
@@ -80,26 +77,27 @@ class Hosted:
         self.seconds = 0.0
         self.skipped = 0
         self._clock = clock
-        self._readmits = True
         self._probation = Probation(BACK_OFF_S, LONGEST_BACK_OFF_S)
         self._since = 0  # errors since the plugin was last admitted
         self._lock = threading.Lock()
         self._waiting: queue.Queue[Job | None] = queue.Queue(MAX_WAITING)
         self._under_way: tuple[Job, float] | None = None
         self._late: Job | None = None
+        self._periodic: dict[str, tuple[Job | None, float]] = {}  # by hook, its last job and when it was requested
         self._has_turn = False
-        self._plugin: object = half.source.entry.partition(":")[0]  # the module's name, until the plugin is created
+        # The module's name, until the plugin is created.
+        self._plugin: object = available.source.entry.partition(":")[0]
         configure = Job("configure", [{"options": options}])
         # A daemon thread, because a plugin that never returns must not keep the process alive.
         self._thread = threading.Thread(
-            target=self._run, args=(configure,), name=f"hookd-plugin-{half.name}", daemon=True
+            target=self._run, args=(configure,), name=f"hookd-plugin-{available.name}", daemon=True
         )
         self._thread.start()
 
     @property
     def name(self) -> str:
         """The plugin's name."""
-        return self.half.name
+        return self.available.name
 
     @property
     def trouble(self) -> Trouble:
@@ -112,15 +110,9 @@ class Hosted:
         return self.state != "starting" and self._waiting.unfinished_tasks == 0
 
     def ask(
-        self, hook: str, then: Callable[[list[object]], None] | None = None, *, rounds: Sequence[Mapping[str, object]]
-    ) -> Job | None:  # fmt: skip
-        """Request calls of a hook, one for each of `rounds`.
-
-        Args:
-            hook: name of the hook.
-            then: called after the last round in the plugin's thread with the return values, unless a round has failed or
-                timed out.
-            rounds: by round, the arguments of the hook.
+        self, hook: str, rounds: Sequence[Mapping[str, object]], then: Callable[[list[object]], None] | None = None
+    ) -> Job | None:
+        """Request calls of a hook, see `Job`.
 
         Returns:
             The job; None if the plugin does not have the hook, is refused or quarantined, or too many calls wait.
@@ -135,9 +127,17 @@ class Hosted:
         self.skipped += 1
         return None
 
+    def ask_every(
+        self, every_s: float, hook: str, rounds: Sequence[Mapping[str, object]], then: Callable[[list[object]], None]
+    ) -> None:  # fmt: skip
+        """Request a periodic hook, if it is due and its last call has returned."""
+        now, (last, at) = self._clock(), self._periodic.get(hook, (None, -math.inf))
+        if hook in self.hooks and now - at >= every_s and (last is None or last.done.is_set()):
+            self._periodic[hook] = (self.ask(hook, rounds, then), now)
+
     def call(self, hook: str, **arguments: Any) -> None:
         """Call a hook and wait until it has returned; blocks for at most the hook's timeout."""
-        job = self.ask(hook, rounds=[arguments])
+        job = self.ask(hook, [arguments])
         if job is not None and not job.done.wait(TIMES_S[hook]):
             self.look()
 
@@ -148,18 +148,21 @@ class Hosted:
             job, began = under_way
             if now - began >= TIMES_S[job.hook] and self._late is not job:
                 self._late = job
-                if self.state == "starting":
-                    self._end_turn()
-                    self._refuse(f"its import and configure take longer than {TIMES_S[job.hook]:g} s", self._where())
-                    return
-                frame = self._where()
-                self._failed(job.hook, f"{job.hook} takes longer than {TIMES_S[job.hook]:g} s", frame, "", is_dear=True)
+                self._time_out(job.hook, line_of(self._thread.ident, self._plugin))
             return
         with self._lock:
             if self.state == "quarantined" and self._probation.is_over(now):
                 self.state, self._since = "active", 0
                 self._probation.admit(now)
                 _log.warning("plugin %s is active again, on probation", self.name)
+
+    def _time_out(self, hook: str, where: str) -> None:
+        limit = f"longer than {TIMES_S[hook]:g} s"
+        if self.state == "starting":
+            self._end_turn()
+            self._refuse(f"its import and configure take {limit}", where)
+        else:
+            self._failed(hook, f"{hook} takes {limit}", where, is_timeout=True)
 
     def close(self) -> None:
         """Call `close` and end the thread; blocks for at most the timeout of `close`."""
@@ -192,7 +195,8 @@ class Hosted:
         """
         try:
             plugin = self._load(job)
-            self._readmits = plugin.readmit
+            if not plugin.readmit:
+                self._probation = Probation(0.0, 0.0)
             if job.hook in self.hooks:
                 function, names = self.hooks[job.hook]
                 function(**{name: job.rounds[0][name] for name in names})
@@ -204,9 +208,9 @@ class Hosted:
             shown = error if where or not isinstance(error, HookdError) else error.__cause__
             self._refuse(text, where, "".join(traceback.format_exception(shown)) if shown is not None else "")
         else:
-            source = self.half.source
+            source = self.available.source
             if self.state == "starting":
-                _log.info("plugin %s %s (sha256 %s) runs here", self.name, plain(source.version), source.sha256)
+                _log.info("plugin %s %s (sha256 %s) runs here", self.name, one_line(source.version), source.sha256)
                 self.state = "active"
         finally:
             self._under_way = None
@@ -216,7 +220,7 @@ class Hosted:
         self._has_turn = True
         self._under_way = (job, self._clock())
         try:
-            self._plugin, self.hooks = plugin, _ = self.half.load()
+            self._plugin, self.hooks = plugin, _ = self.available.load()
             return plugin
         finally:
             self._end_turn()
@@ -229,10 +233,13 @@ class Hosted:
             _TURN.release()
 
     def _refuse(self, text: str, where: str = "", trace: str = "") -> None:
-        self.errors["configure"] += 1
         self.state = "refused"
-        self.troubles.append({"hook": "configure", "text": text[:500], "where": where, "traceback": trace[-3000:]})
-        _log.error("plugin %s is refused: %s", self.name, plain(text))
+        self._record("configure", text, where, trace)
+        _log.error("plugin %s is refused: %s", self.name, one_line(text))
+
+    def _record(self, hook: str, text: str, where: str, trace: str) -> None:
+        self.errors[hook] += 1
+        self.troubles.append({"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]})
 
     def _do(self, job: Job) -> None:
         if job.hook not in self.hooks:
@@ -246,35 +253,26 @@ class Hosted:
             where, trace = author_line(error, self._plugin), "".join(traceback.format_exception(error))
             self._failed(job.hook, worded(error), where, trace)
 
-    def _failed(self, hook: str, text: str, where: str, trace: str, *, is_dear: bool = False) -> None:
+    def _failed(self, hook: str, text: str, where: str, trace: str = "", *, is_timeout: bool = False) -> None:
         with self._lock:
-            self.errors[hook] += 1
             self._since += 1
             is_first = self.trouble.get("text") != text
-            self.troubles.append({"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]})
-            limit = 1 if is_dear or self._probation.is_on(self._clock()) else MAX_ERRORS
-            aside = self.state == "active" and self._since >= limit
-            if aside:
+            self._record(hook, text, where, trace)
+            limit = 1 if is_timeout or self._probation.is_on(self._clock()) else MAX_ERRORS
+            is_quarantined = self.state == "active" and self._since >= limit
+            if is_quarantined:
                 self.state = "quarantined"
-                wait_s = self._probation.put_aside(self._clock()) if self._readmits else 0.0
-                if not self._readmits:
-                    self._probation.until = None
+                wait_s = self._probation.put_aside(self._clock())
         if is_first:
             at = f" at {where}" if where else ""
-            _log.error("plugin %s: %s: %s%s", self.name, hook, plain(text), plain(at))
-        if aside:
+            _log.error("plugin %s: %s: %s%s", self.name, hook, one_line(text), one_line(at))
+        if is_quarantined:
             until = f"for {wait_s:g} s" if wait_s else "until the daemon starts again"
-            _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, plain(text))
-
-    def _where(self) -> str:
-        """Return the line of the plugin's code that its thread executes."""
-        return line_of(self._thread.ident, self._plugin)
+            _log.error("plugin %s is quarantined %s after %d errors: %s", self.name, until, self._since, one_line(text))
 
     def row(self) -> DaemonPluginRow:
         """Return a description of the plugin, as JSON values."""
-        source = self.half.source
         return {
-            "name": self.name, "version": source.version, "sha256": source.sha256, "origin": source.origin,
-            "entry": source.entry, "state": self.state, "hooks": sorted(self.hooks), "errors": sum(self.errors.values()),
+            **self.available.row(), "state": self.state, "hooks": sorted(self.hooks), "errors": sum(self.errors.values()),
             "seconds": self.seconds, "skipped": self.skipped, "error": self.trouble,
         }  # fmt: skip

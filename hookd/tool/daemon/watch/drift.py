@@ -34,7 +34,7 @@ DIVERGED = Declared(
     "gauge",
     "1 for a rank whose replica differs from that of most others on this node; of equally many, for all of them.",
 )
-TOLD, OVER = "drift", "drift_over"
+DRIFT, OVER = "drift", "drift_over"
 """The kinds of its incidents."""
 
 
@@ -76,11 +76,7 @@ class _Group:
 
 
 class Drift:
-    """Watches the replicas of every run.
-
-    Args:
-        fleet: to which diverged ranks are reported, and when they are equal again.
-    """
+    """Watches the replicas of every run; reports ranks that diverge, and when they are equal again."""
 
     families: Sequence[Declared] = (DIVERGED,)
 
@@ -145,24 +141,24 @@ class Drift:
     def _settle_alike(self, group: _Group, at: Mapping[Target, Checksums]) -> None:
         for target, checksums in at.items():
             group.agreed[target] = checksums.step
-            if self._is_told(target):
+            if self._is_reported(target):
                 message = f"rank {target.claim.rank} holds the same as the others again"
-                self._fleet.tell(target, OVER, message, step=checksums.step)
+                self._fleet.report(target, OVER, message, step=checksums.step)
             self._is_odd[target] = False
 
     def _settle_odd(self, group: _Group, diff: Difference) -> None:
         for target in group.members:
             self._is_odd[target] = target in diff.odd or diff.is_even
         for target in diff.odd:
-            if not self._is_told(target):
-                self._tell(group, target, diff)
+            if not self._is_reported(target):
+                self._report(group, target, diff)
 
     @staticmethod
-    def _is_told(target: Target) -> bool:
+    def _is_reported(target: Target) -> bool:
         """Whether this daemon, or an earlier one, has reported the divergence, and not yet its end."""
-        return TOLD in target.ongoing
+        return DRIFT in target.ongoing
 
-    def _tell(self, group: _Group, target: Target, diff: Difference) -> None:
+    def _report(self, group: _Group, target: Target, diff: Difference) -> None:
         since, first = group.agreed.get(target), group.first[target]
         when = f"first seen at step {first}" + (f", not yet at step {since}" if since is not None else "")
         shown = [*diff.modules[:MOST_NAMED], *(["..."] if len(diff.modules) > MOST_NAMED else [])]
@@ -176,7 +172,7 @@ class Drift:
             "ranks": [odd.claim.rank for odd in diff.odd],
             "agreed_at_step": since,
         }
-        self._fleet.tell(target, TOLD, message, step=first, **fields)
+        self._fleet.report(target, DRIFT, message, step=first, **fields)
 
 
 def checksums_of(target: Target) -> Checksums | None:

@@ -39,7 +39,6 @@ class _Reported:
     """A hang that was reported.
 
     Attributes:
-        target: on which it was reported.
         for_s: its duration until now, in seconds.
         before_s: the part of `for_s` before this daemon started to watch.
         at_least: whether it may have lasted longer than `for_s`.
@@ -55,10 +54,7 @@ class Hangs:
     """Watches for hangs, see `hookd.tool.daemon.watch.watcher.Watcher`.
 
     Args:
-        fleet: to which hangs are reported.
-        patience: the settings by which a silence becomes a hang.
         poll_s: interval between two looks, in seconds.
-        clock: monotonic seconds.
     """
 
     families: Sequence[Declared] = (_HANG, _PATIENCE)
@@ -122,8 +118,8 @@ class Hangs:
         if silence is None:
             silence = self._silences[target] = Silence(self._now, self._patience)
         snapshot = target.last()
-        was_told = target.hang is not None
-        if target.ended is not None or snapshot is None or silence.see(snapshot, self._now, was_told=was_told):
+        was_reported = target.hang is not None
+        if target.ended is not None or snapshot is None or silence.see(snapshot, self._now, was_reported=was_reported):
             target.hang = None
 
     def _judge(self, members: Sequence[Target]) -> None:
@@ -146,7 +142,7 @@ class Hangs:
         verdict = self._verdict(standing, gone)
         guilty = {judged.rank for judged in verdict.guilty}
         if any(target.claim.rank in guilty for target in (*overdue, *gone)):
-            self._tell(
+            self._report(
                 next((target for target in overdue if target.claim.rank in guilty), overdue[0]), verdict, standing
             )
 
@@ -179,7 +175,7 @@ class Hangs:
         assert snapshot is not None  # `_judged` selects targets with a snapshot
         return self._silences[target].standing(target, snapshot, self._now)
 
-    def _tell(self, target: Target, verdict: Verdict, standing: Sequence[Target]) -> None:
+    def _report(self, target: Target, verdict: Verdict, standing: Sequence[Target]) -> None:
         text = sentence(verdict, max(target.identity.world_size for target in standing))
         self._describe(verdict, standing, text)
         here = next(own for own in (*verdict.guilty, *verdict.waiting) if own.rank == target.claim.rank)
@@ -187,7 +183,7 @@ class Hangs:
         ranks = [dataclasses.asdict(own) for own in (*verdict.guilty, *verdict.waiting)]
         fields = {**(target.hang or {}), "is_step_absolute": here.is_absolute, "ranks": ranks}
         del fields["message"]
-        self._fleet.tell(target, HANG, text, place=self._silences[target].place, **fields)
+        self._fleet.report(target, HANG, text, place=self._silences[target].place, **fields)
 
     @staticmethod
     def _describe(verdict: Verdict, standing: Sequence[Target], text: str) -> None:
@@ -229,7 +225,7 @@ class Hangs:
         if target.ended is not None:
             what = "has ended" if target.state == "lost" else "is no longer watched"
             message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after it had stood for {lasted}"
-        self._fleet.tell(target, OVER, message, lasted_s=round(reported.for_s, 1), at_least=reported.at_least)
+        self._fleet.report(target, OVER, message, lasted_s=round(reported.for_s, 1), at_least=reported.at_least)
 
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Reported | None:
         """Find a hang that an earlier daemon has reported, and that had not ended when that daemon last looked."""

@@ -9,16 +9,17 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
-from hookd.tool.daemon.incidents.incident_log import plain
+from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.verdict import Standing
 from hookd.tool.linux import proc
 from hookd.tool.reports.report import steps
+from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.wire.page import Family, Heartbeat, Snapshot
+    from hookd.wire.page import Heartbeat, Snapshot
 
 START_STEPS = 3
 """Steps after which the usual step time is known; the first steps compile, connect and choose kernels."""
@@ -76,39 +77,36 @@ class Silence:
         self._hung: dict[str, float] = {}
         self._middle: tuple[float, float | None, float] | None = None
 
-    def see(self, snapshot: Snapshot, now: float, *, was_told: bool) -> bool:
+    def see(self, snapshot: Snapshot, now: float, *, was_reported: bool) -> bool:
         """Compare a snapshot with the previous one.
 
         Args:
             snapshot: the last copy of the page.
             now: by the clock.
-            was_told: whether the silence until now was reported as a hang.
+            was_reported: whether the silence until now was reported as a hang.
 
         Returns:
             Whether there was an event.
         """
         beat = training_thread(snapshot)
         place = None if beat is None else Place(beat.tid, beat.module, beat.events, beat.phase, beat.step)
-        rest = tuple((one.tid, one.module, one.events) for one in snapshot.heartbeats if one.name == _ENGINE)
+        rest = tuple((beat.tid, beat.module, beat.events) for beat in snapshot.heartbeats if beat.name == _ENGINE)
         if (place, rest) == (self.place, self._rest):
             self._is_start = self._is_start or (self._is_long(now - self.since) and _is_start(snapshot))
             return False
         is_first = self.place is None
         if self.place is not None:
-            self._learn(self.place.phase, now - self.since, was_told=was_told)
+            self._learn(self.place.phase, now - self.since, was_reported=was_reported)
             self.at_least = False
         self.place, self._rest, self.since = place, rest, now
         self._middle, self._is_start = None, False
         return not is_first
 
-    def _learn(self, phase: str, silent_s: float, *, was_told: bool) -> None:
-        """Remember a silence that is over.
-
-        A silence that was reported as a hang counts as usual from the second time on.
-        """
+    def _learn(self, phase: str, silent_s: float, *, was_reported: bool) -> None:
+        """Remember a silence that is over. A silence that was reported as a hang counts as usual from the second time on."""
         if self._is_start or not self._is_long(silent_s):
             return
-        if was_told:
+        if was_reported:
             before, self._hung[phase] = self._hung.get(phase, 0.0), silent_s
             silent_s = min(before, silent_s)
         self._long.setdefault(phase, deque(maxlen=REMEMBERED)).append(silent_s)
@@ -173,7 +171,7 @@ class Silence:
             for_s=self.age_s(now),
             at_least=self.at_least,
             phase=place.phase,
-            module=plain(entry.name) if entry is not None else None,
+            module=one_line(entry.name) if entry is not None else None,
             place=place.module,
             model=_model(snapshot),
             step=place.step,
@@ -202,12 +200,12 @@ def _is_start(snapshot: Snapshot) -> bool:
 
 def training_thread(snapshot: Snapshot) -> Heartbeat | None:
     """Return the heartbeat of the training thread: the one with the most steps, then the most events."""
-    return max(snapshot.heartbeats, key=lambda one: (one.step, one.events), default=None)
+    return max(snapshot.heartbeats, key=lambda beat: (beat.step, beat.events), default=None)
 
 
 def step_s(snapshot: Snapshot) -> float:
     """Return the usual step time: the mean, or the bucket bound of the median if that is less."""
-    family = _family(snapshot, "hookd_step_seconds")
+    family = ranks.family(snapshot, "hookd_step_seconds", ())
     if family is None or family.kind != "histogram" or not family.first:
         return 0.0
     *counts, total = family.cells[family.first[0] : family.first[0] + family.width]
@@ -237,14 +235,9 @@ def _state(pid: int) -> str:
         return ""
 
 
-def _family(snapshot: Snapshot, name: str) -> Family | None:
-    return next((family for family in snapshot.families if family.name == name), None)
-
-
 def _value(snapshot: Snapshot, name: str) -> float:
-    """Return the first value of a family; 0 if there is none, or it is not finite."""
-    family = _family(snapshot, name)
-    value = float(family.cells[family.first[0]]) if family is not None and family.first else 0.0
+    """Return the value of a family; 0 if there is none, or it is not finite."""
+    value = float(ranks.scalar(snapshot, name))
     return value if math.isfinite(value) else 0.0
 
 
@@ -253,8 +246,8 @@ def _issued(snapshot: Snapshot) -> Mapping[str, float]:
 
     The values come from the target and are checked.
     """
-    family = _family(snapshot, "hookd_collectives_issued")
-    if family is None or family.labels != ("group",):
+    family = ranks.family(snapshot, "hookd_collectives_issued", ("group",))
+    if family is None:
         return {}
     pairs = zip(family.values[:MAX_GROUPS], family.first[:MAX_GROUPS], strict=True)
     cells = ((values[0], float(family.cells[first])) for values, first in pairs)

@@ -68,7 +68,7 @@ SCORE = Declared(
     "Time that the rank needs in a step outside of waiting, over the median of the run's ranks on this node.",
 )
 SLOW = Declared("hookd_straggler", "gauge", "1 for a rank that the others of its run wait for, step by step.")
-TOLD, OVER = "straggler", "straggler_over"
+STRAGGLER, OVER = "straggler", "straggler_over"
 """The kinds of its incidents."""
 
 
@@ -275,12 +275,7 @@ def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: fl
 
 
 class Stragglers:
-    """Watches the ranks of every run.
-
-    Args:
-        fleet: to which stragglers are reported, and their recovery.
-        clock: monotonic seconds.
-    """
+    """Watches the ranks of every run; reports stragglers and their recovery."""
 
     families: Sequence[Declared] = (SCORE, SLOW)
 
@@ -318,25 +313,25 @@ class Stragglers:
 
     def _settle(self, run: Run, cuts: Mapping[Target, Cut]) -> None:
         verdicts = run.verdicts()
-        was = {target: self._is_told(target) for target in verdicts}
+        was = {target: self._is_reported(target) for target in verdicts}
         slow = {target for target, known in verdicts.items() if known.is_slow or (was[target] and not known.is_well)}
         for target, verdict in verdicts.items():
             if target in slow and not was[target]:
-                self._tell(run, target, verdict, cuts, [other for other in run.members if other not in slow])
+                self._report(run, target, verdict, cuts, [other for other in run.members if other not in slow])
             elif was[target] and target not in slow:
                 message = f"rank {target.claim.rank} is as quick as the others again"
-                self._fleet.tell(target, OVER, message, step=ranks.step_of(target, cuts[target].steps))
+                self._fleet.report(target, OVER, message, step=ranks.step_of(target, cuts[target].steps))
                 run.forget()
         self._verdicts |= {target: (verdict.score, target in slow) for target, verdict in verdicts.items()}
         if not any(verdict.agreeing >= 0.5 and verdict.late_s >= LEAST_S for verdict in verdicts.values()):
             run.calm = _modules(cuts)
 
     @staticmethod
-    def _is_told(target: Target) -> bool:
+    def _is_reported(target: Target) -> bool:
         """Whether this daemon, or an earlier one, has reported the straggler, and not yet its recovery."""
-        return TOLD in target.ongoing
+        return STRAGGLER in target.ongoing
 
-    def _tell(
+    def _report(
         self, run: Run, target: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
     ) -> None:
         ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
@@ -360,7 +355,7 @@ class Stragglers:
             f"rank {target.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
             f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
         )
-        self._fleet.tell(target, TOLD, message, **fields)
+        self._fleet.report(target, STRAGGLER, message, **fields)
 
 
 def cut_of(target: Target) -> Cut | None:

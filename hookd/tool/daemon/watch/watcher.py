@@ -30,13 +30,13 @@ class Sample(NamedTuple):
 class Watcher(Protocol):
     """The protocol of a watcher, which looks at all targets after each poll and has samples of each at a scrape.
 
-    It reports incidents through `Fleet.tell`.
+    It reports incidents through `Fleet.report`.
 
     Attributes:
         families: all families that its samples may belong to.
     """
 
-    families: Sequence[Declared]
+    families: Sequence[Declared] = ()
 
     def look(self, targets: Sequence[Target]) -> None:
         """Look at the copies that a poll has just made (`Target.last`), of all targets including those that linger.
@@ -44,8 +44,6 @@ class Watcher(Protocol):
         Called about once a second, never concurrently, in a thread that may block briefly.
         """
 
-    def samples(self, target: Target) -> Iterable[Sample]:
-        """Return the current samples of one target.
-
-        Called in another thread than `look`, for which it must not wait.
-        """
+    def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  for watchers without samples
+        """Return the current samples of one target. Called in another thread than `look`, for which it must not wait."""
+        return ()

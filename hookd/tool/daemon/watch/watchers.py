@@ -71,5 +71,5 @@ def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history:
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
     session_file = None if state_dir is None else state_dir / last_session.NAME
     hangs = Hangs(fleet, patience, poll_s=config.poll_s)
-    every = (last_session.Roster(session_file, fleet), hangs, Stragglers(fleet), Drift(fleet), history)
+    every = (last_session.LastSession(session_file, fleet), hangs, Stragglers(fleet), Drift(fleet), history)
     return tuple(Guarded(watcher) for watcher in every)

@@ -74,7 +74,7 @@ class Access:
 
     @property
     def sans(self) -> frozenset[str]:
-        """Names of which a client certificate must contain one; empty if any certificate is accepted."""
+        """HostNames of which a client certificate must contain one; empty if any certificate is accepted."""
         tls = self.config.tls if self.config is not None else None
         return tls.client_allowed_sans if tls is not None else frozenset()
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from hookd.tool.daemon.web import passwords
-from hookd.tool.daemon.web.passwords import Guesses, Passwords
+from hookd.tool.daemon.web.passwords import GuessLimit, Passwords
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
     from hookd.tool.daemon.api import Handler
     from hookd.tool.daemon.web.access import Access
-    from hookd.tool.daemon.web.host_names import Names
+    from hookd.tool.daemon.web.host_names import HostNames
 
 METHODS = ("GET", "HEAD")
 CHALLENGE = {"WWW-Authenticate": 'Basic realm="hookd", charset="UTF-8"'}
@@ -27,14 +27,12 @@ class Guard:
 
     Args:
         app: the application; its middlewares are changed.
-        access: the web configuration.
-        names: the names to which the daemon answers.
     """
 
-    def __init__(self, app: web.Application, access: Access, names: Names) -> None:
+    def __init__(self, app: web.Application, access: Access, names: HostNames) -> None:
         self._access = access
         self._names = names
-        self._passwords = Passwords(Guesses())
+        self._passwords = Passwords(GuessLimit())
         app.middlewares.insert(0, self._middleware())
         app.on_response_prepare.insert(0, self._add_headers)  # first: the application only sets defaults
         app.on_cleanup.append(self._close)

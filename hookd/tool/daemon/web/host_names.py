@@ -25,7 +25,7 @@ _MAX_REPORTED = 16
 _log = logging.getLogger(__name__)
 
 
-class Names:
+class HostNames:
     """Decides whether a daemon answers to the name in a request.
 
     Args:
@@ -34,7 +34,7 @@ class Names:
     """
 
     def __init__(self, allowed: Collection[str] = (), *, is_local: bool) -> None:
-        self._allowed = [*_LOOPBACK, *(one.lower().rstrip(".") for one in allowed)]
+        self._allowed = [*_LOOPBACK, *(pattern.lower().rstrip(".") for pattern in allowed)]
         if not is_local:
             self._allowed += _own_names()
         self._is_local = is_local
@@ -48,13 +48,13 @@ class Names:
             return None
         if match is None:
             return "the Host header contains neither a name nor an address\n"
-        said = self._told(name)
+        said = self._message(name)
         if name not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(name)
             _log.warning("%s (docs/security.md)", said)
         return f"{said}\n"
 
-    def _told(self, name: str) -> str:
+    def _message(self, name: str) -> str:
         """Return the message: which names are accepted, and which option adds this one."""
         allow = f'start hookd with --allow-host {name}, or write allow_hosts = ["{name}"] under [serve] of its configuration'
         if self._is_local:
@@ -68,7 +68,7 @@ class Names:
             address = ipaddress.ip_address(name)
             if address.is_loopback or not self._is_local:
                 return True
-        return any(fnmatchcase(name, one) for one in self._allowed)
+        return any(fnmatchcase(name, pattern) for pattern in self._allowed)
 
 
 def _own_names() -> set[str]:

@@ -39,13 +39,9 @@ class GuessingError(Exception):
 
 
 class Passwords:
-    """Checks passwords. For the event loop; hashing runs in its own thread.
+    """Checks passwords. For the event loop; hashing runs in its own thread."""
 
-    Args:
-        guesses: counts wrong passwords.
-    """
-
-    def __init__(self, guesses: Guesses) -> None:
+    def __init__(self, guesses: GuessLimit) -> None:
         self._guesses = guesses
         self._secret = secrets.token_bytes(32)
         self._known: dict[bytes, None] = {}
@@ -105,12 +101,8 @@ class Passwords:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class Guesses:
-    """Counts wrong passwords by address: a token bucket of GUESSES.
-
-    Args:
-        clock: monotonic seconds.
-    """
+class GuessLimit:
+    """Counts wrong passwords by address: a token bucket of GUESSES."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -20,7 +20,7 @@ from aiohttp import http_exceptions, web
 
 from hookd.tool.daemon.web.access import Access
 from hookd.tool.daemon.web.guard import Guard
-from hookd.tool.daemon.web.host_names import Names
+from hookd.tool.daemon.web.host_names import HostNames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -101,7 +101,7 @@ async def serving(
         for listener in listeners:
             stack.callback(listener.close)
         reachable_at = _reachable_at(listeners)
-        Guard(app, access, Names(allow_hosts, is_local=reachable_at is None))
+        Guard(app, access, HostNames(allow_hosts, is_local=reachable_at is None))
         app.middlewares.insert(0, port.middleware())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -133,12 +133,7 @@ def refusing(runner: web.AppRunner) -> web.Server:
 
 
 class Port:
-    """Accepts connections and hands them to a server, within limits.
-
-    Args:
-        access: provides the TLS context.
-        limits: limits for connections.
-    """
+    """Accepts connections and hands them to a server, within limits."""
 
     def __init__(self, access: Access, limits: Limits) -> None:
         self._access, self.limits = access, limits

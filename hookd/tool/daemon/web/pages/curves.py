@@ -14,7 +14,7 @@ from hookd.tool.reports import wording
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hookd.tool.daemon.web.pages.heat import Column, Warmth
+    from hookd.tool.daemon.web.pages.heat import ColourScale, Column
     from hookd.tool.daemon.web.pages.tree import Tree
 
 WIDTH, HEIGHT = 560, 200
@@ -33,7 +33,6 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        label: its name.
         colour: number of a colour of the stylesheet.
         points: Unix time in seconds and value; NaN leaves a gap, an infinity also a mark at the top.
     """
@@ -135,7 +134,7 @@ def _axes(frame: _Frame, write: Callable[[float], str]) -> Iterator[Markup]:
 def _minutes(frame: _Frame) -> Iterator[Markup]:
     """Label the time axis with ages at round intervals."""
     span = frame.last - frame.first
-    each = next(one for one in (5, 10, 15, 30, 60, 120, 300, 600, 10**9) if span / one <= 5)
+    each = next(interval for interval in (5, 10, 15, 30, 60, 120, 300, 600, 10**9) if span / interval <= 5)
     for n in range(int(span // each) + 1):
         x, ago = frame.x(frame.last - n * each), n * each
         if x >= LEFT - 1:
@@ -176,18 +175,18 @@ def profile(column: Column, tree: Tree) -> Markup:
         return Markup()
     each = math.ceil(len(told) / BARS)
     groups = [max(told[at : at + each], key=_size) for at in range(0, len(told), each)]
-    warmth, top = column.warmth(), max((abs(one) for _, one in groups if math.isfinite(one)), default=0.0)
+    colour_scale, top = column.colour_scale(), max((abs(one) for _, one in groups if math.isfinite(one)), default=0.0)
     width = WIDTH * 2 / len(groups)
     bars = []
     for n, (name, value) in enumerate(groups):
-        tall = max(2.0, _height(value, top, warmth) * BARS_HEIGHT)
+        tall = max(2.0, _height(value, top, colour_scale) * BARS_HEIGHT)
         title = tag("title", f"{name}: {column.write(value) if math.isfinite(value) else value}")
         at = {
             "x": f"{n * width:.1f}",
             "y": f"{BARS_HEIGHT - tall:.1f}",
             "width": f"{max(0.5, width - min(2.0, width / 4)):.1f}",
         }
-        bars.append(tag("rect", title, **at, height=f"{tall:.1f}", class_=warmth.of(value)))
+        bars.append(tag("rect", title, **at, height=f"{tall:.1f}", class_=colour_scale.of(value)))
     said = f"{column.name} from the first module to the last"
     box = f"0 0 {WIDTH * 2} {BARS_HEIGHT}"
     return tag("svg", *bars, viewBox=box, role="img", aria_label=said, class_="profile", preserveAspectRatio="none")
@@ -197,11 +196,11 @@ def _size(one: tuple[str, float]) -> float:
     return abs(one[1]) if math.isfinite(one[1]) else math.inf
 
 
-def _height(value: float, top: float, warmth: Warmth) -> float:
+def _height(value: float, top: float, colour_scale: ColourScale) -> float:
     """Return the height of a bar, from 0 to 1; sizes are on a logarithmic scale."""
     if not math.isfinite(value):
         return 1.0
-    if warmth.scale != "size":
+    if colour_scale.scale != "size":
         return abs(value) / top if top else 0.0
-    orders = max(ORDERS, math.log10(warmth.top / warmth.low)) if warmth.low > 0 else ORDERS
-    return 1.0 - 0.95 * math.log10(warmth.top / abs(value)) / orders if value else 0.0
+    orders = max(ORDERS, math.log10(colour_scale.top / colour_scale.low)) if colour_scale.low > 0 else ORDERS
+    return 1.0 - 0.95 * math.log10(colour_scale.top / abs(value)) / orders if value else 0.0

@@ -34,15 +34,15 @@ class Column:
     write: Callable[[float], str]
     scale: str
 
-    def warmth(self) -> Warmth:
+    def colour_scale(self) -> ColourScale:
         """Return the colour scale of its values."""
         sizes = [abs(value) for value in self.values.values() if math.isfinite(value) and value]
         if self.scale == "share" or not sizes:
-            return Warmth(self.scale, 0.0, 1.0)
-        return Warmth(self.scale, min(sizes), max(sizes))
+            return ColourScale(self.scale, 0.0, 1.0)
+        return ColourScale(self.scale, min(sizes), max(sizes))
 
 
-class Warmth(NamedTuple):
+class ColourScale(NamedTuple):
     """A scale from the smallest to the largest size of a column."""
 
     scale: str

@@ -42,7 +42,7 @@ def parts(
         health: facts about the daemon by name, see `health_facts`; None is left out.
         panels: tables of the daemon plugins, see `plugins.host.Host.panels`.
     """
-    shown = sorted((Rank.of(one, history) for one in targets[:MOST]), key=ranks.order)
+    shown = sorted((Rank.of(target, history) for target in targets[:MOST]), key=ranks.order)
     return [
         tag("h1", "hookd: the targets of this node", class_="aside"),
         section("targets", "Targets", *_targets(shown, len(targets))),
@@ -68,9 +68,9 @@ def _targets(shown: Sequence[Rank], total: int) -> list[object]:
     head = ("run", "user", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
     said = [] if len(shown) == total else [tag("p", f"The first {len(shown)} of {total}.", class_="soft")]
     changing = dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
-    links = [part for one in changing for part in (", ", link(address("run", one), one))][1:]
+    links = [part for run in changing for part in (", ", link(address("run", run), run))][1:]
     banner = tag("p", tag("b", "A plugin changes the training"), " in run ", *links, class_="banner", role="alert")
-    summary = f"{count(total, 'target')} of {count(len({one.row['run'] for one in shown}), 'run')}"
+    summary = f"{count(total, 'target')} of {count(len({rank.row['run'] for rank in shown}), 'run')}"
     return [
         banner if changing else None,
         tag("p", summary, class_="soft"),

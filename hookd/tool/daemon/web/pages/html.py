@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from hookd.tool.daemon.web.pages.text import text
+from hookd.wire.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     Child = object
     """Markup is inserted as it is, None is left out, everything else is escaped as text."""
 
+MAX_TEXT = 4000
 _EMPTY = ("br", "input", "link", "meta")
 _KINDS = {">": "n", ":": "name"}
 """Classes of a column's cells, by the first character of its heading."""
@@ -44,6 +46,12 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
 def join(*children: Child) -> Markup:
     """Concatenate children."""
     return Markup("".join(_part(child) for child in children))
+
+
+def text(value: object) -> str:
+    """Return any value as HTML text: escaped, truncated, without characters that reorder or hide others."""
+    whole = str(value)
+    return escape(printable(whole[:MAX_TEXT], keep="\n") + ("…" if len(whole) > MAX_TEXT else ""))
 
 
 def _part(child: Child) -> str:

@@ -18,12 +18,7 @@ SHOWN = ("id", "time", "kind", "message", "module", "step", "count", "last")
 
 
 def parts(row: IncidentRow, *, is_watched: bool) -> list[Markup]:
-    """Return the parts of the page of an incident.
-
-    Args:
-        row: its row in the store.
-        is_watched: whether its process is still a target.
-    """
+    """Return the parts of the page of an incident."""
     shown = {key: value for key, value in row.items() if key in SHOWN}
     whole = cast("Incident", {**row["detail"], **shown})
     run = str(row["run"])

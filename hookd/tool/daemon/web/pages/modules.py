@@ -13,7 +13,7 @@ from hookd.tool.reports.wording import count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hookd.tool.daemon.web.pages.heat import Column, Warmth
+    from hookd.tool.daemon.web.pages.heat import ColourScale, Column
     from hookd.tool.daemon.web.pages.html import Markup
     from hookd.tool.daemon.web.pages.tree import Node, Tree
 
@@ -25,7 +25,7 @@ OPEN = 2
 """Number of levels that are open initially."""
 
 
-class Asked(NamedTuple):
+class MapChoice(NamedTuple):
     """The reader's choices, from the URL.
 
     Attributes:
@@ -41,19 +41,17 @@ class Asked(NamedTuple):
     page: int = 1
 
 
-class Map:
+class HeatMap:
     """A heat map of one target.
 
     Args:
-        tree: the modules of the target.
-        asked: the reader's choices.
         where: returns the URL of this page with other choices.
     """
 
-    def __init__(self, tree: Tree, asked: Asked, where: Callable[..., str]) -> None:
+    def __init__(self, tree: Tree, asked: MapChoice, where: Callable[..., str]) -> None:
         self._tree, self._asked, self._where = tree, asked, where
         self._columns: Sequence[Column] = VIEWS[asked.view].columns(tree)
-        self._warmth: list[Warmth] = [column.warmth() for column in self._columns]
+        self._colour_scales: list[ColourScale] = [column.colour_scale() for column in self._columns]
 
     def markup(self) -> Markup:
         """Return the section of the page."""
@@ -107,16 +105,18 @@ class Map:
             )
         shown = self._of_page(tops)
         expanded = self._expanded(shown)
-        rows = [self._branch(one, expanded, depth=0) for one in shown]
+        rows = [self._branch(child, expanded, depth=0) for child in shown]
         return join(self._crumbs(node), self._head(), tag("div", *rows, class_="tree"), self._pages(len(tops)))
 
     def _found(self) -> Markup:
         """Return the search results, without the tree around them."""
         word = self._asked.search.casefold()
-        nodes = [one for one in self._tree.nodes.values() if word in one.name.casefold() or word in one.type.casefold()]
+        nodes = [
+            node for node in self._tree.nodes.values() if word in node.name.casefold() or word in node.type.casefold()
+        ]
         again = link(self._where(q=None, p=None, at="modules"), "Show the tree")
         said = tag("p", f"{count(len(nodes), 'module')} found. ", again, role="status")
-        rows = [tag("div", *self._cells(one, one.name), class_="leaf") for one in self._of_page(nodes)]
+        rows = [tag("div", *self._cells(node, node.name), class_="leaf") for node in self._of_page(nodes)]
         return join(said, self._head() if rows else None, tag("div", *rows, class_="tree"), self._pages(len(nodes)))
 
     def _of_page(self, nodes: Sequence[Node]) -> Sequence[Node]:
@@ -142,7 +142,7 @@ class Map:
         if node.name not in expanded:
             inside = link(self._where(m=node.name, p=None, at="modules"), node.label)
             return tag("div", *self._cells(node, inside, f"{len(node.children)} inside"), class_="leaf")
-        inner = [self._branch(one, expanded, depth + 1) for one in node.children]
+        inner = [self._branch(child, expanded, depth + 1) for child in node.children]
         summary = tag("summary", *self._cells(node, node.label))
         return tag("details", summary, tag("div", *inner), id=f"m{node.place}", open=depth < OPEN)
 
@@ -163,7 +163,7 @@ class Map:
         value = column.values.get(node.name)
         if value is None:
             return tag("span", class_="cell")
-        return tag("span", column.write(value), class_=f"cell {self._warmth[n].of(value)}", title=column.name)
+        return tag("span", column.write(value), class_=f"cell {self._colour_scales[n].of(value)}", title=column.name)
 
     def _head(self) -> Markup:
         names = (tag("span", column.name, class_="cell") for column in self._columns)
@@ -172,9 +172,11 @@ class Map:
     def _crumbs(self, node: Node | None) -> Markup | None:
         if node is None:
             return None
-        above = [link(self._where(m=one.name, p=None, at="modules"), one.label) for one in self._tree.path(node)]
+        above = [
+            link(self._where(m=parent.name, p=None, at="modules"), parent.label) for parent in self._tree.path(node)
+        ]
         every = link(self._where(m=None, p=None, at="modules"), "all")
-        parts = [part for one in (every, *above) for part in (one, " / ")]
+        parts = [part for crumb in (every, *above) for part in (crumb, " / ")]
         return tag("nav", *parts, tag("b", node.label), class_="crumbs", aria_label="Position in the model")
 
     def _pages(self, total: int) -> Markup | None:

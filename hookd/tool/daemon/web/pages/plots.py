@@ -30,7 +30,6 @@ class Curve:
     """One line.
 
     Attributes:
-        label: its name.
         colour: number of a colour of the stylesheet.
         points: `{"step", "seconds", "longest"}` each, by step.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.describe import target_row
 from hookd.tool.daemon.fleet.history import Sample, step_now, steps_per_second
-from hookd.tool.daemon.fleet.ranks import family
+from hookd.tool.daemon.fleet.ranks import family, scalar
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, tag
 from hookd.tool.reports import wording
 from hookd.tool.reports.reading import is_called_only
@@ -30,7 +30,6 @@ class Rank:
     """A target as the pages show it.
 
     Attributes:
-        target: the target.
         row: its summary row, see `describe.target_row`.
         samples: its samples of the last minutes.
         cost: hookd's share of its time; None if unknown.
@@ -73,8 +72,7 @@ class Rank:
 
 
 def _cost(snapshot: Snapshot) -> float | None:
-    found = family(snapshot, "hookd_overhead_ratio", ())
-    ratio = found.cells[found.first[0]] if found is not None and found.first else math.nan
+    ratio = scalar(snapshot, "hookd_overhead_ratio")
     return ratio if 0 <= ratio < math.inf else None
 
 
@@ -138,12 +136,7 @@ def incident_count(rank: Rank) -> Markup | str:
 
 
 def changed(ranks: Sequence[Rank], settings: Mapping[str, str]) -> Markup | None:
-    """Return a warning if a plugin changes the training, because its results then differ from those without hookd.
-
-    Args:
-        ranks: the ranks of one run.
-        settings: settings by plugin, as text.
-    """
+    """Return a warning if a plugin changes the training, because its results then differ from those without hookd."""
     names = sorted({name for rank in ranks for name in rank.changed_by})
     if not names:
         return None

@@ -56,7 +56,7 @@ class Pages:
     async def _incident(self, request: web.Request) -> web.Response:
         return await self._answer(request, functools.partial(self._make_incident, int(request.match_info["number"])))
 
-    async def _answer(self, request: web.Request, make: Callable[[], Made]) -> web.Response:
+    async def _answer(self, request: web.Request, make: Callable[[], PageContent]) -> web.Response:
         """Return a page, or with `fragment` in the query only its parts, for the script to refresh."""
         if self._waiting >= MAX_WAITING:
             return web.Response(status=503, text="too many readers at once\n")
@@ -71,15 +71,15 @@ class Pages:
         response.enable_compression()
         return response
 
-    def _make_home(self) -> Made:
+    def _make_home(self) -> PageContent:
         service = self._service
         incidents = service.fleet.incidents(limit=home.INCIDENTS)
         health = home.health_facts(service.status(), {**_own(), **self._collector.facts()})
         panels = service.plugins.panels()
-        return Made("Targets", home.parts(service.fleet.targets(), service.history, incidents, health, panels))
+        return PageContent("Targets", home.parts(service.fleet.targets(), service.history, incidents, health, panels))
 
-    def _make_run(self, name: str, choice: run.Choice) -> Made:
-        targets = [one for one in self._service.fleet.targets() if one.claim.run == name]
+    def _make_run(self, name: str, choice: run.Choice) -> PageContent:
+        targets = [target for target in self._service.fleet.targets() if target.claim.run == name]
         # A daemon serves a name to one user at a time; others may have had it before.
         user = targets[0].claim.uid if targets else None
         incidents = self._service.fleet.incidents(run=name, user=user, limit=INCIDENTS)
@@ -87,34 +87,34 @@ class Pages:
             return self._missing(
                 f"There is no run {name!r} among the targets, and there are no stored incidents of one."
             )
-        if targets and choice.pid is not None and all(one.pid != choice.pid for one in targets):
+        if targets and choice.pid is not None and all(target.pid != choice.pid for target in targets):
             return self._missing(f"Process {choice.pid} is not in run {name!r} any more.")
         parts = run.parts(name, targets, self._service.history, incidents, choice)
-        return Made(run.title(name, targets), parts)
+        return PageContent(run.title(name, targets), parts)
 
-    def _make_incident(self, number: int) -> Made:
+    def _make_incident(self, number: int) -> PageContent:
         rows = self._service.fleet.incidents(id=number)
         if not rows:
             return self._missing(f"There is no incident #{number}; the oldest incidents are deleted after a while.")
         row = rows[0]
         is_watched = any(
-            (one.pid, one.start_ticks) == (row["pid"], row["start"]) for one in self._service.fleet.targets()
+            (target.pid, target.start_ticks) == (row["pid"], row["start"]) for target in self._service.fleet.targets()
         )
-        return Made(f"incident #{number}", incident.parts(row, is_watched=is_watched), is_live=False)
+        return PageContent(f"incident #{number}", incident.parts(row, is_watched=is_watched), is_live=False)
 
-    def _missing(self, what: str) -> Made:
-        runs = dict.fromkeys(one.claim.run for one in self._service.fleet.targets())
-        return Made("Not found", incident.missing(what, list(runs)), is_live=False, status=404)
+    def _missing(self, what: str) -> PageContent:
+        runs = dict.fromkeys(target.claim.run for target in self._service.fleet.targets())
+        return PageContent("Not found", incident.missing(what, list(runs)), is_live=False, status=404)
 
 
-class Made:
+class PageContent:
     """The content of a page, with its title and status."""
 
     def __init__(self, title: str, parts: Sequence[Markup], *, is_live: bool = True, status: int = 200) -> None:
         self.title, self.parts, self.is_live, self.status = title, parts, is_live, status
 
 
-def _written(make: Callable[[], Made], *, is_whole: bool) -> tuple[str, int]:
+def _written(make: Callable[[], PageContent], *, is_whole: bool) -> tuple[str, int]:
     made = make()
     text = frame.page(made.title, made.parts, is_live=made.is_live) if is_whole else "".join(made.parts)
     return text, made.status

@@ -13,7 +13,7 @@ from hookd.tool.daemon.web.pages.curves import Line, chart
 from hookd.tool.daemon.web.pages.heat import VIEWS
 from hookd.tool.daemon.web.pages.home import incident_table
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
-from hookd.tool.daemon.web.pages.modules import Asked, Map
+from hookd.tool.daemon.web.pages.modules import HeatMap, MapChoice
 from hookd.tool.daemon.web.pages.ranks import Rank
 from hookd.tool.daemon.web.pages.tree import Tree
 from hookd.tool.reports import wording
@@ -34,7 +34,7 @@ MOST_CURVES = plots.COLOURS
 MOST_RANKS = 256
 """Maximum number of ranks in the table, the first ones."""
 
-NOTHING = Asked()
+NOTHING = MapChoice()
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Choice:
     """
 
     pid: int | None = None
-    modules: Asked = NOTHING
+    modules: MapChoice = NOTHING
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Choice:
         """Return the choices of a query; invalid parameters are ignored."""
         view = query.get("view", "")
-        asked = Asked(
+        asked = MapChoice(
             view if view in VIEWS else "time",
             query.get("m", ""),
             query.get("q", "").strip()[:200],
@@ -83,11 +83,11 @@ def parts(
     """Return the parts of the page.
 
     Args:
-        name: name of the run.
+        name: of the run.
         targets: its ranks, including ended ones that linger; may be empty.
-        history: their history.
-        incidents: incidents of the run, newest first.
-        choice: the reader's choices.
+        history: of the targets.
+        incidents: of the run, newest first.
+        choice: the reader's.
     """
     every = sorted((Rank.of(rank, history) for rank in targets), key=ranks.order)
     title = tag("h1", "run ", tag("b", name))
@@ -122,17 +122,17 @@ def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) ->
         yield section("state", "State", tag("p", text, class_="bad"))
         return
     yield section("state", "State", *_state(chosen, report))
-    heat = Map(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
+    heat = HeatMap(Tree(snapshot), choice.modules, lambda at="", **other: choice.address(name, at, **other))
     yield heat.markup()
     yield heat.search()
     yield section("plugins", "Plugins and their cost", _plugins(report))
 
 
 def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[object]:
-    identity = [snapshot.target.last() for snapshot in every if snapshot.changed_by]
+    snapshots = [rank.target.last() for rank in every if rank.changed_by]
     settings = {
         plugin: ", ".join(f"{key}={value}" for key, value in plugin_options(snapshot.identity, plugin).items())
-        for snapshot in identity
+        for snapshot in snapshots
         if snapshot is not None
         for plugin in {plugin for rank in every for plugin in rank.changed_by}
     }
@@ -203,13 +203,7 @@ def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
 
 def _state(rank: Rank, report: Report) -> Iterator[object]:
     row = rank.row
-    for why in filter(
-        None,
-        (
-            row["how"] and f"It {row['how']}.",
-            paused(report, row),
-        ),
-    ):
+    for why in filter(None, (row["how"] and f"It {row['how']}.", paused(report, row))):
         yield tag("p", why, class_="bad")
     seen = {state: value for state, value in report["observed"].items() if value}
     blind = ", ".join(f"{value:,.0f} {state.replace('_', ' ')}" for state, value in seen.items() if state != "observed")
@@ -237,7 +231,6 @@ def _state(rank: Rank, report: Report) -> Iterator[object]:
 
 
 def _plugins(report: Report) -> Markup:
-    """Return the table of plugins: state, errors and cost."""
     if not report["plugins"]:
         return tag("p", "None is loaded.", class_="soft")
     head = ("plugin", "state", "training", "looks at", ">errors", ">time spent", "settings")

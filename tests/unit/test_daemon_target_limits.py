@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hookd.tool.daemon.fleet.fd_budget import MARGIN, RESERVE, Room
+from hookd.tool.daemon.fleet.fd_budget import MARGIN, RESERVE, TargetLimits
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def pids(stack):
 def test_it_is_told_once_while_there_is_room_for_some_only_and_again_after_there_was_room_for_all(limit, pids, caplog):
     one, other, late = pids
     limit(2 * MARGIN)
-    room = Room()
+    room = TargetLimits()
     room.refuse(one)
     room.refuse(other)
     assert room.reopened({}) == [one, other]
@@ -51,7 +51,7 @@ def test_it_is_told_once_while_there_is_room_for_some_only_and_again_after_there
 
 def test_without_a_margin_nobody_is_looked_at_again(limit):
     limit(MARGIN)
-    room = Room()
+    room = TargetLimits()
     room.refuse(71)
     assert room.reopened({}) == []
     limit(MARGIN + 1)

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd.tool.daemon.incidents.incident_log import KINDS, LINES, MAX_LENGTH, WINDOW_S, Herald
+from hookd.tool.daemon.incidents.incident_log import KINDS, LINES, WINDOW_S, IncidentLog
 from hookd.wire import labels
+from hookd.wire.text import MAX_LINE
 
 
 @pytest.fixture
@@ -17,9 +18,9 @@ def clock():
 
 
 @pytest.fixture
-def herald(clock, caplog):
+def incident_log(clock, caplog):
     caplog.set_level(logging.WARNING)
-    return Herald(lambda: clock.now)
+    return IncidentLog(lambda: clock.now)
 
 
 TARGET = SimpleNamespace(pid=7, claim=labels.Claim(7, 7, "1", "train.py", "train.py"))
@@ -29,10 +30,10 @@ def dead(n):
     return {"kind": "dead", "step": n, "message": f"layer {n} is dead"}
 
 
-def test_a_line_names_kind_target_step_and_message(herald, caplog):
-    herald.tell(TARGET, [{"kind": "nan", "step": 60, "is_step_absolute": True, "message": "first NaN: fc output"}])
-    herald.tell(TARGET, [{"kind": "lost", "message": "gone"}])
-    herald.tell(TARGET, [{"kind": "inf", "step": 3, "is_step_absolute": False, "message": "first Inf"}])
+def test_a_line_names_kind_target_step_and_message(incident_log, caplog):
+    incident_log.add(TARGET, [{"kind": "nan", "step": 60, "is_step_absolute": True, "message": "first NaN: fc output"}])
+    incident_log.add(TARGET, [{"kind": "lost", "message": "gone"}])
+    incident_log.add(TARGET, [{"kind": "inf", "step": 3, "is_step_absolute": False, "message": "first Inf"}])
     assert caplog.messages == [
         "nan in process 7 (run train.py, rank 1) at step 60: first NaN: fc output",
         "lost in process 7 (run train.py, rank 1): gone",
@@ -40,48 +41,48 @@ def test_a_line_names_kind_target_step_and_message(herald, caplog):
     ]
 
 
-def test_a_line_says_whose_process_it_is(herald, caplog):
+def test_a_line_says_whose_process_it_is(incident_log, caplog):
     for uid in (0, 4_000_000_001):
         target = SimpleNamespace(pid=7, claim=labels.Claim(7, 7, "1", "llama", "llama", uid=uid))
-        herald.tell(target, [{"kind": "nan", "message": "first NaN"}])
+        incident_log.add(target, [{"kind": "nan", "message": "first NaN"}])
     assert caplog.messages == [
         "nan in process 7 of user root (run llama, rank 1): first NaN",
         "nan in process 7 of user 4000000001 (run llama, rank 1): first NaN",
     ]
 
 
-def test_of_many_of_one_kind_the_first_are_told_and_the_others_counted(herald, clock, caplog):
-    herald.tell(TARGET, [dead(n) for n in range(13)])
-    herald.tell(TARGET, [{"kind": "nan", "message": "a NaN"}])
+def test_of_many_of_one_kind_the_first_are_told_and_the_others_counted(incident_log, clock, caplog):
+    incident_log.add(TARGET, [dead(n) for n in range(13)])
+    incident_log.add(TARGET, [{"kind": "nan", "message": "a NaN"}])
     told = [line for line in caplog.messages if "is dead" in line]
     assert len(told) == LINES
     assert "a NaN" in caplog.messages[-1]
     clock.now += WINDOW_S
-    herald.tell(TARGET, [])
+    incident_log.add(TARGET, [])
     assert caplog.messages[-1] == f"{13 - LINES} more of dead in process 7 (run train.py, rank 1): hookd report 7"
-    herald.tell(TARGET, [dead(13)])
+    incident_log.add(TARGET, [dead(13)])
     assert "layer 13 is dead" in caplog.messages[-1]
 
 
-def test_at_the_end_of_a_target_the_count_comes_at_once(herald, caplog):
-    herald.tell(TARGET, [dead(n) for n in range(LINES + 1)])
-    herald.end(TARGET)
-    herald.end(TARGET)
+def test_at_the_end_of_a_target_the_count_comes_at_once(incident_log, caplog):
+    incident_log.add(TARGET, [dead(n) for n in range(LINES + 1)])
+    incident_log.end(TARGET)
+    incident_log.end(TARGET)
     assert [line for line in caplog.messages if "more of" in line] == [
         "1 more of dead in process 7 (run train.py, rank 1): hookd report 7"
     ]
 
 
-def test_a_hostile_target_writes_one_line_that_no_terminal_obeys(herald, caplog):
-    herald.tell(TARGET, [{"kind": "a\nb", "step": "x", "message": "\x1b[2J\n" + "y" * 10_000}])
+def test_a_hostile_target_writes_one_line_that_no_terminal_obeys(incident_log, caplog):
+    incident_log.add(TARGET, [{"kind": "a\nb", "step": "x", "message": "\x1b[2J\n" + "y" * 10_000}])
     (line,) = caplog.messages
     assert line.isprintable()
-    assert len(line) < MAX_LENGTH + 100
+    assert len(line) < MAX_LINE + 100
 
 
-def test_a_hostile_target_that_invents_kinds_does_not_flood_the_log(herald, clock, caplog):
-    herald.tell(TARGET, [{"kind": f"kind {n}", "message": "x"} for n in range(1000)])
+def test_a_hostile_target_that_invents_kinds_does_not_flood_the_log(incident_log, clock, caplog):
+    incident_log.add(TARGET, [{"kind": f"kind {n}", "message": "x"} for n in range(1000)])
     assert len(caplog.messages) == KINDS + LINES
     clock.now += WINDOW_S
-    herald.tell(TARGET, [])
+    incident_log.add(TARGET, [])
     assert f"{1000 - KINDS - LINES} more of other kinds" in caplog.messages[-1]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hookd.tool.daemon.fleet.fleet import Fleet
-from hookd.tool.daemon.fleet.last_session import NOTE_S, Roster
+from hookd.tool.daemon.fleet.last_session import NOTE_S, LastSession
 from hookd.tool.daemon.incidents.store import IncidentStore, boot_id
 from hookd.tool.linux import proc
 
@@ -43,7 +43,7 @@ def told(fleet):
 
 
 def test_who_has_gone_is_told_with_the_step_and_the_time_at_which_it_was_last_seen(fleet, note, caplog):
-    Roster(note(), fleet).look([])
+    LastSession(note(), fleet).look([])
     pid = 2**22 + 1
     message = (
         f"process {pid} was gone when the daemon came back: last seen alive at 2001-09-09 01:46:40 UTC, how it ended is "
@@ -56,29 +56,29 @@ def test_who_has_gone_is_told_with_the_step_and_the_time_at_which_it_was_last_se
 def test_who_was_noted_in_another_time_namespace_is_the_same_process(fleet, note):
     hours_10 = 36_000 * os.sysconf("SC_CLK_TCK")
     shifted = proc.start_ticks(os.getpid()) + hours_10
-    Roster(note(pid=os.getpid(), start_ticks=shifted, offset=hours_10), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=shifted, offset=hours_10), fleet).look([])
     assert told(fleet) == []
-    Roster(note(pid=os.getpid(), start_ticks=shifted), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=shifted), fleet).look([])
     assert len(told(fleet)) == 1, "as an older hookd has written it: it is another process then"
 
 
 def test_of_the_time_before_a_boot_all_are_gone_whatever_runs_under_their_pids(fleet, note):
-    Roster(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).look([])
     ((_, _, _, message),) = told(fleet)
     assert message.endswith("; the machine has been booted since")
 
 
 def test_who_still_runs_is_not_told_and_another_process_of_that_pid_is_another(fleet, note):
     ticks = proc.start_ticks(os.getpid())
-    Roster(note(pid=os.getpid(), start_ticks=ticks), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=ticks), fleet).look([])
     assert told(fleet) == []
-    Roster(note(pid=os.getpid(), start_ticks=ticks + 1), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=ticks + 1), fleet).look([])
     assert [row[0] for row in told(fleet)] == [os.getpid()]
 
 
 def test_it_is_told_once_even_if_the_daemon_is_killed_before_the_next_note(fleet, note):
     for _ in range(2):
-        Roster(note(), fleet).look([])
+        LastSession(note(), fleet).look([])
     assert len(told(fleet)) == 1
 
 
@@ -86,20 +86,20 @@ def test_it_is_told_once_even_if_the_daemon_is_killed_before_the_next_note(fleet
 def test_a_note_that_is_damaged_is_replaced(fleet, tmp_path, text, caplog):
     path = tmp_path / "held.json"
     path.write_text(text)
-    Roster(path, fleet).look([])
+    LastSession(path, fleet).look([])
     assert json.loads(path.read_text()) == []
     assert "the targets that were alive when the last daemon ended are unknown" in caplog.text
 
 
 def test_the_file_is_written_when_somebody_comes_and_then_now_and_then(fleet, tmp_path):
     now, path = [0.0], tmp_path / "held.json"
-    roster = Roster(path, fleet, lambda: now[0])
-    roster.look([])
+    session = LastSession(path, fleet, lambda: now[0])
+    session.look([])
     path.unlink()
-    roster.look([])
+    session.look([])
     assert not path.exists(), "nothing has changed"
     now[0] += NOTE_S
-    roster.look([])
+    session.look([])
     assert path.exists()
 
 
@@ -110,7 +110,7 @@ def test_the_file_is_its_owners_alone_whatever_the_umask_and_whatever_lay_there(
         old.chmod(0o666)
     before = os.umask(0)
     try:
-        Roster(path, fleet).look([])
+        LastSession(path, fleet).look([])
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
