@@ -15,7 +15,7 @@ import pytest
 from hookd.errors import HookdError
 from hookd.tool.attach import environment
 from hookd.tool.daemon.actions import Actions
-from hookd.tool.daemon.fleet.fd_budget import TargetLimits
+from hookd.tool.daemon.fleet.fd_budget import QUIET_S, TargetLimits
 from hookd.tool.daemon.fleet.fleet import LOOK_S
 from hookd.tool.daemon.fleet.identity import Identity
 from hookd.wire import labels
@@ -210,7 +210,8 @@ def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, f
 
 
 def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free(caplog):
-    room, (one, other) = TargetLimits(), (os.getpid(), os.getppid())
+    now = [0.0]
+    room, (one, other) = TargetLimits(clock=lambda: now[0]), (os.getpid(), os.getppid())
     room.refuse(one)
     room.refuse(other)
     assert room.reopened({}) == sorted([one, other])
@@ -220,6 +221,7 @@ def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free
     assert len(caplog.records) == 1
     assert room.reopened({}) == [other]
     room.forget(other)
+    now[0] += QUIET_S
     room.refuse(one)
     assert [one.message.split()[1] for one in caplog.records] == [str(one)] * 2, "a new one is logged again"
 

@@ -10,12 +10,13 @@ import contextlib
 import logging
 import os
 import resource
+import time
 from typing import TYPE_CHECKING
 
 from hookd.tool.linux.owner import user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 PER_USER = 256
 RESERVE = 128
@@ -28,6 +29,8 @@ MARGIN = 8
 
 A scrape that has just ended frees some.
 """
+QUIET_S = 60.0
+"""Time without another warning. Looks at many new processes take descriptors for a moment, and then there is room again."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,8 +51,11 @@ class TargetLimits:
         beyond: by user, the processes that were refused because the user has the maximum number of targets.
     """
 
-    def __init__(self, per_user: int = PER_USER) -> None:
+    def __init__(self, per_user: int = PER_USER, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_user = per_user
+        self._clock = clock
+        self._is_logged = False
+        self._quiet_until = 0.0
         self.refused: dict[int, bool] = {}
         self.beyond: dict[int, dict[int, None]] = {}
 
@@ -71,11 +77,13 @@ class TargetLimits:
         """Note a process that is not served for lack of a descriptor.
 
         This is logged only if all processes that were refused before are served or gone by now: room for some of them does
-        not end the shortage.
+        not end the shortage. A shortage that follows another one within `QUIET_S` is part of it.
         """
-        was_logged = any(map(_is_there, list(self.refused)))
+        self._is_logged &= any(map(_is_there, list(self.refused)))
         self.refused[pid] = True
-        if not was_logged:
+        now = self._clock()
+        if not self._is_logged and now >= self._quiet_until:
+            self._is_logged, self._quiet_until = True, now + QUIET_S
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             _log.warning(
                 "process %d and those found after it are not served: hookd may open %d files, and each target takes up to "

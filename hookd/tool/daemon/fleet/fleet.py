@@ -77,7 +77,7 @@ class Fleet:
         self._census = Census(only, clock)
         self._memory_cgroups = MemoryCgroups(clock)
         self._clock = clock
-        self._limits = TargetLimits(per_user)
+        self._limits = TargetLimits(per_user, clock)
         self._lock = threading.RLock()
         self._incidents_lock = threading.Lock()
         self._living: dict[int, Target] = {}
