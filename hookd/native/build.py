@@ -38,10 +38,7 @@ TIMEOUT_S = 120
 
 
 class Compiler(NamedTuple):
-    """A compiler for one kind of machine.
-
-    It has a command, and the arguments that follow the sources.
-    """
+    """A compiler for one kind of machine. It has a command, and the arguments that follow the sources."""
 
     machine: str
     command: tuple[str, ...]
@@ -49,10 +46,7 @@ class Compiler(NamedTuple):
 
 
 def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) -> Path:
-    """Return the path of a shared object for a kind of machine.
-
-    Machines are named as by `uname -m`.
-    """
+    """Return the path of a shared object for a kind of machine. Machines are named as by `uname -m`."""
     return directory / f"{name}-{machine}.so"
 
 
@@ -80,10 +74,7 @@ def has_compiler() -> bool:
 
 
 def compilers() -> list[Compiler]:
-    """Return one compiler for each machine that has any.
-
-    The one in CC comes first, then ziglang.
-    """
+    """Return one compiler for each machine that has any. The one in CC comes first, then ziglang."""
     own, of_system = os.uname().machine, _of_system()
     system = [Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)] if of_system else []
     zig = []

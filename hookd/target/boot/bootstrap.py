@@ -75,10 +75,7 @@ def _left() -> None:
 
 
 def came() -> float | None:
-    """Return the time of the attach in unix seconds.
-
-    It identifies this process's agent; None without an agent.
-    """
+    """Return the time of the attach in unix seconds. It identifies this process's agent; None without an agent."""
     agent = _agent
     return None if agent is None else float(agent.came)
 

@@ -89,10 +89,7 @@ class Forks:
             raise errors[0]
 
     def resume(self) -> None:
-        """Restart the threads that a fork has ended.
-
-        May be called at any time, in any thread.
-        """
+        """Restart the threads that a fork has ended. May be called at any time, in any thread."""
         if not self._is_halted or posix.getpid() != self._pid:
             return
         self._is_halted = False

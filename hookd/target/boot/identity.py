@@ -44,10 +44,7 @@ class Process:
 
 
 def identity(config: AgentConfig) -> Identity:
-    """Return the page's identity.
-
-    `config` may override run and rank. Pids are those in the target's own namespace.
-    """
+    """Return the page's identity. `config` may override run and rank. Pids are those in the target's own namespace."""
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
     variables = dict(environ)
@@ -84,10 +81,7 @@ def _user() -> str:
 
 
 def _start_ticks() -> int:
-    """Return the start time in ticks, field 22 of /proc/self/stat.
-
-    0 in a container without /proc.
-    """
+    """Return the start time in ticks, field 22 of /proc/self/stat. 0 in a container without /proc."""
     try:
         # The name in field 2 may contain any character, including spaces and parentheses.
         return int(read("/proc/self/stat").rpartition(b")")[2].split()[19])

@@ -120,10 +120,7 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder.
-
-    Links to folders are not followed.
-    """
+    """Yield the paths of all files below a folder. Links to folders are not followed."""
     for name in sorted(posix.listdir(folder)):
         path = f"{folder}/{name}"
         if stat.S_ISDIR(posix.lstat(path).st_mode):

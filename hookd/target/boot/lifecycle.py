@@ -208,10 +208,7 @@ class Agent:
         return {**self._change("load", None, loaded), **loaded.source}
 
     def _reload(self, request: Request) -> Changed:
-        """Replace a plugin by a new one from new source.
-
-        It gets the same options. On an error the old one stays.
-        """
+        """Replace a plugin by a new one from new source. It gets the same options. On an error the old one stays."""
         self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
         old = self.parts.registry.named(str(spec["name"]))
@@ -252,10 +249,7 @@ class Agent:
         return self._change("unload", self.parts.registry.named(str(request.get("name"))), None)
 
     def _configure(self, request: Request) -> Changed:
-        """Replace a plugin by a new one with other options.
-
-        If it refuses them, the old one stays.
-        """
+        """Replace a plugin by a new one with other options. If it refuses them, the old one stays."""
         self.parts.changes.require_idle()
         loaded = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
@@ -326,17 +320,11 @@ class Agent:
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Clean up at the end of the control thread.
-
-        That thread calls this, and still has to send an answer.
-        """
+        """Clean up at the end of the control thread. That thread calls this, and still has to send an answer."""
         self._control.end(then=self.leave)
 
     def orphan(self) -> None:
-        """Detach when no lease is left.
-
-        A later request to keep the agent prevents that.
-        """
+        """Detach when no lease is left. A later request to keep the agent prevents that."""
         if self._config.get("lease_s") is None and not self._is_kept:
             self._page.update_identity(keep=False)
             self._control.stay(ORPHAN_S)
@@ -464,10 +452,7 @@ class Agent:
             self._control.unlink()
 
     def _silence(self) -> None:
-        """Disable the agent in a forked child; takes no lock.
-
-        The child has no patches, page, socket or threads.
-        """
+        """Disable the agent in a forked child; takes no lock. The child has no patches, page, socket or threads."""
         self.parts.life.is_live = False
         self.parts.tracing.forget()
         self.parts.arming.restore_in_child()

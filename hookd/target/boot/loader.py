@@ -100,10 +100,7 @@ class Loader:
         return module
 
     def _module(self, name: str) -> ModuleType:
-        """Return a module by its private name; import it if necessary.
-
-        Its parent packages are imported as well.
-        """
+        """Return a module by its private name; import it if necessary. Its parent packages are imported as well."""
         module = self._loaded.get(name)
         if module is not None:
             return module
@@ -178,10 +175,7 @@ class Loader:
         return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
 
     def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
-        """Remove and return the modules below some top-level modules.
-
-        The result has their private names.
-        """
+        """Remove and return the modules below some top-level modules. The result has their private names."""
         names = [name for name in self._loaded if public(name).partition(".")[0] in tops]
         out = {name: self._loaded.pop(name) for name in names}
         _withdraw(out)
@@ -360,10 +354,7 @@ def _is_package(path: str) -> bool:
 
 
 class RefusalError(Exception):
-    """A refusal that the tool reports as its error class `kind`.
-
-    `hookd.errors` is not loaded here yet.
-    """
+    """A refusal that the tool reports as its error class `kind`. `hookd.errors` is not loaded here yet."""
 
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)

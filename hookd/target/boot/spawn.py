@@ -104,10 +104,7 @@ def _nothing() -> None:
 
 
 class _Visitor:
-    """The injected thread that brought the agent in.
-
-    hookd did not start it here, and it ends by itself.
-    """
+    """The injected thread that brought the agent in. hookd did not start it here, and it ends by itself."""
 
     is_over = True
 
@@ -121,10 +118,7 @@ def note_visitor() -> None:
 
 
 def remaining() -> list[Thread | _Visitor]:
-    """Return the threads for which a fork waits.
-
-    The kernel still knows them.
-    """
+    """Return the threads for which a fork waits. The kernel still knows them."""
     _forget_gone()
     return [living for living in [*_LIVING] if living.awaited_s < PATIENCE_S]
 

@@ -70,10 +70,7 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 
 
 def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
-    """Yield the code of a module's pieces.
-
-    The tool has compiled it if its Python has the same bytecode.
-    """
+    """Yield the code of a module's pieces. The tool has compiled it if its Python has the same bytecode."""
     compiled = files.get(path + "c", b"")
     if compiled.startswith(importlib.util.MAGIC_NUMBER):
         yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
@@ -138,10 +135,7 @@ class _Mailbox:
         return self.word(32) != 0
 
     def close(self) -> None:
-        """Free the memory of the mailbox.
-
-        The first page stays if code in it may still be queued.
-        """
+        """Free the memory of the mailbox. The first page stays if code in it may still be queued."""
         size = self.word(40)
         keep = 0 if self.word(8) == self.word(64) else 4096
         if self._fd is not None:

@@ -280,10 +280,7 @@ class Plans(dict[int, Any]):
         super().clear()
 
     def close(self) -> None:
-        """Forget all modules, and disconnect from the table.
-
-        Some of the modules may be freed later.
-        """
+        """Forget all modules, and disconnect from the table. Some of the modules may be freed later."""
         self.clear()
         self._put = self._drop = self._count = self._clear = _ignore
 
@@ -409,10 +406,7 @@ class Entry:
         return int(self._deep())
 
     def find_layout(self) -> layout.Layout | None:
-        """Return the memory layout of torch's tensors, None if unknown.
-
-        The first call takes some milliseconds.
-        """
+        """Return the memory layout of torch's tensors, None if unknown. The first call takes some milliseconds."""
         if not self._found:
             self._found.append(layout.find(_DTYPES))
         return self._found[0]
@@ -580,10 +574,7 @@ class Entry:
 
 
 def _for_marks() -> tuple[Any, Any, Any]:
-    """Return two functions of torch and a tensor for `hookd/native/marks.c`.
-
-    Nones if torch lacks the functions.
-    """
+    """Return two functions of torch and a tensor for `hookd/native/marks.c`. Nones if torch lacks the functions."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
     if None in (task, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
@@ -601,10 +592,7 @@ def _has_usual_layout() -> bool:
 
 
 def _offset(instance: Any, name: str) -> int | None:
-    """Return the offset of one of an object's `__slots__`, in bytes.
-
-    None if it cannot be found.
-    """
+    """Return the offset of one of an object's `__slots__`, in bytes, or None if it cannot be found."""
     mark, before = object(), getattr(instance, name)
     setattr(instance, name, mark)
     words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))

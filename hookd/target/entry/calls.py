@@ -198,10 +198,7 @@ class Calls:
         self.dispatch.own_failure("the backward of a module", error)
 
     def hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
-        """Return the state of the graph before a call.
-
-        None if the graph is not to be hooked.
-        """
+        """Return the state of the graph before a call, or None if the graph is not to be hooked."""
         if is_autograd_compiled():
             self._tell_unobserved()
             return None

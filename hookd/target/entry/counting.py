@@ -117,10 +117,7 @@ class Counting:
         return Counted(module, shape.number, remembers(heard), checks, is_timed(heard), totals, back, shown)
 
     def begin_anew(self) -> list[Shape]:
-        """Begin with new shapes, and return the old ones.
-
-        Pass these to `end` once no module has them any more.
-        """
+        """Begin with new shapes, and return the old ones. Pass these to `end` once no module has them any more."""
         self._in_use = [ref for ref in self._in_use if ref() is not None]
         old = list(self._shapes.values())
         if self._entry is not None:

@@ -40,10 +40,7 @@ def stand_in(ours: Any, original: Any) -> None:
 
 
 def skip_frames(code: CodeType) -> None:
-    """Exclude frames of this code from compilation by dynamo.
-
-    This does not import dynamo, and survives its reset.
-    """
+    """Exclude frames of this code from compilation by dynamo. This does not import dynamo, and survives its reset."""
     if hasattr(_FRAMES, "set_code_exec_strategy"):
         action = _FRAMES._FrameAction
         strategy = _FRAMES._FrameExecStrategy(action.SKIP, action.DEFAULT)
@@ -66,10 +63,7 @@ def skip_package(package: str, rest: Callable[[], None]) -> None:
 
 
 def _codes(namespace: Any, module: str) -> Iterator[CodeType]:
-    """Yield the code of all functions of a module and its classes.
-
-    Nested functions are included.
-    """
+    """Yield the code of all functions of a module and its classes. Nested functions are included."""
     for value in list(namespace.values()):
         if isinstance(value, type):
             if value.__module__ == module:

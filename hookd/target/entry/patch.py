@@ -27,10 +27,7 @@ HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
 
 
 def is_pristine(call: Any) -> bool:
-    """Whether `nn.Module.__call__` is torch's own.
-
-    If it is, hookd may run its body instead of calling it.
-    """
+    """Whether `nn.Module.__call__` is torch's own. If it is, hookd may run its body instead of calling it."""
     code = getattr(call, "__code__", None)
     return code is not None and code.co_filename == nn.Module._call_impl.__code__.co_filename
 
@@ -113,10 +110,7 @@ class ClassPatch:
         self.register()
 
     def register(self) -> None:
-        """Register the replacement with dynamo.
-
-        Called again from time to time, because dynamo may be loaded later.
-        """
+        """Register the replacement with dynamo. Called again from time to time, because dynamo may be loaded later."""
         dynamo.replace_call(self.original, self.ours)
 
     def restore(self) -> str:
@@ -156,10 +150,7 @@ class Replaced:
         setattr(owner, name, self.ours)
 
     def restore(self) -> bool:
-        """Restore the original.
-
-        Return False if something else has replaced the wrapper in the meantime.
-        """
+        """Restore the original; return False if something else has replaced the wrapper in the meantime."""
         if self.owner.__dict__.get(self.name) is not self.ours:
             return False
         setattr(self.owner, self.name, self.original)

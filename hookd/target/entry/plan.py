@@ -180,10 +180,7 @@ class Plan:
         return calls.hook_outputs(module, values[INPUTS], values[OUTPUT], flow, values[RECOMPUTE])
 
     def _tell_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
-        """Call the listeners for a recompute that torch has ended early.
-
-        It has taken time as well.
-        """
+        """Call the listeners for a recompute that torch has ended early. It has taken time as well."""
         heard = self._shape.find(recompute=True)
         values[IS_AGAIN] = is_inside(top, self._module)
         listeners = heard.after if self._is_nested(top) else heard.after + heard.root_after

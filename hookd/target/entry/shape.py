@@ -102,10 +102,7 @@ class Shape:
 
 
 def is_timed(listeners: Iterable[Listener]) -> bool:
-    """Whether a listener takes the time of a call.
-
-    Listeners that are switched off in this step count as well.
-    """
+    """Whether a listener takes the time of a call. Listeners that are switched off in this step count as well."""
     return any(listener.hook in _AFTER and not TIMES.isdisjoint(listener.arguments) for listener in listeners)
 
 
@@ -115,8 +112,5 @@ def remembers(listeners: tuple[Listener, ...]) -> bool:
 
 
 def without_output(listeners: list[Listener]) -> list[Listener]:
-    """Return the listeners for a recompute that torch ends early.
-
-    Such a recompute has no output.
-    """
+    """Return the listeners for a recompute that torch ends early. Such a recompute has no output."""
     return [listener for listener in listeners if not listener.mutates and "output" not in listener.arguments]

@@ -319,10 +319,7 @@ def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) ->
 
 
 def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
-    """Hook the input's own node as a fallback.
-
-    An in-place operation on the view drops the view's node.
-    """
+    """Hook the input's own node as a fallback. An in-place operation on the view drops the view's node."""
     for slot, i in passed:
         edge = entered.edges[i]
         if edge is not None and edge[0]._sequence_nr() < _ACCUMULATE:
@@ -439,10 +436,7 @@ def added(one: Any, other: Any) -> Any:
 
 
 def _harmless(flow: Flow, hook: Any) -> Any:
-    """Return a hook that reports hookd's own errors.
-
-    Autograd would otherwise raise them in the training.
-    """
+    """Return a hook that reports hookd's own errors. Autograd would otherwise raise them in the training."""
 
     def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         try:

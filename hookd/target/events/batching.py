@@ -258,10 +258,7 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Check the output of a call that ran through its plan.
-
-        The C entry does the same for calls that it counts.
-        """
+        """Check the output of a call that ran through its plan. The C entry does the same for calls that it counts."""
         counting = self._counting
         if not counting.is_alert:
             is_root = thread.top is None or thread.top[1] is None
@@ -273,10 +270,7 @@ class Portions:
         self._suspect(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, thread.top, False)))
 
     def _is_good(self, output: Any) -> bool | None:
-        """Whether all numbers of an output are finite or -inf.
-
-        None if that cannot be found out at once.
-        """
+        """Whether all numbers of an output are finite or -inf. None if that cannot be found out at once."""
         outputs = [tensor for tensor in (output if type(output) is tuple else (output,)) if tensor is not None]
         try:
             if torch_state.is_unreal() or torch_state.function_modes() or len(outputs) > 8:
@@ -331,10 +325,7 @@ class Portions:
 
     @staticmethod
     def _weak(record: Any, thread: ThreadState) -> Any:
-        """Return a record of a call that keeps nothing alive.
-
-        It does not refer to the call's inputs.
-        """
+        """Return a record of a call that keeps nothing alive. It does not refer to the call's inputs."""
         call = _named(record)
         if isinstance(call, Returned):
             return call
@@ -390,10 +381,7 @@ class Portions:
 
     @staticmethod
     def _note(thread: ThreadState, calls: list[Call], size: int) -> None:
-        """Record the calls of a portion.
-
-        All but the last are known to be small.
-        """
+        """Record the calls of a portion. All but the last are known to be small."""
         *waited, last = calls
         if thread.kept + size <= KEPT + ENOUGH:
             thread.returned += waited
@@ -459,10 +447,7 @@ def _versions(before: int | tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def _version(output: Any) -> int:
-    """Return the version of a plain tensor, otherwise -1.
-
-    An inference tensor has no version.
-    """
+    """Return the version of a plain tensor, otherwise -1. An inference tensor has no version."""
     try:
         return output._version if type(output) is _Tensor else -1  # noqa: SLF001
     except RuntimeError:
@@ -504,10 +489,7 @@ def _named(record: Call | Returned | tuple[Any, ...]) -> Call | Returned:
 
 
 def _gone() -> None:
-    """Return None, as a dead weak reference does.
-
-    Stands for an output that was finite and is not kept.
-    """
+    """Return None, as a dead weak reference does. Stands for an output that was finite and is not kept."""
 
 
 def _as_returned(call: Call) -> Returned:

@@ -1,7 +1,4 @@
-"""The agent's work between two steps, in the training thread.
-
-`hookd.target.events.steps` finds the boundaries.
-"""
+"""The agent's work between two steps, in the training thread. `hookd.target.events.steps` finds the boundaries."""
 
 from __future__ import annotations
 
@@ -106,10 +103,7 @@ class Boundaries:
             self._dispatch.own_failure("the beginning of a step", failure)
 
     def call_begins(self) -> None:
-        """Begin a call of a model in a process that does not train.
-
-        Such a call is a turn, as a step is.
-        """
+        """Begin a call of a model in a process that does not train. Such a call is a turn, as a step is."""
         try:
             self._deliver_numbers()
             self._step_calls.inc()

@@ -61,10 +61,7 @@ class Dispatch:
         self._on: dict[str, list[Listener]] = {}  # active listeners by hook; only of hooks without a module
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
-        """Return the active listeners of a hook.
-
-        For a module's hook, these are the listeners at `module`.
-        """
+        """Return the active listeners of a hook. For a module's hook, these are the listeners at `module`."""
         on = self._on  # `turned` replaces it
         listeners = on.get(hook) if module is None else None
         if listeners is None:
@@ -74,18 +71,12 @@ class Dispatch:
         return listeners
 
     def turned(self) -> None:
-        """Drop the cached listeners.
-
-        Called when a switch was turned, or a plugin was loaded or unloaded.
-        """
+        """Drop the cached listeners. Called when a switch was turned, or a plugin was loaded or unloaded."""
         self._on = {}
         self._phases.turned()
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Call the listeners of a hook, and ignore their results.
-
-        For hooks that are not part of a plan.
-        """
+        """Call the listeners of a hook, and ignore their results. For hooks that are not part of a plan."""
         listeners = self._on.get(hook) if module is None else None
         if listeners is None:
             listeners = self.switched_on(hook, module)

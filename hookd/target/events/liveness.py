@@ -26,10 +26,7 @@ _COMPILES = "torch/_inductor/compile_fx.py"
 
 
 class Stall:
-    """Publishes issued collectives, and whether torch compiles.
-
-    For hookd's own thread only.
-    """
+    """Publishes issued collectives, and whether torch compiles. For hookd's own thread only."""
 
     def __init__(self, page: PageWriter) -> None:
         self._ticks = Counter(
@@ -70,10 +67,7 @@ def _compiles(frame: Any) -> bool:
 
 
 def _issued() -> Iterator[tuple[str, int]]:
-    """Yield each process group's name and its last collective's number.
-
-    Yields nothing if torch does not provide it.
-    """
+    """Yield each process group's name and its last collective's number. Yields nothing if torch does not provide it."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names: set[str] = set()
     try:
@@ -86,10 +80,7 @@ def _issued() -> Iterator[tuple[str, int]]:
 
 
 def _sequence(group: Any) -> int | None:
-    """Return the number of a group's last collective; takes about 1 us.
-
-    Collectives of all its backends count.
-    """
+    """Return the number of a group's last collective; takes about 1 us. Collectives of all its backends count."""
     # torch/csrc/distributed/c10d/ProcessGroup.hpp `getSequenceNumberForGroup`, 2.0 to 2.14: gloo and nccl have it.
     ask = getattr(group, "_get_sequence_number_for_group", None)
     try:
@@ -99,10 +90,7 @@ def _sequence(group: Any) -> int | None:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Return a group's name, made of its ranks: 0-3,8.
-
-    The name is the same on all of them.
-    """
+    """Return a group's name, made of its ranks: 0-3,8. The name is the same on all of them."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

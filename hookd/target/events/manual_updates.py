@@ -54,10 +54,7 @@ class Place(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The ids and versions of a trained parameter and its gradient.
-
-    Those of the gradient are 0 if there is none.
-    """
+    """The ids and versions of a trained parameter and its gradient. Those of the gradient are 0 if there is none."""
 
     parameter: int
     version: int
@@ -112,10 +109,7 @@ class ByHand:
         return self._over() if has_moved and had_graph else 0
 
     def backward_begins(self) -> int:
-        """Return the same as `forward_begins`, at a backward.
-
-        Gradients may be cleared after the forward.
-        """
+        """Return the same as `forward_begins`, at a backward. Gradients may be cleared after the forward."""
         is_over = False
         try:
             for model in self._models.values():
@@ -145,10 +139,7 @@ class ByHand:
         return steps or self._told()
 
     def is_turn(self, module: Module) -> bool:
-        """Whether the previous call of the largest model stands for a step.
-
-        It does if no backward has followed it.
-        """
+        """Whether the previous call of the largest model stands for a step. It does if no backward has followed it."""
         if self._has_backward or module.root != self._main:
             return False
         last, self._called = self._called, module.root
@@ -238,10 +229,7 @@ def _look(place: Place) -> Seen | None:
 
 
 def _have_moved(before: list[Seen | None], now: list[Seen | None]) -> bool:
-    """Whether any parameter was written to.
-
-    A parameter that was replaced by another tensor does not count.
-    """
+    """Whether any parameter was written to. A parameter that was replaced by another tensor does not count."""
     both = ((then, one) for then, one in zip(before, now) if then is not None and one is not None)
     return any(then.parameter == one.parameter and then.version != one.version for then, one in both)
 

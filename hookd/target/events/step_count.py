@@ -1,7 +1,4 @@
-"""The number of the step in progress.
-
-Only `hookd.target.events.steps` counts; all other code reads.
-"""
+"""The number of the step in progress. Only `hookd.target.events.steps` counts; all other code reads."""
 
 from __future__ import annotations
 
