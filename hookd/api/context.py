@@ -89,7 +89,7 @@ class Host(Protocol):
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: Mapping[str, object]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
-    def work_aside(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
+    def run_in_background(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
 
 
 class Context:
@@ -314,7 +314,7 @@ class Context:
         Args:
             work: must not draw random numbers, and touch no tensor but those that the plugin has made itself.
         """
-        self._host.work_aside(self.plugin, work)
+        self._host.run_in_background(self.plugin, work)
 
     # -- the numbers of a tensor
 

@@ -64,8 +64,8 @@ def build(directory: Path = HERE) -> list[Path]:
     if not found:
         raise FileNotFoundError("no C compiler: neither cc nor gcc nor clang nor ziglang is there, and CC is not set")
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = [_compiled(one, name, Path(scratch)) for one in found for name in SOURCES]
-        return [one.replace(directory / one.name) for one in made]
+        made = [_compiled(compiler, name, Path(scratch)) for compiler in found for name in SOURCES]
+        return [path.replace(directory / path.name) for path in made]
 
 
 def has_compiler() -> bool:
@@ -80,8 +80,8 @@ def compilers() -> list[Compiler]:
     zig = []
     if importlib.util.find_spec("ziglang") is not None:
         command = (sys.executable, "-m", "ziglang", "cc", "-target")
-        zig = [Compiler(one, (*command, f"{one}-linux-gnu.2.17"), OF_ZIG) for one in MACHINES]
-    found = {one.machine: one for one in (zig + system if "CC" in os.environ else system + zig)}
+        zig = [Compiler(machine, (*command, f"{machine}-linux-gnu.2.17"), OF_ZIG) for machine in MACHINES]
+    found = {compiler.machine: compiler for compiler in (zig + system if "CC" in os.environ else system + zig)}
     return list(found.values())
 
 

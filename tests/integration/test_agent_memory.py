@@ -69,7 +69,7 @@ def tables(parts) -> list[int]:
         known._ignored,
         parts.portions.changed,
         parts.portions._candidates,
-        known.audience._tastes,
+        known.routing._selections,
         known.seen._called,
     ]
     contexts = [entry.context for entry in parts.registry.loaded.values()]

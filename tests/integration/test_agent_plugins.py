@@ -511,7 +511,7 @@ def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 100)
     with running(Hoards) as agent:
         nn.Identity()(torch.ones(1))
-        watch = agent.parts.watch
+        watch = agent.parts.memory_watch
         for _ in range(10):
             watch._look(agent.parts.registry.named("hoards"))
         assert agent.state("hoards") == "active"

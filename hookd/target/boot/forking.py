@@ -22,8 +22,8 @@ from hookd.wire.originals import clock, thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.target.plugins.background import Aside
-    from hookd.target.plugins.lifecycle_hooks import Cold
+    from hookd.target.plugins.background import Background
+    from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
     from hookd.target.remote.control import Control
 
 _LOOK_S = 0.0002
@@ -37,12 +37,14 @@ class Forks:
     It takes no lock, because a signal handler may fork during another fork of the same thread.
 
     Args:
-        control, aside, cold: the parts that have threads.
+        control, background, lifecycle_hooks: the parts that have threads.
         silence: called in the child.
     """
 
-    def __init__(self, control: Control, aside: Aside, cold: Cold, silence: Callable[[], None]) -> None:
-        self._control, self._aside, self._cold = control, aside, cold
+    def __init__(
+        self, control: Control, background: Background, lifecycle_hooks: LifecycleHooks, silence: Callable[[], None]
+    ) -> None:
+        self._control, self._background, self._lifecycle_hooks = control, background, lifecycle_hooks
         self._silence = silence
         self._pid = posix.getpid()
         self._is_halted = False
@@ -65,9 +67,9 @@ class Forks:
         most_s = min(spawn.PATIENCE_S, spawn.PATIENCE_S + _SHARE * (since - self._began) - self._waited_s)
         while True:
             # Repeated, because a nested fork (in a signal handler) or the end of a step in another thread may resume them.
-            self._aside.halt()
+            self._background.halt()
             self._control.halt()
-            self._cold.halt()  # last: a thread that worked for the control thread is idle now
+            self._lifecycle_hooks.halt()  # last: a thread that worked for the control thread is idle now
             left, waited_s = spawn.remaining(), clock.monotonic() - since
             self._is_halted = True
             if not left or waited_s >= max(_LEAST_S, most_s):
@@ -93,7 +95,7 @@ class Forks:
         if not self._is_halted or posix.getpid() != self._pid:
             return
         self._is_halted = False
-        settled = [self._control.resume(), self._aside.resume()]
+        settled = [self._control.resume(), self._background.resume()]
         if not all(settled):
             self._is_halted = True
 

@@ -83,7 +83,7 @@ class Agent:
         self._is_kept = False
         self._detached: Detached | None = None
         self._leaving: Thread | None = None
-        self._told: dict[str, PluginSettings] = {}
+        self._published: dict[str, PluginSettings] = {}
         self._printed = printed()
 
     def begin(self) -> None:
@@ -94,10 +94,10 @@ class Agent:
         dynamo.skip_package(__name__.partition(".")[0], self.parts.rest)
         lease_s = self._config.get("lease_s")
         self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
-        self._control.left, self._control.look = self._left, self.parts.overdue.look
+        self._control.left, self._control.look = self._left, self.parts.slow_hooks.look
         self._page.update_identity(control=self._control.path)
-        self._tell_options()
-        forks = Forks(self._control, self.parts.aside, self.parts.cold, self._silence)
+        self._publish_options()
+        forks = Forks(self._control, self.parts.background, self.parts.lifecycle_hooks, self._silence)
         self.parts.boundaries.resume = forks.resume
         if self._config.get("method") == "attach":
             note_visitor()
@@ -120,16 +120,16 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         tick, settle = functools.partial(self.parts.ticks.tick, now_s), self.parts.changes.settle
-        for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
+        for part in (self._find_rank, settle, self._publish_options, tick, self._questions.tick):
             try:  # this thread must continue, because it serves detach requests
                 part()
             except Failure as failure:
                 self.parts.errors.own_failure("tick", failure)
 
-    def _tell_options(self) -> None:
+    def _publish_options(self) -> None:
         """Publish each plugin's options, and its settings including the defaults, in the page."""
         entries = [loaded for loaded in self.parts.registry if loaded.state != "waiting"]
-        told: dict[str, PluginSettings] = {
+        settings: dict[str, PluginSettings] = {
             loaded.name: {
                 "options": dict(loaded.context.options),
                 "settings": {k: _text(v) for k, v in list(loaded.context.settings.items()) if v is not None},
@@ -138,9 +138,9 @@ class Agent:
             }
             for loaded in entries
         }
-        if told != self._told:
-            self._told = told
-            self._page.update_identity(plugins=told)
+        if settings != self._published:
+            self._published = settings
+            self._page.update_identity(plugins=settings)
 
     def _find_rank(self) -> None:
         """Publish the rank once torch.distributed knows it, which is often after the attach."""
@@ -170,7 +170,7 @@ class Agent:
             parts.changes.describe()
         )  # before `settle`, so that a change is reported as done only after its cleanup
         parts.changes.settle()
-        self._tell_options()
+        self._publish_options()
         plugins: list[PluginStatus] = [
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
@@ -253,8 +253,8 @@ class Agent:
         self.parts.changes.require_idle()
         loaded = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
-        cold, old = self.parts.cold, loaded.plugin
-        after = cold.call(old, "changed", old.changed, loaded.context.options, given)
+        lifecycle_hooks, old = self.parts.lifecycle_hooks, loaded.plugin
+        after = lifecycle_hooks.call(old, "changed", old.changed, loaded.context.options, given)
         if after == loaded.context.options:
             return {"options": after, "state": "done"}
         new = self.parts.loading.ready(type(loaded.plugin)(), after, by_name=loaded.by_name, old=loaded)
@@ -270,7 +270,7 @@ class Agent:
         parts.loading.switch(old, new)
         if old is not None:
             parts.loading.discard(old, new)
-        self._tell_options()
+        self._publish_options()
         return {"state": "done"}
 
     def _arm(self, request: Request) -> Mapping[str, object]:
@@ -376,9 +376,9 @@ class Agent:
         restored = "pending" if frames_inside() else restored
         ours = self.parts
         for loaded in ours.registry:
-            ours.cold.unconfigure(loaded)
+            ours.lifecycle_hooks.unconfigure(loaded)
         residue = [
-            *ours.tracing.residue, *ours.arming.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry),
+            *ours.tracing.residue, *ours.arming.residue, *ours.lifecycle_hooks.residue(), *ours.background.residue(ours.registry),
             *self._questions.residue(),
         ]  # fmt: skip
         self._detached = {"restored": restored, "residue": residue}
@@ -416,8 +416,8 @@ class Agent:
             clock.sleep(0.05)
         self.parts.models.patch.close()
         self.parts.numeric.close()
-        self.parts.aside.close(DETACH_S)
-        self.parts.cold.close()
+        self.parts.background.close(DETACH_S)
+        self.parts.lifecycle_hooks.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self.parts.changes.close()
@@ -440,7 +440,7 @@ class Agent:
             self.parts.steps.finish()
             self.parts.tracing.exiting()
             self._questions.exiting()
-        self.parts.aside.finish(EXIT_S)
+        self.parts.background.finish(EXIT_S)
         self._work.end(TICK_END_S)
         with contextlib.suppress(Exception):
             last = last_words(self._printed, self.parts.models.names.name_of)

@@ -57,8 +57,8 @@ class Standby:
         try:
             self._start()
         except Exception as exc:  # noqa: BLE001  the training must not notice
-            self._tell(exc)
+            self._log(exc)
 
-    def _tell(self, exc: Exception) -> None:
+    def _log(self, exc: Exception) -> None:
         with contextlib.suppress(OSError):
             write(f"{self._directory}/failed-{posix.getpid()}", worded(exc).encode())

@@ -50,7 +50,7 @@ SHAPES = 256
 ROOM = 100
 """Recursion levels that hookd may need: with fewer left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
-_LOOKED_AT = 32
+_SEARCHED_INTS = 32
 """Number of ints at the beginning of the interpreter's thread state that are searched for its depth.
 
 The thread state has more than 200 bytes. Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14.
@@ -75,8 +75,8 @@ _OF_THREAD = (
 """Attributes of a `ThreadState` that entry.c reads and sets, in its order."""
 
 
-_OF_TELLING = ("tell", "tell_plainly", "no_frame", "versions")
-"""Functions that told.c calls (`hookd.target.plugins.telling`)."""
+_OF_NOTIFIER = ("notify", "notify_plainly", "no_frame", "versions")
+"""Functions that told.c calls (`hookd.target.plugins.notifier`)."""
 _OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
 """Functions that graph.c calls (`hookd.target.entry.calls`)."""
 
@@ -109,10 +109,10 @@ class Gradients(IntFlag):
     ADDS = 256
 
     @classmethod
-    def of(cls, heard: list[Listener]) -> Gradients:
+    def of(cls, listeners: list[Listener]) -> Gradients:
         """Return the flags for listeners to `backward_pre` and `backward`."""
         wanted = cls(0)
-        for listener in heard:
+        for listener in listeners:
             has_left = listener.hook == "backward"
             if listener.totals is not None:
                 wanted |= cls.ADDS
@@ -131,7 +131,7 @@ class Gradients(IntFlag):
         return wanted
 
 
-class Wanted(IntFlag):
+class CallValues(IntFlag):
     """Flags for the values that listeners take of a call.
 
     The module and its output are always there. The values are the same as in `hookd/native/entry.h`.
@@ -144,9 +144,9 @@ class Wanted(IntFlag):
     QUIET = 16
 
     @classmethod
-    def of(cls, heard: list[Listener]) -> Wanted:
+    def of(cls, listeners: list[Listener]) -> CallValues:
         """Return the flags for listeners to calls."""
-        names = {name for listener in heard for name in listener.arguments}
+        names = {name for listener in listeners for name in listener.arguments}
         wanted = cls(0)
         for flag, ours in (
             (cls.INPUTS, {"inputs", "kwargs"}),
@@ -156,7 +156,7 @@ class Wanted(IntFlag):
         ):
             if not names.isdisjoint(ours):
                 wanted |= flag
-        return wanted | cls.QUIET if any(listener.needs_quiet for listener in heard) else wanted
+        return wanted | cls.QUIET if any(listener.needs_quiet for listener in listeners) else wanted
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -170,7 +170,7 @@ class _Host(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.py_object)
-            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_TELLING)
+            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_NOTIFIER)
         ),
         *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
         *(
@@ -194,8 +194,8 @@ class _Host(ctypes.Structure):
 class Counted(NamedTuple):
     """The configuration for counting a module's calls; an attribute of the plan.
 
-    Calls are counted unless the shape is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.tell`,
-    `Entry.hear`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
+    Calls are counted unless the shape is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.set_listeners`,
+    `Entry.set_flow_listeners`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
 
     Attributes:
         module: the module.
@@ -258,9 +258,9 @@ class Plans(dict[int, Any]):
             module, number = counted.module, float(counted.module.id)
             calls = [places for totals in counted.totals for places in totals.places_of(module)]
             back = [(places, totals.standing) for totals in counted.backward for places in totals.places_of(module)]
-            shown = [place for one in counted.shown for place in (one.standing, one.place_of(module))]
+            shown = [place for published in counted.shown for place in (published.standing, published.place_of(module))]
             cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
-            lasting = [one.buffer_info()[0] for one in (*(standing for _, standing in back), *shown)]
+            lasting = [array.buffer_info()[0] for array in (*(standing for _, standing in back), *shown)]
             kept, sizes = (
                 (counted.remembers, counted.checks, counted.is_timed),
                 (len(calls), len(back), len(counted.shown)),
@@ -313,8 +313,8 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._tell = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
-        made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
+        self._set_listeners = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
+        made = {function.__name__: function for function in native.objects(library, "hookd_entry_methods")}
         self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
         self._largest, self._number = made["largest"], made["number"]
         self._quiet, self._leave = made["quiet"], made["leave"]
@@ -322,7 +322,7 @@ class Entry:
         self._walk = made["walk"]
         self._hand = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
-        self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
+        self._set_flow_listeners = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
         self._deep = native.function(library, "hookd_entry_deep")
@@ -397,8 +397,8 @@ class Entry:
         """Return the first numbers of the thread state, some levels further down."""
         if levels:
             return self._numbers_at(levels - 1)
-        numbers = (ctypes.c_int * _LOOKED_AT)()
-        self._look(numbers, _LOOKED_AT)
+        numbers = (ctypes.c_int * _SEARCHED_INTS)()
+        self._look(numbers, _SEARCHED_INTS)
         return list(numbers)
 
     def too_deep(self) -> int:
@@ -446,7 +446,7 @@ class Entry:
         # Only the address: a reference would keep the page from being closed.
         cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))
         host = _Host(
-            local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_TELLING),
+            local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_NOTIFIER),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
@@ -466,30 +466,30 @@ class Entry:
         """Set whether a shape's calls go through their plans, or are counted."""
         self._arm(shape, is_armed)
 
-    def tell(self, shape: int, heard: list[Listener]) -> None:
+    def set_listeners(self, shape: int, listeners: list[Listener]) -> None:
         """Set the listeners for the counted calls of a shape.
 
-        `hookd.target.plugins.telling` describes how they are called.
+        `hookd.target.plugins.notifier` describes how they are called.
 
         Args:
             shape: number of the shape.
-            heard: observers of `forward_pre` and `forward` that are switched on, in the order of calling.
+            listeners: observers of `forward_pre` and `forward` that are switched on, in the order of calling.
         """
-        before = [listener for listener in heard if listener.hook == "forward_pre"]
-        after = [listener for listener in heard if listener.hook != "forward_pre"]
-        self._tell(shape, before if heard else None, after, Wanted.of(heard))
+        before = [listener for listener in listeners if listener.hook == "forward_pre"]
+        after = [listener for listener in listeners if listener.hook != "forward_pre"]
+        self._set_listeners(shape, before if listeners else None, after, CallValues.of(listeners))
 
-    def hear(self, shape: int, heard: list[Listener] | None) -> None:
+    def set_flow_listeners(self, shape: int, listeners: list[Listener] | None) -> None:
         """Set the gradient listeners for the counted calls of a shape.
 
         The graph is hooked for them.
 
         Args:
             shape: number of the shape.
-            heard: observers that are switched on, in a list that is not changed later; None to hook nothing.
+            listeners: observers that are switched on, in a list that is not changed later; None to hook nothing.
         """
-        listeners = None if heard is None else [listener for listener in heard if listener.totals is None]
-        self._hear(shape, listeners, Gradients.of(heard or []))
+        listeners = None if listeners is None else [listener for listener in listeners if listener.totals is None]
+        self._set_flow_listeners(shape, listeners, Gradients.of(listeners or []))
 
     def check(self, *, checks: bool, alert: bool) -> int:
         """Set whether the outputs of counted calls are looked at.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.listeners import Registry
-    from hookd.target.plugins.telling import Telling
+    from hookd.target.plugins.notifier import Notifier
     from hookd.wire.page import PageWriter
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
@@ -42,7 +42,7 @@ class Calls:
     """Maintains a thread's state, its phase and the hooks on the graph.
 
     Args:
-        telling: calls the listeners of a call.
+        notifier: calls the listeners of a call.
         turn: switches a thread to another phase.
         begins: called at each outermost call.
         require_alone: stops plugins that may change the training of one rank only.
@@ -64,7 +64,7 @@ class Calls:
         local: Threads,
         dispatch: Dispatch,
         portions: Portions,
-        telling: Telling,
+        notifier: Notifier,
         models: Models,
         counting: Counting,
         registry: Registry,
@@ -74,19 +74,19 @@ class Calls:
     ) -> None:
         self.cells: Any = page.cells
         self.record: Callable[..., None] = page.record
-        self.local, self.dispatch, self.portions, self.tell = local, dispatch, portions, telling.tell
+        self.local, self.dispatch, self.portions, self.notify = local, dispatch, portions, notifier.notify
         self.accounts = dispatch.accounts
-        self._telling = telling
+        self._notifier = notifier
         self._page, self._life, self._clock = page, life, dispatch.accounts.clock
         self.bare, self.aloud_of = bare_of(models.patch.original), counting.aloud_of
         self._models, self._counting, self._registry = models, counting, registry
         self._turn, self._call_begins, self._require_alone = turn, begins, require_alone
-        self._is_unobserved_told = False
+        self._is_unobserved_logged = False
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
         """Return the functions that the C entry calls, by name."""
         return {
-            "unwind": self.unwind, **self._telling.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
+            "unwind": self.unwind, **self._notifier.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
             "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
@@ -179,7 +179,7 @@ class Calls:
         dispatch = self.dispatch
         listeners = dispatch.switched_on("output_summary", module)
         if listeners and self._life.is_live:
-            dispatch.tell(listeners, values_of(module, output=output))
+            dispatch.notify(listeners, values_of(module, output=output))
 
     def _may_hook(self) -> bool:
         """Whether to hook the graph of an outermost call; asked once for each.
@@ -187,7 +187,7 @@ class Calls:
         The C code asks this, too (`hookd/native/graph.c`).
         """
         if is_autograd_compiled():
-            self._tell_unobserved()
+            self._log_unobserved()
             return False
         return not is_unreal()
 
@@ -200,7 +200,7 @@ class Calls:
     def hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
         """Return the state of the graph before a call, or None if the graph is not to be hooked."""
         if is_autograd_compiled():
-            self._tell_unobserved()
+            self._log_unobserved()
             return None
         mark = self._clock()
         entered = None
@@ -213,7 +213,7 @@ class Calls:
             entered.lost = thread.lost  # the time lost until now is outside of the call
         return entered
 
-    def _tell_unobserved(self) -> None:
-        if not self._is_unobserved_told:
-            self._is_unobserved_told = True
+    def _log_unobserved(self) -> None:
+        if not self._is_unobserved_logged:
+            self._is_unobserved_logged = True
             self._page.log("info", "backward passes are compiled: gradients inside the model are not observed")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener, Registry
     from hookd.target.tensors.statistics import Numeric
 
-TOLD = ("forward_pre", "forward")
+CALLED_FROM_C = ("forward_pre", "forward")
 """Hooks whose observers are called from C."""
 
 
@@ -80,7 +80,7 @@ class Counting:
 
     # -- the parts of plans
 
-    def heard(self, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
+    def planned(self, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
         """Return the listeners that a plan calls.
 
         Without the C entry `suspect` is left out: looking at all outputs in every step would be too expensive.
@@ -91,16 +91,16 @@ class Counting:
             else tuple(listener for listener in listeners if listener.hook != "suspect")
         )
 
-    def shape(self, heard: tuple[Listener, ...]) -> Shape:
+    def shape(self, listeners: tuple[Listener, ...]) -> Shape:
         """Return the shape of the modules with these listeners.
 
         Its number is SHAPES if the entry has no number left.
         """
-        shape = self._shapes.get(heard)
+        shape = self._shapes.get(listeners)
         if shape is None:
             # Numbers from before the last change are not reused yet, because modules with them may still be called.
             is_one_more = len(self._shapes) < SHAPES // 2
-            shape = self._shapes[heard] = Shape(heard, next(self._numbers) if is_one_more else SHAPES)
+            shape = self._shapes[listeners] = Shape(listeners, next(self._numbers) if is_one_more else SHAPES)
             self._in_use.append(weakref.ref(shape))
             self._arm(shape)
         return shape
@@ -109,12 +109,12 @@ class Counting:
         """Return what the C entry counts for a module; None without the entry."""
         if self._entry is None:
             return None
-        heard = shape.listeners
-        totals = [listener.totals for listener in heard if isinstance(listener.totals, Totals)]
-        back = [listener.totals for listener in heard if isinstance(listener.totals, BackwardTotals)]
-        shown = [listener.totals for listener in heard if isinstance(listener.totals, Shown)]
-        checks = any(listener.hook == "suspect" for listener in heard)
-        return Counted(module, shape.number, remembers(heard), checks, is_timed(heard), totals, back, shown)
+        listeners = shape.listeners
+        totals = [listener.totals for listener in listeners if isinstance(listener.totals, Totals)]
+        back = [listener.totals for listener in listeners if isinstance(listener.totals, BackwardTotals)]
+        shown = [listener.totals for listener in listeners if isinstance(listener.totals, Shown)]
+        checks = any(listener.hook == "suspect" for listener in listeners)
+        return Counted(module, shape.number, remembers(listeners), checks, is_timed(listeners), totals, back, shown)
 
     def begin_anew(self) -> list[Shape]:
         """Begin with new shapes, and return the old ones. Pass these to `end` once no module has them any more."""
@@ -122,7 +122,7 @@ class Counting:
         old = list(self._shapes.values())
         if self._entry is not None:
             for shape in old:
-                self._entry.hear(shape.number, None)
+                self._entry.set_flow_listeners(shape.number, None)
         self._shapes.clear()
         return old
 
@@ -133,7 +133,7 @@ class Counting:
         """
         if self._entry is not None:
             for shape in old:
-                self._entry.tell(shape.number, [])
+                self._entry.set_listeners(shape.number, [])
 
     # -- switches
 
@@ -172,21 +172,21 @@ class Counting:
         """
         if self._entry is None:
             return
-        heard, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
-        switches = (is_seen, *[listener.is_on for listener in heard])
+        listeners, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
+        switches = (is_seen, *[listener.is_on for listener in listeners])
         if switches == shape.armed:  # only switches of other shapes were turned
             return
-        flowing = [listener for listener in heard if listener.hook in FLOWS and listener.is_on]
+        flowing = [listener for listener in listeners if listener.hook in FLOWS and listener.is_on]
         is_plain = not any(
             listener.mutates for listener in flowing
         )  # mutators of gradients are called by hooks in Python
-        self._entry.hear(number, flowing if flowing and is_plain else None)
-        called = _not_in_c(heard, hears_in_c=is_plain, looks_in_c=is_seen)
-        self._entry.hand(number, hands=is_seen and _looks_at_all(heard))
-        is_told = all(listener.hook in TOLD and not listener.mutates for listener in called)
-        is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in heard)
-        self._entry.arm(number, is_armed=is_stopped or not is_told)
-        self._entry.tell(number, called if is_told else [])
+        self._entry.set_flow_listeners(number, flowing if flowing and is_plain else None)
+        called = _not_in_c(listeners, hears_in_c=is_plain, looks_in_c=is_seen)
+        self._entry.hand(number, hands=is_seen and _looks_at_all(listeners))
+        is_in_c = all(listener.hook in CALLED_FROM_C and not listener.mutates for listener in called)
+        is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in listeners)
+        self._entry.arm(number, is_armed=is_stopped or not is_in_c)
+        self._entry.set_listeners(number, called if is_in_c else [])
         shape.armed = switches
 
     # -- outputs
@@ -194,8 +194,8 @@ class Counting:
     def _check(self) -> None:
         """Set whether the entry looks at outputs: while a plugin listens to `suspect`."""
         if self._entry is not None:
-            heard = self._registry.ordered("suspect")
-            self.looks = self._numeric.looks_in_c() and any(listener.is_on for listener in heard)
+            listeners = self._registry.ordered("suspect")
+            self.looks = self._numeric.looks_in_c() and any(listener.is_on for listener in listeners)
             self.passed()
 
     def alert(self) -> None:
@@ -265,25 +265,25 @@ class Counting:
         return function(*args, **kwargs)
 
 
-def _looks_at_all(heard: tuple[Listener, ...]) -> bool:
+def _looks_at_all(listeners: tuple[Listener, ...]) -> bool:
     """Whether a plugin that listens to `suspect` takes all outputs in this step.
 
     This includes large outputs and those on a device.
     """
-    on = [listener for listener in heard if listener.is_on]
+    on = [listener for listener in listeners if listener.is_on]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"}
     return any(listener.hook == "forwards" and listener.plugin in suspecting for listener in on)
 
 
-def _not_in_c(heard: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
+def _not_in_c(listeners: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
     """Return the active listeners that the entry alone does not serve.
 
     Args:
-        heard: all listeners.
+        listeners: all listeners.
         hears_in_c: whether the entry hooks the graph for listeners to gradients.
         looks_in_c: whether the entry looks at outputs.
     """
-    on = [listener for listener in heard if listener.is_on and not isinstance(listener.totals, Totals)]
+    on = [listener for listener in listeners if listener.is_on and not isinstance(listener.totals, Totals)]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"} if looks_in_c else ()
     return [
         listener

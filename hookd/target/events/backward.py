@@ -139,7 +139,7 @@ class Flow:
         keeps_out: whether a listener takes the gradients of the outputs; if not, they are not held, so torch can reuse their
             memory.
         is_timed: whether a listener takes the time, which needs a hook on the last node.
-        heard: the listeners at the time of the call.
+        listeners: the listeners at the time of the call.
         elapsed_ns: duration of this backward, see `hookd.api.hookspecs.backward`; 0 until it is done.
         self_ns: the same without nested modules.
         maker: id of the state of the thread that has made the nodes.
@@ -148,15 +148,38 @@ class Flow:
     """
 
     __slots__ = (
-        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "heard", "inner", "is_open", "is_timed",
-        "keeps_in", "keeps_out", "local", "lost", "low", "maker", "module", "mutates", "self_ns", "started", "thread", "turn", "was_used",
+        "again",
+        "dispatch",
+        "due",
+        "due_in",
+        "due_out",
+        "elapsed_ns",
+        "grads_in",
+        "grads_out",
+        "inner",
+        "is_open",
+        "is_timed",
+        "keeps_in",
+        "keeps_out",
+        "listeners",
+        "local",
+        "lost",
+        "low",
+        "maker",
+        "module",
+        "mutates",
+        "self_ns",
+        "started",
+        "thread",
+        "turn",
+        "was_used",
     )  # fmt: skip
 
-    def __init__(self, module: Module, dispatch: Dispatch, local: Threads, heard: list[Listener]) -> None:
-        asked = frozenset(argument for one in heard for argument in one.arguments)
-        mutates = any(one.mutates for one in heard)
+    def __init__(self, module: Module, dispatch: Dispatch, local: Threads, listeners: list[Listener]) -> None:
+        asked = frozenset(argument for listener in listeners for argument in listener.arguments)
+        mutates = any(listener.mutates for listener in listeners)
         self.module = module
-        self.heard = heard
+        self.listeners = listeners
         self.dispatch = dispatch
         self.local = local
         self.mutates = mutates

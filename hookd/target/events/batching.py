@@ -299,7 +299,7 @@ class Portions:
                 call = call._replace(version=_version(call.output))
             listeners = dispatch.switched_on("suspect", call.module)
             if listeners:
-                dispatch.tell(listeners, {"call": call})
+                dispatch.notify(listeners, {"call": call})
         except Failure as failure:
             dispatch.own_failure("a call that has returned a NaN", failure)
 
@@ -361,13 +361,13 @@ class Portions:
             return
         try:
             with torch_state.unseen():
-                self._tell(thread, calls, size)
+                self._notify(thread, calls, size)
                 self._learn(thread, calls)
             self._numeric.later.collect()  # a model can be called for long inside of one outermost call
         except Failure as failure:
             self._dispatch.own_failure("calls that were held", failure)
 
-    def _tell(self, thread: ThreadState, calls: list[Call], size: int) -> None:
+    def _notify(self, thread: ThreadState, calls: list[Call], size: int) -> None:
         dispatch = self._dispatch
         listeners = dispatch.switched_on("forwards", None)
         if any(listener.remembers for listener in listeners):
@@ -377,7 +377,7 @@ class Portions:
             if len(listeners) > 1:
                 theirs = [call for call in calls if listener in self._listeners("forwards", call.module)]
             if theirs:
-                dispatch.tell([listener], {"calls": theirs})
+                dispatch.notify([listener], {"calls": theirs})
 
     @staticmethod
     def _note(thread: ThreadState, calls: list[Call], size: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.plugins.telling import REPLACED
+from hookd.target.plugins.notifier import REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from hookd.target.events.phases import Phases
     from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Listener, Registry
+    from hookd.target.plugins.notifier import Notifier
     from hookd.target.plugins.plugin_errors import Errors
-    from hookd.target.plugins.routing import Audience
-    from hookd.target.plugins.telling import Telling
+    from hookd.target.plugins.routing import Routing
 
 
 class Dispatch:
     """Calls listeners one after the other, each guarded.
 
     Args:
-        audience: finds the listeners of a hook.
-        telling: calls the listeners.
+        routing: finds the listeners of a hook.
+        notifier: calls the listeners.
         errors: takes the exceptions that leave a plugin.
 
     Attributes:
@@ -44,18 +44,18 @@ class Dispatch:
         self,
         *,
         accounts: Accounts,
-        telling: Telling,
+        notifier: Notifier,
         life: Life,
         local: Threads,
         registry: Registry,
-        audience: Audience,
+        routing: Routing,
         phases: Phases,
         errors: Errors,
         entrance: Callable[..., Callable[..., Any]],
     ) -> None:
         self.accounts, self.entrance, self.own_failure = accounts, entrance, errors.own_failure
-        self._life, self._local, self._tell = life, local, telling.tell
-        self._registry, self._listeners, self._phases = registry, audience.listeners, phases
+        self._life, self._local, self._notify = life, local, notifier.notify
+        self._registry, self._listeners, self._phases = registry, routing.listeners, phases
         self._fault = errors.fault
         self.hears_gradients = False
         self._on: dict[str, list[Listener]] = {}  # active listeners by hook; only of hooks without a module
@@ -82,13 +82,13 @@ class Dispatch:
             listeners = self.switched_on(hook, module)
         thread = self._local.thread
         if listeners and not thread.busy:
-            self._tell(thread, listeners, values, self.accounts.is_metered)
+            self._notify(thread, listeners, values, self.accounts.is_metered)
 
-    def tell(self, listeners: list[Listener], values: Any) -> None:
-        """Call listeners, unless a plugin is running in this thread; see `Telling.tell`."""
+    def notify(self, listeners: list[Listener], values: Any) -> None:
+        """Call listeners, unless a plugin is running in this thread; see `Notifier.notify`."""
         thread = self._local.thread
         if not thread.busy:
-            self._tell(thread, listeners, values, self.accounts.is_metered)
+            self._notify(thread, listeners, values, self.accounts.is_metered)
 
     def flow(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
         """Call the listeners of a module's gradients: either the mutators or the observers.
@@ -102,14 +102,14 @@ class Dispatch:
         if not self._life.is_live:
             return None
         if mutators:
-            heard = [listener for listener in self.switched_on(hook, flow.module) if listener.mutates]
+            listeners = [listener for listener in self.switched_on(hook, flow.module) if listener.mutates]
         else:  # the backward of a sampled call is reported even if it ends in a step that is not sampled
-            heard = [
+            listeners = [
                 listener
-                for listener in flow.heard
+                for listener in flow.listeners
                 if listener.hook == hook and not listener.mutates and listener.is_active
             ]
-        if not heard:
+        if not listeners:
             return None
         values = {
             "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
@@ -117,13 +117,13 @@ class Dispatch:
         }  # fmt: skip
         replaces = REPLACED[hook]
         values[replaces] = grads
-        self.tell(heard, values)
+        self.notify(listeners, values)
         return None if values[replaces] is grads else values[replaces]
 
     def flowed(  # noqa: PLR0913, PLR0917  `hookd/native/graph.c` calls it
         self,
         module: Module,
-        heard: list[Listener],
+        at_call: list[Listener],
         has_left: bool,
         is_bad: bool,
         grad_input: tuple[Any, ...],
@@ -135,7 +135,7 @@ class Dispatch:
 
         Args:
             module: the module.
-            heard: its listeners at the time of the call.
+            at_call: its listeners at the time of the call.
             has_left: whether the gradients have left the module (`backward`), or have entered it (`backward_pre`).
             is_bad: whether some gradient is not known to be finite; listeners with `unless_finite` are called only then.
             grad_input: the gradients that have left, None where there is none.
@@ -146,7 +146,7 @@ class Dispatch:
         hook = "backward" if has_left else "backward_pre"
         listeners = [
             listener
-            for listener in heard
+            for listener in at_call
             if listener.hook == hook and (is_bad or not listener.unless_finite) and listener.is_active
         ]
         if listeners and self._life.is_live:
@@ -157,7 +157,7 @@ class Dispatch:
                 "elapsed_ns": elapsed_ns,
                 "self_ns": self_ns,
             }
-            self.tell(listeners, values)
+            self.notify(listeners, values)
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
         """Pass numbers that have arrived to the plugin that asked for them.

@@ -25,7 +25,7 @@ _CONVERTS = "torch/_dynamo/convert_frame.py"
 _COMPILES = "torch/_inductor/compile_fx.py"
 
 
-class Stall:
+class Liveness:
     """Publishes issued collectives, and whether torch compiles. For hookd's own thread only."""
 
     def __init__(self, page: PageWriter) -> None:

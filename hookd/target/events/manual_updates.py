@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     gradient_version: int
 
 
-class ByHand:
+class ManualUpdates:
     """Finds steps by looking at some parameters.
 
     It looks in the training thread, when a forward or a backward begins.
@@ -136,7 +136,7 @@ class ByHand:
         """Return the number of unreported steps at the end of the training."""
         steps = self.forward_begins()
         self._is_believed = True
-        return steps or self._told()
+        return steps or self._take_believed()
 
     def is_turn(self, module: Module) -> bool:
         """Whether the previous call of the largest model stands for a step. It does if no backward has followed it."""
@@ -151,9 +151,9 @@ class ByHand:
         self._backwards = 0
         self._seen += 1
         self._is_believed = self._is_believed or self._seen >= BELIEVED
-        return self._told()
+        return self._take_believed()
 
-    def _told(self) -> int:
+    def _take_believed(self) -> int:
         steps, self._seen = (self._seen, 0) if self._is_believed else (0, self._seen)
         return steps
 
@@ -162,14 +162,14 @@ class ByHand:
         live = {(model.ordinal, id(root)): root for model, root in self._names.live_roots()}
         if live.keys() == self._models.keys():
             return
-        self._models = {key: one for key, one in self._models.items() if key in live}
-        room = MOST - sum(len(one.places) for one in self._models.values())
+        self._models = {key: watched for key, watched in self._models.items() if key in live}
+        room = MOST - sum(len(watched.places) for watched in self._models.values())
         for key, root in live.items():
             if key not in self._models:
-                one = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
-                room -= len(one.places)
+                watched = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
+                room -= len(watched.places)
         # A loss or a metric has no parameters, so it does not count as a model.
-        sizes = {ordinal: one.size for (ordinal, _), one in self._models.items() if one.size}
+        sizes = {ordinal: watched.size for (ordinal, _), watched in self._models.items() if watched.size}
         self._main = max(sizes, key=sizes.__getitem__, default=0)
 
 

@@ -14,7 +14,7 @@ MOST_SIZES = 1000
 """Largest number of row sizes that are remembered; at this number all are forgotten, as each step may create optimizers."""
 
 
-class Together:
+class OptimizerRow:
     """Infers which optimizers together make one step of the training.
 
     It uses the order in which they step. Optimizers that step with nothing else in between form a *row*. The expected
@@ -61,7 +61,7 @@ class Together:
         others = len(self._turn) - len(self._row)
         return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the row has its expected length."""
         return len(self._row) >= self._size()
 

@@ -23,8 +23,8 @@ import torch
 from hookd.api import nested
 from hookd.api.passive import attributes_of, entries, peek
 from hookd.target.entry.patch import Replaced
-from hookd.target.events.manual_updates import ByHand
-from hookd.target.events.optimizer_groups import Together
+from hookd.target.events.manual_updates import ManualUpdates
+from hookd.target.events.optimizer_groups import OptimizerRow
 from hookd.target.plugins.faults import Failure
 from hookd.target.tensors.host_memory import is_readable
 from hookd.target.tensors.torch_state import unseen
@@ -93,7 +93,7 @@ class Steps:
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
-        self._together = Together()
+        self._row = OptimizerRow()
         self._asked: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )  # by id, because an optimizer may not be hashable
@@ -103,7 +103,7 @@ class Steps:
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
-        self._by_hand: ByHand | None = ByHand(
+        self._manual_updates: ManualUpdates | None = ManualUpdates(
             names=names, own_failure=dispatch.own_failure, by_backward=not self.has_hooks
         )  # None once an optimizer of torch has stepped
 
@@ -142,9 +142,11 @@ class Steps:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return None
-            self._by_hand = None  # before the closure runs, which may do what looks like a step without an optimizer
-            if self._together.is_in_row(optimizer):
-                self._together.end_row()
+            self._manual_updates = (
+                None  # before the closure runs, which may do what looks like a step without an optimizer
+            )
+            if self._row.is_in_row(optimizer):
+                self._row.end_row()
                 self._close()
             thread = self._local.thread
             phase = int(self._cells[thread.beat + PHASE])
@@ -195,9 +197,9 @@ class Steps:
             self._find_offset(optimizer, completed=1)
         finally:  # a signal handler may raise while a plugin runs
             self._known[id(optimizer)] = optimizer
-            if self._together.add(optimizer):
+            if self._row.add(optimizer):
                 self._end()
-            if self._together.is_whole():
+            if self._row.is_complete():
                 self._close()
 
     def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
@@ -230,7 +232,7 @@ class Steps:
         Only the thread that has made the step closes it; if that was a thread of autograd's engine, any thread does.
         """
         if self._stepper in (0, threads.get_ident()):
-            self._together.end_row()
+            self._row.end_row()
             self._close()
 
     def finish(self) -> None:
@@ -240,8 +242,8 @@ class Steps:
         """
         if self._stepper == threads.get_ident():
             self._close()
-        by_hand = self._by_hand
-        if by_hand is not None and threads.is_main() and (steps := by_hand.finish()):
+        manual_updates = self._manual_updates
+        if manual_updates is not None and threads.is_main() and (steps := manual_updates.finish()):
             self._end(steps)
             self._close()
 
@@ -300,9 +302,9 @@ class Steps:
                 self._turn(thread, phase)
                 self._dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._end_passing(thread)
-            by_hand = self._by_hand
-            if by_hand is not None:
-                by_hand.backward_done()
+            manual_updates = self._manual_updates
+            if manual_updates is not None:
+                manual_updates.backward_done()
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -320,21 +322,21 @@ class Steps:
         """
         self.begins()
         self._boundaries.collect_numbers()
-        by_hand = self._by_hand
-        if by_hand is None:
+        manual_updates = self._manual_updates
+        if manual_updates is None:
             return
-        if steps := by_hand.forward_begins():
+        if steps := manual_updates.forward_begins():
             self._end(steps, in_call=True)
             self._close()
             self._change()
-        elif thread.top is not None and not self._count.done and by_hand.is_turn(thread.top[0]):
+        elif thread.top is not None and not self._count.done and manual_updates.is_turn(thread.top[0]):
             self._count.calls += 1
             self._boundaries.call_begins()
 
     def _backward_begins(self) -> None:
         self.begins()
-        by_hand = self._by_hand
-        if by_hand is not None and (steps := by_hand.backward_begins()):
+        manual_updates = self._manual_updates
+        if manual_updates is not None and (steps := manual_updates.backward_begins()):
             self._end(steps)
             self._close()
 

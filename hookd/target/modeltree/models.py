@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.listeners import Loaded, Registry
-    from hookd.target.plugins.routing import Audience
+    from hookd.target.plugins.routing import Routing
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
@@ -62,7 +62,7 @@ class Models:
     Args:
         no_frame: switches dynamo's frame evaluation.
         count: the count of steps.
-        audience: knows the listeners of each module.
+        routing: knows the listeners of each module.
         gauge: `hookd_modules`.
         host: makes the entry count calls; called at each `install`.
         forget: called with the modules of a model that is gone.
@@ -89,7 +89,7 @@ class Models:
         local: Threads,
         count: StepCount,
         registry: Registry,
-        audience: Audience,
+        routing: Routing,
         dispatch: Dispatch,
         numeric: Numeric,
         gauge: Gauge,
@@ -111,7 +111,7 @@ class Models:
         self.plans = self.patch.plans
         self.counting = Counting(self.patch, registry=registry, dispatch=dispatch, numeric=numeric)
         self._is_deep_told = False
-        self.audience = audience
+        self.routing = routing
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
         self._parameters = Parameters(names=self.names, life=life, registry=registry, dispatch=dispatch)
@@ -212,7 +212,7 @@ class Models:
             for inside in self.names.below(root, MOST):  # the new model replaces them, and names their modules anew
                 self._end(inside)
             model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
-            self._tell_if_cut(model)
+            self._log_if_cut(model)
             if not self._may_wait():
                 self.names.proceed(model)
             if model.walk is None:
@@ -230,9 +230,9 @@ class Models:
         return self._gentle and self._may_leave_out()
 
     def _may_leave_out(self) -> bool:
-        return not any(one.mutates for hook in MODULE for one in self._registry.ordered(hook))
+        return not any(listener.mutates for hook in MODULE for listener in self._registry.ordered(hook))
 
-    def _tell_if_cut(self, model: Model) -> None:
+    def _log_if_cut(self, model: Model) -> None:
         if model.is_cut:
             text = (
                 f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are "
@@ -345,13 +345,13 @@ class Models:
     # -- plans
 
     def prepare_plugin(self, entry: Loaded) -> None:
-        """Ask a new plugin about all known modules; raises what `Audience.prepare` raises."""
-        self.audience.prepare(entry, [module for _, _, module in list(self.names.known.values())])
+        """Ask a new plugin about all known modules; raises what `Routing.prepare` raises."""
+        self.routing.prepare(entry, [module for _, _, module in list(self.names.known.values())])
 
     def replan(self) -> None:
         """Make all plans again after a plugin came or went."""
         with self.lock:
-            self.audience.changed()
+            self.routing.changed()
             self._dispatch.turned()
             old = self.counting.begin_anew()
             if not self._may_wait():
@@ -389,7 +389,7 @@ class Models:
         _, model, module = self.names.known[key]
         if key in model.compiled:
             return SKIP
-        if module.depth and not self.audience.of_calls(module):
+        if module.depth and not self.routing.of_calls(module):
             return SKIP
         return self.seen.plan(module, self._made(key, model, module).run)
 
@@ -397,7 +397,7 @@ class Models:
         assert self._calls is not None, "plan_with"
         is_wrapped = key in model.wrapped or not module.depth
         counting = self.counting
-        shape = counting.shape(counting.heard(self.audience.of_calls(module)))
+        shape = counting.shape(counting.planned(self.routing.of_calls(module)))
         plan = Plan(self._calls, module, shape, is_wrapped=is_wrapped)
         if not is_wrapped:
             plan.counted = counting.counted(module, shape)
@@ -414,7 +414,7 @@ class Models:
 
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish changed coverage."""
-        self._tell_if_deep()
+        self._log_if_deep()
         self.seen.look(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
@@ -422,7 +422,7 @@ class Models:
             if now_s - self._died_at[model.ordinal] > _FORGET_AFTER_S:
                 self._drop(model)
 
-    def _tell_if_deep(self) -> None:
+    def _log_if_deep(self) -> None:
         """Log once that calls were too deep to be observed."""
         if self.counting.too_deep() and not self._is_deep_told:
             self._is_deep_told = True
@@ -450,7 +450,7 @@ class Models:
         self._forget_outputs(model.names.values())
         for module in model.names.values():
             self._page.retire_module(module.id)
-        self.audience.forget(model.names.values())
+        self.routing.forget(model.names.values())
         self._page.compact()
         self.seen.forget(model.names.values())
         self.seen.publish()

@@ -138,11 +138,11 @@ class Names:
 
         They were called by themselves before, to warm up or to find a shape. A model that `root` only wraps is not included.
         """
-        alive = {id(one): model for model, one in self.live_roots()}
+        alive = {id(live): model for model, live in self.live_roots()}
         alive.pop(id(_innermost(root)), None)
         if not alive or attributes_of(root).get("_is_replica"):
             return []
-        return [alive[id(one)] for _, one in itertools.islice(modules_in(root), most) if id(one) in alive]
+        return [alive[id(module)] for _, module in itertools.islice(modules_in(root), most) if id(module) in alive]
 
     def proceed(self, model: Model, most: int | None = None) -> list[int]:
         """Name the modules of a model that have no name yet, or `most` of them; return their ids, parents first."""

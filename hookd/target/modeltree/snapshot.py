@@ -121,8 +121,8 @@ class Tour:
             "class": clean(kind.__name__, MOST_NAME), "home": clean(str(kind.__module__), MOST_NAME),
             "training": training if isinstance(training, bool) else None, "wrapped": wrapped,
             "seen": seen, "plugins": plugins,
-            "parameters": [self._tensor(prefix, key, one) for key, one in parameters],
-            "buffers": [{**self._tensor(prefix, key, one), "persistent": key not in transient} for key, one in buffers],
+            "parameters": [self._tensor(prefix, key, tensor) for key, tensor in parameters],
+            "buffers": [{**self._tensor(prefix, key, tensor), "persistent": key not in transient} for key, tensor in buffers],
             "hooks": hooks[:MOST_HOOKS], "left_out": left_out + more_left_out + max(0, len(hooks) - MOST_HOOKS),
         }  # fmt: skip
 
@@ -144,7 +144,7 @@ class Tour:
         state = models.seen.state(id(module), module, owner, named)
         if not state:
             state = "container" if has_no_forward(module) else "unheard"
-        numbers = models.audience.listening(named) if state not in ("container", "compiled", "scripted") else ()
+        numbers = models.routing.listening(named) if state not in ("container", "compiled", "scripted") else ()
         return state, [self._plugins[number] for number in numbers if number in self._plugins]
 
 
@@ -154,27 +154,27 @@ def described(tensor: Any) -> TensorRow:
     For a DTensor the values are those of this rank's part, and `global_shape` is the shape of the whole. A value that cannot
     be read is left out. `class` is present for any class other than Tensor and Parameter.
     """
-    told: TensorRow = {}
+    row: TensorRow = {}
     kind = type(tensor)
     if kind not in (torch.Tensor, nn.Parameter):
-        told["class"] = clean(kind.__name__, MOST_NAME)
+        row["class"] = clean(kind.__name__, MOST_NAME)
     if issubclass(kind, _Lazy):
-        return {**told, "uninitialized": True}
+        return {**row, "uninitialized": True}
     try:
-        told["dtype"] = str(of_tensor(tensor, "dtype")).rpartition(".")[2]
-        told["device"] = str(of_tensor(tensor, "device"))
-        told["requires_grad"] = bool(of_tensor(tensor, "requires_grad"))
+        row["dtype"] = str(of_tensor(tensor, "dtype")).rpartition(".")[2]
+        row["device"] = str(of_tensor(tensor, "device"))
+        row["requires_grad"] = bool(of_tensor(tensor, "requires_grad"))
         if kind.__name__ == "DTensor":
-            told["global_shape"] = list(of_tensor(tensor, "shape"))[:64]
+            row["global_shape"] = list(of_tensor(tensor, "shape"))[:64]
             tensor = peek(tensor, "_local_tensor")
-        told["shape"], told["elements"] = list(of_tensor(tensor, "shape"))[:64], int(torch.Tensor.numel(tensor))
+        row["shape"], row["elements"] = list(of_tensor(tensor, "shape"))[:64], int(torch.Tensor.numel(tensor))
         if of_tensor(tensor, "layout") is torch.strided:
-            told["bytes"] = told["elements"] * int(torch.Tensor.element_size(tensor))
+            row["bytes"] = row["elements"] * int(torch.Tensor.element_size(tensor))
         else:
-            told["layout"] = str(of_tensor(tensor, "layout")).rpartition(".")[2]
+            row["layout"] = str(of_tensor(tensor, "layout")).rpartition(".")[2]
     except Failure as failure:  # a subclass that raises
-        told["unknown"] = clean(worded(failure), MOST_NAME)
-    return told
+        row["unknown"] = clean(worded(failure), MOST_NAME)
+    return row
 
 
 def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:

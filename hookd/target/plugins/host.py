@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hookd.target.events.batching import Portions
     from hookd.target.events.step_count import StepCount
     from hookd.target.modeltree.models import Models
-    from hookd.target.plugins.background import Aside
+    from hookd.target.plugins.background import Background
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.governor import Governor
     from hookd.target.plugins.incidents import Incidents
@@ -63,10 +63,10 @@ class PluginHost:
         governor: Governor,
         core: CoreMetrics,
         incidents: Incidents,
-        aside: Aside,
+        background: Background,
     ) -> None:
         self.page, self.numeric = page, numeric
-        self.report_incident, self.write_log, self.work_aside = incidents.report, page.log, aside.add
+        self.report_incident, self.write_log, self.run_in_background = incidents.report, page.log, background.add
         self.step_now, self.mark_now = count.absolute, marks.last
         self._cells, self._process, self._life, self._local, self._count = page.cells, process, life, local, count
         self._models, self._names, self._counting, self._portions = models, models.names, counting, portions

@@ -56,7 +56,7 @@ class Errors:
         if loaded is not None:
             self._count(loaded, hook, worded(error), error)
 
-    def failed_aside(self, plugin: str, error: BaseException) -> None:
+    def failed_in_background(self, plugin: str, error: BaseException) -> None:
         """Count an exception that left a plugin's background work."""
         if self._registry.has(plugin):
             self.failed(self._registry.named(plugin), "aside", error)
@@ -83,7 +83,7 @@ class Errors:
         """Count a value returned by an observer, which may not return one."""
         loaded = self._registry.get(number)
         if loaded is not None:
-            call = next((one.call for one in loaded.listeners if one.hook == hook), None)
+            call = next((listener.call for listener in loaded.listeners if listener.hook == hook), None)
             text = f"{hook} returned something, which only a mutating plugin may ({where(call)})"
             self._count(loaded, hook, text, None)
 

@@ -51,25 +51,25 @@ def held(plugin: Plugin) -> Held:
     items = 0
     todo: list[Any] = list(vars(plugin).values())
     while todo and len(seen) < MOST:
-        one = todo.pop()
-        if id(one) in seen:
+        value = todo.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(one))
-        kind = type(one)  # isinstance() raises for a weakref proxy whose object is gone
+        seen.add(id(value))
+        kind = type(value)  # isinstance() raises for a weakref proxy whose object is gone
         if issubclass(kind, Tensor):
-            memory.update([_memory(one)])
+            memory.update([_memory(value)])
         elif issubclass(kind, _CONTAINERS):
-            items += len(one)
-            todo += _first(one.values() if issubclass(kind, _DICTS) else one)
-        elif kind.__module__.partition(".")[0] == own and hasattr(one, "__dict__"):
-            todo += list(vars(one).values())
+            items += len(value)
+            todo += _first(value.values() if issubclass(kind, _DICTS) else value)
+        elif kind.__module__.partition(".")[0] == own and hasattr(value, "__dict__"):
+            todo += list(vars(value).values())
     return Held(sum(memory.values()), items)
 
 
 def _first(contents: Iterable[Any]) -> list[Any]:
     """Return the first objects in a container that another thread may be filling; none if it changes meanwhile."""
     try:
-        return [one for one in islice(contents, MOST) if not isinstance(one, _PLAIN)]
+        return [value for value in islice(contents, MOST) if not isinstance(value, _PLAIN)]
     except RuntimeError:
         return []
 
@@ -83,7 +83,7 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
 
 
-class Watch:
+class MemoryWatch:
     """Measures all plugins from time to time, and quarantines one whose memory keeps growing.
 
     Args:

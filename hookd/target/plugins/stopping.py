@@ -36,10 +36,10 @@ class Stopping:
     def switch_off(self, loaded: Loaded, state: str) -> None:
         """Stop calling a plugin at once."""
         loaded.turn(state)
-        for one in loaded.listeners:
-            one.is_on = False
-            if isinstance(one.totals, Switched):
-                one.totals.switch(is_on=False, is_active=False)
+        for listener in loaded.listeners:
+            listener.is_on = False
+            if isinstance(listener.totals, Switched):
+                listener.totals.switch(is_on=False, is_active=False)
         self._counting.act_on_switches()
 
     def quarantine(self, loaded: Loaded, why: str) -> None:

@@ -108,11 +108,11 @@ class Profiler:
 
         return watched
 
-    def begin(self, told: dict[str, str]) -> None:
+    def begin(self, metadata: dict[str, str]) -> None:
         """Begin to record, in the training thread.
 
         Args:
-            told: metadata for the trace: JSON by name.
+            metadata: metadata for the trace: JSON by name.
 
         Raises:
             ControlError: reason "profiler": the training has begun one since `guard`.
@@ -126,14 +126,14 @@ class Profiler:
         try:
             with _silently(self._level):
                 torch._C._autograd._prepare_profiler(config, activities)
-            _told("_run_on_profiler_start")
+            _notify_profilers("_run_on_profiler_start")
             with _silently(self._level):
                 self._enable(config, activities)
         except BaseException:
             if not self.is_on:
-                _told("_run_on_profiler_stop")
+                _notify_profilers("_run_on_profiler_stop")
             raise
-        for name, text in told.items():
+        for name, text in metadata.items():
             torch._C._autograd._add_metadata_json(name, text)
 
     def _enable(self, config: Any, activities: Any) -> None:
@@ -180,7 +180,7 @@ class Profiler:
         try:
             return torch._C._autograd._disable_profiler()
         finally:
-            _told("_run_on_profiler_stop")
+            _notify_profilers("_run_on_profiler_stop")
 
     def save(self, result: Any, path: str) -> None:
         """Write a recording as JSON in Chrome's format; Kineto reports no failure, so the caller must check the file."""
@@ -222,13 +222,13 @@ def _is_prepared() -> bool:
     steps = getattr(getattr(_torch, "KinetoStepTracker", None), "_step_dict", None)
     if kind is None or steps == {}:
         return False
-    found = [one for one in gc.get_referrers(*_family(kind)) if isinstance(one, kind)]
-    return any(getattr(getattr(one, "current_action", None), "name", "") in _IN_USE for one in found)
+    found = [owner for owner in gc.get_referrers(*_family(kind)) if isinstance(owner, kind)]
+    return any(getattr(getattr(owner, "current_action", None), "name", "") in _IN_USE for owner in found)
 
 
 def _family(kind: Any) -> list[Any]:
     children: list[Any] = kind.__subclasses__()
-    return [kind, *(one for child in children for one in _family(child))]
+    return [kind, *(cls for child in children for cls in _family(child))]
 
 
 def _plan() -> tuple[Any, bool]:
@@ -254,7 +254,7 @@ def _of_devices(**options: Any) -> Any:
     return plan if is_on else _profile(use_kineto=True, use_cuda=True, **options)  # before torch 2.4
 
 
-def _told(name: str) -> None:
+def _notify_profilers(name: str) -> None:
     """Call a callback of torch's Python side, as torch's own profilers do (2.1+)."""
     function = getattr(_torch, name, None)
     if function is not None:

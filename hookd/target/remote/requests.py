@@ -43,7 +43,7 @@ class Questions:
 
     def residue(self) -> list[str]:
         """Return descriptions of the evaluations that still run when the agent leaves."""
-        return [f"a thread that evaluates {one.expression[:80]!r}" for one in self._evaluations.running()]
+        return [f"a thread that evaluates {evaluation.expression[:80]!r}" for evaluation in self._evaluations.running()]
 
     def _snapshot(self, request: Request) -> Portion:
         return self._trees.portion(request, self._asking())

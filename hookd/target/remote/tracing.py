@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.target.boot.identity import Process
     from hookd.target.events.step_count import StepCount
-    from hookd.target.plugins.background import Aside
+    from hookd.target.plugins.background import Background
     from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.loading import Loading
     from hookd.wire.agent import Request, TraceFailure, TraceState
@@ -81,7 +81,7 @@ class Spans(Plugin):
             self._local.begin(f"{'recompute' if recompute else 'module'} {_clean(module.name)}", module.id)
 
     @hookimpl(tryfirst=True)
-    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks to be told of a recompute too
+    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks to be metadata of a recompute too
         """End the span, as the first hook after the call."""
         self._local.end(module.id)
 
@@ -125,7 +125,7 @@ class _Open(Local):
                 pass
 
     def is_inside(self, key: Any) -> bool:
-        return any(one == key for one, _ in self._spans)
+        return any(span == key for span, _ in self._spans)
 
     def end_phases(self, down_to: str = "") -> None:
         """End the thread's open phases, except the phase `down_to` and those around it."""
@@ -145,7 +145,7 @@ class Tracing:
     """The trace in progress, if any.
 
     Args:
-        aside: runs the writing of the file.
+        background: runs the writing of the file.
         count: the count of steps.
 
     Attributes:
@@ -155,10 +155,10 @@ class Tracing:
     """
 
     def __init__(
-        self, *, process: Process, count: StepCount, loading: Loading, registry: Registry, aside: Aside
+        self, *, process: Process, count: StepCount, loading: Loading, registry: Registry, background: Background
     ) -> None:
         self._process, self._count, self._loading = process, count, loading
-        self._registry, self._aside = registry, aside
+        self._registry, self._background = registry, background
         self.residue: list[str] = []
         self.state = "idle"
         self._spans = Spans()
@@ -178,7 +178,7 @@ class Tracing:
 
     def operations(self, asking: Callable[[], Any]) -> dict[str, Callable[[Request], Mapping[str, object]]]:
         """Return the operations for the control socket; `asking` returns the requesting connection."""
-        return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._tell}
+        return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._state}
 
     def _ask(self, request: Request, connection: Any) -> Mapping[str, object]:
         """Prepare a trace of `steps` steps and up to `max_bytes`; it is abandoned when the connection ends."""
@@ -202,7 +202,7 @@ class Tracing:
         self.state = "waiting"
         return {"state": self.state}
 
-    def _tell(self, _request: Request) -> TraceState:
+    def _state(self, _request: Request) -> TraceState:
         error = self._error
         failure: TraceFailure | None = None if error is None else {"kind": type(error).__name__, **error.as_json()}
         if self._file is not None and not self._file.is_ours():
@@ -226,7 +226,7 @@ class Tracing:
         self._take()
         self._spans.stop()
         self._profiler.end(wait=False)
-        self._aside.finish(HANDOVER_S, Spans.name)
+        self._background.finish(HANDOVER_S, Spans.name)
         with self._clearing:  # a detach and the end of the connection may come at once, in two threads
             if self.state != "idle":
                 self._remove()
@@ -294,9 +294,9 @@ class Tracing:
 
     def _described(self) -> dict[str, str]:
         process = self._process
-        told = {"run": process.run, "rank": process.rank, "first_step": self._first, "steps": self._steps,
+        metadata = {"run": process.run, "rank": process.rank, "first_step": self._first, "steps": self._steps,
                 "is_step_absolute": self._count.offset is not None}  # fmt: skip
-        found = {"hookd": json.dumps(told)}
+        found = {"hookd": json.dumps(metadata)}
         if process.world_size > 1:  # under the name and in the form that torch's own profiler uses
             found["distributedInfo"] = json.dumps({"rank": process.rank, "world_size": process.world_size})
         return found
@@ -318,7 +318,7 @@ class Tracing:
         if self._asked_by is None:
             return
         self.state = "saving"
-        self._aside.add(Spans.name, lambda: self._save(result))
+        self._background.add(Spans.name, lambda: self._save(result))
 
     def _spoil(self, error: BaseException) -> None:
         """Fail the trace after an error; raise the error again if it belongs to the training code."""

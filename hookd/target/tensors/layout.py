@@ -84,7 +84,7 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
     layout.deleter, layout.owner = _only(_deleters(plain, foreign))
     layout.keys = _only(_at(impls, [*plain, *odd], _impl, _word, _keys))
     layout.plain = _keys(plain[0])
-    if {_keys(one) for one in plain} != {layout.plain} or layout.plain in map(_keys, odd):
+    if {_keys(tensor) for tensor in plain} != {layout.plain} or layout.plain in map(_keys, odd):
         raise ValueError("plain tensors cannot be told from others")
     layout.dtype, codes = _dtype_at(dtypes, size)
     layout.dtypes[:] = codes
@@ -97,7 +97,7 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
 def _deleters(tensors: list[Tensor], foreign: Tensor) -> Iterator[tuple[int, int]]:
     """Yield offsets in a storage that hold one function in all of torch's own storages, and another in a foreign one."""
     for at in range(8, _STORAGE, 8):
-        functions = {_word(_storage(one) + at) for one in tensors}
+        functions = {_word(_storage(tensor) + at) for tensor in tensors}
         other = _word(_storage(foreign) + at)
         if len(functions) == 1 and other not in functions and all(one in _POINTERS for one in (other, *functions)):
             yield at, functions.pop()
@@ -142,19 +142,19 @@ def _dtype_at(dtypes: Sequence[torch.dtype], size: int) -> tuple[int, list[int]]
 
 def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
     """Return the offset of the pointer to the version counter, and the offset of the number in the counter."""
-    known = {value for one in tensors for value in (id(one), _storage(one))}
+    known = {value for tensor in tensors for value in (id(tensor), _storage(tensor))}
     found = []
     for at in impls:
-        counters = [_word(_impl(one) + at) for one in tensors]
+        counters = [_word(_impl(tensor) + at) for tensor in tensors]
         is_own = len(set(counters)) >= len(
-            {_storage(one) for one in tensors}
+            {_storage(tensor) for tensor in tensors}
         )  # a pointer that all tensors share is something else
         if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
             places = range(8, _COUNTER, 4)
             right = [
                 place
                 for place in places
-                if all(_number(where + place, 4) == one._version for where, one in zip(counters, tensors))  # noqa: SLF001
+                if all(_number(where + place, 4) == tensor._version for where, tensor in zip(counters, tensors))  # noqa: SLF001
             ]
             found += [(at, place) for place in right]
     at, place = _only(found)
@@ -172,14 +172,14 @@ def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
         deep[..., 1].contiguous(memory_format=torch.channels_last), deep.contiguous(memory_format=torch.channels_last_3d),
     ]  # fmt: skip
     one_row = [torch.empty(2, 1, 5, 7, dtype=torch.float32, device="cpu"), flat[:1], deep[:, :1]]
-    side_by_side = [one for one in (*tensors, *one_row) if one.is_contiguous()]
-    apart = [one for one in (*apart, *one_row) if not one.is_contiguous()]
-    telling = ~0  # the bits set in all contiguous tensors, and in none of the others
-    for one in side_by_side:
-        telling &= _number(_impl(one) + 8, size - 8)
-    for one in apart:
-        telling &= ~_number(_impl(one) + 8, size - 8)
-    (bit,) = (bit for bit in range(telling.bit_length()) if telling >> bit & 1)
+    side_by_side = [tensor for tensor in (*tensors, *one_row) if tensor.is_contiguous()]
+    apart = [tensor for tensor in (*apart, *one_row) if not tensor.is_contiguous()]
+    bits = ~0  # the bits set in all contiguous tensors, and in none of the others
+    for tensor in side_by_side:
+        bits &= _number(_impl(tensor) + 8, size - 8)
+    for tensor in apart:
+        bits &= ~_number(_impl(tensor) + 8, size - 8)
+    (bit,) = (bit for bit in range(bits.bit_length()) if bits >> bit & 1)
     return 8 + bit // 8, 1 << bit % 8
 
 
@@ -193,14 +193,14 @@ def _gradient_at(impls: range) -> tuple[int, int, int]:
         if not _word(_impl(without) + at) and all(_word(_impl(one) + at) in _POINTERS for one in learns)
     )
     *having, last = learns
-    for one in having:
-        one.grad = torch.empty(3, dtype=torch.float32, device="cpu")
+    for tensor in having:
+        tensor.grad = torch.empty(3, dtype=torch.float32, device="cpu")
     autograd = [_word(_impl(one) + at) for one in learns]
     places = range(8, _size_of(autograd[0]) - 7, 8)
     place = _only(
         place
         for place in places
-        if all(_word(where + place) == _impl(one.grad) for where, one in zip(autograd, having))
+        if all(_word(where + place) == _impl(tensor.grad) for where, tensor in zip(autograd, having))
     )
     assert last.grad is None
     return at, place, _word(autograd[-1] + place)
@@ -214,7 +214,7 @@ def _at(
     value: Callable[[Any], int],
 ) -> list[int]:
     """Return the offsets at which all tensors hold their known value."""
-    return [at for at in places if all(read(where(one) + at) == value(one) for one in tensors)]
+    return [at for at in places if all(read(where(tensor) + at) == value(tensor) for tensor in tensors)]
 
 
 def _only(found: Iterable[Any]) -> Any:
