@@ -84,7 +84,7 @@ def test_a_signal_handler_that_raises_at_the_clock_of_a_metered_step_leaves_all_
 
     def clock() -> int:
         nonlocal is_armed
-        if is_armed and sys._getframe(1).f_code.co_name == "tell":
+        if is_armed and sys._getframe(1).f_code.co_name == "notify":
             is_armed = False
             signal.raise_signal(signal.SIGUSR1)
         return standing()

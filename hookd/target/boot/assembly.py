@@ -104,13 +104,8 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
 ) -> Parts:
     """Create all parts of an agent, which does nothing until it is armed.
 
-    Args:
-        page: the agent's page.
-        process: the process that the agent is in.
-        work: counts the pieces of work of all its threads.
-        budget: the share of the step time that sampled hooks may take.
-        clock: returns the time in ns; measures steps and the time of plugins.
-        rest: leaves the interpreter to the training for a while.
+    Sampled hooks may take the share `budget` of the step time. `clock` returns the time in ns; steps and plugins are measured
+    by it. `rest` leaves the interpreter to the training for a while.
     """
 
     def host_calls(entry: Entry) -> None:

@@ -166,9 +166,7 @@ class Agent:
 
     def _status(self, _request: Request) -> AgentStatus:
         parts = self.parts
-        change = (
-            parts.changes.describe()
-        )  # before `settle`, so that a change is reported as done only after its cleanup
+        change = parts.changes.describe()  # before `settle`: a change is reported as done only after its cleanup
         parts.changes.settle()
         self._publish_options()
         plugins: list[PluginStatus] = [

@@ -56,22 +56,9 @@ _SEARCHED_INTS = 32
 The thread state has more than 200 bytes. Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14.
 """
 _OF_THREAD = (
-    "top",
-    "busy",
-    "backwards",
-    "beat",
-    "inner",
-    "lost",
-    "again",
-    "flows",
-    "kept",
-    "returned",
-    "latest",
-    "newest",
-    "hidden",
-    "base",
-    "profiled",
-)
+    "top", "busy", "backwards", "beat", "inner", "lost", "again", "flows", "kept", "returned", "latest", "newest", "hidden",
+    "base", "profiled",
+)  # fmt: skip
 """Attributes of a `ThreadState` that entry.c reads and sets, in its order."""
 
 
@@ -168,27 +155,19 @@ class _Host(ctypes.Structure):
     """The objects that the C entry needs; the same as in entry.c."""
 
     _fields_ = (
-        *(
-            (name, ctypes.py_object)
-            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_NOTIFIER)
-        ),
-        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
-        *(
-            (name, ctypes.py_object)
-            for name in ("dispatching", "transforms", "autocast", "capturing", "compiler", "cuda")
-        ),
-        *((name, ctypes.py_object) for name in _OF_GRAPHS),
-        *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run")),
-        *((name, ctypes.py_object) for name in ("task", "queue", "carrier", "profile", "tool")),
+        *((name, ctypes.py_object) for name in (
+            "local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_NOTIFIER, "tensor", "parameter",
+            "whole", "modes", "tracing", "unseen", "dispatching", "transforms", "autocast", "capturing", "compiler", "cuda",
+            *_OF_GRAPHS, "hooked", "grad_enabled", "sequence", "will_run", "task", "queue", "carrier", "profile", "tool",
+        )),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
-        ("gate", ctypes.c_void_p),
-        ("largest", ctypes.c_void_p),
-        ("summary", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("gate", "largest", "summary")),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
-        *((name, ctypes.c_size_t) for name in ("phase", "kind", "ring", "records", "most", "each")),
-        *((name, ctypes.c_size_t) for name in (*_OF_THREAD, "waits")),
-    )
+        *((name, ctypes.c_size_t) for name in (
+            "phase", "kind", "ring", "records", "most", "each", *_OF_THREAD, "waits",
+        )),
+    )  # fmt: skip
 
 
 class Counted(NamedTuple):
@@ -233,20 +212,7 @@ class Plans(dict[int, Any]):
         self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
         there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
         self._count = native.function(
-            library,
-            "hookd_entry_count",
-            place,
-            there,
-            there,
-            size,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            size,
-            size,
-            size,
-            cells,
-            cells,
+            library, "hookd_entry_count", place, there, there, size, *[ctypes.c_int] * 3, *[size] * 3, cells, cells
         )
 
     def __setitem__(self, key: int, plan: Any) -> None:
@@ -261,10 +227,8 @@ class Plans(dict[int, Any]):
             shown = [place for published in counted.shown for place in (published.standing, published.place_of(module))]
             cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
             lasting = [array.buffer_info()[0] for array in (*(standing for _, standing in back), *shown)]
-            kept, sizes = (
-                (counted.remembers, counted.checks, counted.is_timed),
-                (len(calls), len(back), len(counted.shown)),
-            )
+            kept = counted.remembers, counted.checks, counted.is_timed
+            sizes = len(calls), len(back), len(counted.shown)
             arrays = (ctypes.c_int64 * len(cells))(*cells), (ctypes.c_void_p * len(lasting))(*lasting)
             if self._count(key, module, number, counted.shape, *kept, *sizes, *arrays):
                 raise MemoryError
@@ -467,29 +431,15 @@ class Entry:
         self._arm(shape, is_armed)
 
     def set_listeners(self, shape: int, listeners: list[Listener]) -> None:
-        """Set the listeners for the counted calls of a shape.
-
-        `hookd.target.plugins.notifier` describes how they are called.
-
-        Args:
-            shape: number of the shape.
-            listeners: observers of `forward_pre` and `forward` that are switched on, in the order of calling.
-        """
+        """Set the observers of `forward_pre` and `forward`, in calling order, for the counted calls of a shape."""
         before = [listener for listener in listeners if listener.hook == "forward_pre"]
         after = [listener for listener in listeners if listener.hook != "forward_pre"]
         self._set_listeners(shape, before if listeners else None, after, CallValues.of(listeners))
 
     def set_flow_listeners(self, shape: int, listeners: list[Listener] | None) -> None:
-        """Set the gradient listeners for the counted calls of a shape.
-
-        The graph is hooked for them.
-
-        Args:
-            shape: number of the shape.
-            listeners: observers that are switched on, in a list that is not changed later; None to hook nothing.
-        """
-        listeners = None if listeners is None else [listener for listener in listeners if listener.totals is None]
-        self._set_flow_listeners(shape, listeners, Gradients.of(listeners or []))
+        """Hook the graph of a shape's counted calls for these observers, in a list that is not changed later; None: hook nothing."""
+        called = None if listeners is None else [listener for listener in listeners if listener.totals is None]
+        self._set_flow_listeners(shape, called, Gradients.of(listeners or []))
 
     def check(self, *, checks: bool, alert: bool) -> int:
         """Set whether the outputs of counted calls are looked at.
@@ -554,11 +504,8 @@ class Entry:
             A message if another tool has entered it after hookd, so that hookd's entry has to stay; else "".
         """
         is_foreign = self._unwatch(self.original, _SIZE)
-        return (
-            "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
-            if is_foreign
-            else ""
-        )
+        message = "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
+        return message if is_foreign else ""
 
     def close(self) -> None:
         """Free all memory.

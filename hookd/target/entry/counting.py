@@ -64,11 +64,7 @@ class Counting:
             self._entry.find_layout()
 
     def begin(self, host: Callable[[Entry], None]) -> None:
-        """Count calls from now on.
-
-        Args:
-            host: passes the entry the objects that it needs.
-        """
+        """Count calls from now on; `host` passes the entry the objects that it needs."""
         if self._entry is not None:
             host(self._entry)
             self._entry.leave_room()
@@ -85,11 +81,9 @@ class Counting:
 
         Without the C entry `suspect` is left out: looking at all outputs in every step would be too expensive.
         """
-        return (
-            listeners
-            if self._entry is not None
-            else tuple(listener for listener in listeners if listener.hook != "suspect")
-        )
+        if self._entry is not None:
+            return listeners
+        return tuple(listener for listener in listeners if listener.hook != "suspect")
 
     def shape(self, listeners: tuple[Listener, ...]) -> Shape:
         """Return the shape of the modules with these listeners.
@@ -177,9 +171,8 @@ class Counting:
         if switches == shape.armed:  # only switches of other shapes were turned
             return
         flowing = [listener for listener in listeners if listener.hook in FLOWS and listener.is_on]
-        is_plain = not any(
-            listener.mutates for listener in flowing
-        )  # mutators of gradients are called by hooks in Python
+        # Mutators of gradients are called by hooks in Python.
+        is_plain = not any(listener.mutates for listener in flowing)
         self._entry.set_flow_listeners(number, flowing if flowing and is_plain else None)
         called = _not_in_c(listeners, hears_in_c=is_plain, looks_in_c=is_seen)
         self._entry.hand(number, hands=is_seen and _looks_at_all(listeners))
@@ -278,10 +271,7 @@ def _looks_at_all(listeners: tuple[Listener, ...]) -> bool:
 def _not_in_c(listeners: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
     """Return the active listeners that the entry alone does not serve.
 
-    Args:
-        listeners: all listeners.
-        hears_in_c: whether the entry hooks the graph for listeners to gradients.
-        looks_in_c: whether the entry looks at outputs.
+    It may hook the graph for listeners to gradients (`hears_in_c`), and look at outputs (`looks_in_c`).
     """
     on = [listener for listener in listeners if listener.is_on and not isinstance(listener.totals, Totals)]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"} if looks_in_c else ()
@@ -290,8 +280,7 @@ def _not_in_c(listeners: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: 
         for listener in on
         if listener.hook not in ("forward_error", "suspect")  # plans do not call these
         and not (listener.hook in FLOWS and hears_in_c)
-        and not (
-            listener.hook == "forwards" and listener.plugin in suspecting
-        )  # C looks at these outputs, or hands them over
+        # C looks at these outputs, or hands them over.
+        and not (listener.hook == "forwards" and listener.plugin in suspecting)
         and listener.hook != "output_summary"  # likewise, or C calls `Calls.output_shown`
     ]

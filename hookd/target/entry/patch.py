@@ -65,9 +65,8 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
         return plan(self, args, kwargs)
 
     call: Any = functools.update_wrapper(__call__, original)
-    call.__code__ = call.__code__.replace(
-        co_filename="<hookd call>"
-    )  # so that a traceback of the training does not show hookd's source
+    # A traceback of the training does not show hookd's source.
+    call.__code__ = call.__code__.replace(co_filename="<hookd call>")
     del call.__wrapped__
     dynamo.stand_in(call, original)
     return call
@@ -78,10 +77,10 @@ def is_in_flight() -> bool:
 
     The call may have begun before the attach, or be one of an unnamed module.
     """
-    codes = {nn.Module._call_impl.__code__}
+    code = nn.Module._call_impl.__code__
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in codes:
+        if frame.f_code is code:
             return True
         frame = frame.f_back
     return False
@@ -122,11 +121,10 @@ class ClassPatch:
         dynamo.replace_call(self.ours, self.original)
         if nn.Module.__dict__["__call__"] is self.ours:
             nn.Module.__call__ = self.original  # type: ignore[method-assign]
-        is_original = nn.Module.__dict__["__call__"] is self.original
+        if nn.Module.__dict__["__call__"] is self.original:
+            return ""
         return (
-            ""
-            if is_original
-            else "nn.Module.__call__: another tool has patched it on top of hookd; hookd's function stays and calls through"
+            "nn.Module.__call__: another tool has patched it on top of hookd; hookd's function stays and calls through"
         )
 
     def close(self) -> None:

@@ -41,27 +41,13 @@ class ActiveListeners:
     """
 
     __slots__ = (
-        "acts_after",
-        "acts_before",
-        "after",
-        "before",
-        "has_flows",
-        "holds",
-        "is_replaced",
-        "is_timed",
-        "remembers",
-        "root_after",
-        "root_before",
-        "suspects",
-        "wants_is_again",
-        "wants_versions",
+        "acts_after", "acts_before", "after", "before", "has_flows", "holds", "is_replaced", "is_timed", "remembers",
+        "root_after", "root_before", "suspects", "wants_is_again", "wants_versions",
     )  # fmt: skip
 
     def __init__(self, listeners: tuple[Listener, ...], *, recompute: bool) -> None:
         # A recompute must return what the first pass returned, so mutators are called again, as torch's hooks are.
-        called = [
-            listener for listener in listeners if not recompute or listener.mutates or "recompute" in listener.arguments
-        ]
+        called = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
         on = [listener for listener in called if listener.is_on]
         self.before = [listener for listener in on if listener.hook == "forward_pre"]
         self.root_before = [listener for listener in on if listener.hook == "root_forward_pre"]
@@ -71,9 +57,7 @@ class ActiveListeners:
         self.holds = bool(portions)
         # A plugin that takes portions finds the suspects in them itself.
         looking = {listener.plugin for listener in portions}
-        self.suspects = not recompute and any(
-            listener.hook == "suspect" and listener.plugin not in looking for listener in on
-        )
+        self.suspects = not recompute and any(one.hook == "suspect" and one.plugin not in looking for one in on)
         self.remembers = not recompute and remembers(listeners) and not any(listener.remembers for listener in portions)
         after = [listener for listener in called if listener.hook in _AFTER]
         wanted = {name for listener in after if listener.is_on for name in listener.arguments}
@@ -129,5 +113,5 @@ def remembers(listeners: tuple[Listener, ...]) -> bool:
 
 
 def without_output(listeners: list[Listener]) -> list[Listener]:
-    """Return the listeners for a recompute that torch ends early. Such a recompute has no output."""
+    """Return the listeners for a recompute that torch ends early, so that it has no output."""
     return [listener for listener in listeners if not listener.mutates and "output" not in listener.arguments]

@@ -148,31 +148,9 @@ class Flow:
     """
 
     __slots__ = (
-        "again",
-        "dispatch",
-        "due",
-        "due_in",
-        "due_out",
-        "elapsed_ns",
-        "grads_in",
-        "grads_out",
-        "inner",
-        "is_open",
-        "is_timed",
-        "keeps_in",
-        "keeps_out",
-        "listeners",
-        "local",
-        "lost",
-        "low",
-        "maker",
-        "module",
-        "mutates",
-        "self_ns",
-        "started",
-        "thread",
-        "turn",
-        "was_used",
+        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "inner", "is_open",
+        "is_timed", "keeps_in", "keeps_out", "listeners", "local", "lost", "low", "maker", "module", "mutates",
+        "self_ns", "started", "thread", "turn", "was_used",
     )  # fmt: skip
 
     def __init__(self, module: Module, dispatch: Dispatch, local: Threads, listeners: list[Listener]) -> None:
@@ -199,13 +177,7 @@ class Flow:
         self.grads_in, self.grads_out, self.due = [None] * inputs, [None] * outputs, [0] * inputs
 
     def open(self, due_out: int, ends: list[Entry], mark: int) -> None:
-        """Begin a backward.
-
-        Args:
-            due_out: number of nodes with outputs that will run.
-            ends: the entries that will run.
-            mark: time at which its first hook was called, in ns.
-        """
+        """Begin a backward whose first hook was called at `mark` ns; `due_out` nodes with outputs and the entries `ends` will run."""
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
         self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
@@ -280,14 +252,9 @@ def is_reentrant() -> bool:
 
 
 def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, heard_backward: bool) -> Any:
-    """Hook the nodes that a call of a module made.
+    """Hook the nodes that a call of a module made; `entered` is the result of `begin`.
 
-    Args:
-        flow: the flow of this call.
-        args: its positional inputs.
-        output: its output, possibly nested.
-        entered: the result of `begin`.
-        heard_backward: whether a plugin listens to `backward`, which needs a walk through the module's nodes.
+    Listeners to `backward` (`heard_backward`) need a walk through the module's nodes.
 
     Returns:
         The output. For a mutator, an input that was returned unchanged (Identity, Dropout in eval) is replaced by a view:
@@ -416,15 +383,11 @@ class _Walk:
             self.entries.append(Entry(node, places))
 
 
-def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
-    """Return the pre-hook of one node that made outputs.
+def _before(flow: Flow, slots: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
+    """Return the pre-hook of one node.
 
-    Args:
-        flow: the flow of the call.
-        mine: the outputs of this node.
-        outputs: the later nodes that made outputs.
-        own: this node as an entry, if it is one.
-        later: the later entries.
+    The node has made the outputs in `slots`, and is the entry in `own`, if it is one. The nodes in `outputs` and the entries
+    in `later` run after it.
     """
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -434,11 +397,11 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
             ends = own + [e for e in later if will_run(e.node)]
             flow.open(1 + sum(1 for n in outputs if will_run(n)), ends, mark)
         thread = flow.thread
-        for slot in mine if flow.keeps_out else ():
+        for slot in slots if flow.keeps_out else ():
             flow.grads_out[slot.at] = grads[slot.nr]
         if flow.mutates:  # mutators get None for outputs that this node did not make
-            _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in mine])
-        new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in mine}) if flow.mutates else None
+            _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in slots])
+        new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in slots}) if flow.mutates else None
         flow.due_out -= 1
         if not flow.due_out:
             flow.dispatch.flow("backward_pre", flow, tuple(flow.grads_out), mutators=False)
@@ -468,9 +431,8 @@ def _harmless(flow: Flow, hook: Any) -> Any:
             flow.dispatch.own_failure("the backward of a module", failure)
             return None
 
-    return flow.dispatch.entrance(
-        guarded
-    )  # does nothing in a compiled backward, whose graph may be older than the compilation
+    # It does nothing in a compiled backward, whose graph may be older than the compilation.
+    return flow.dispatch.entrance(guarded)
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
@@ -490,9 +452,8 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         accounts = flow.dispatch.accounts
         mark, before = accounts.clock(), accounts.charged
         thread = flow.thread
-        add = (
-            operator.add if flow.mutates else added
-        )  # a sum that flows on into the training is an operation of the training
+        # A sum that flows on into the training is an operation of the training.
+        add = operator.add if flow.mutates else added
         for at, i in places if flow.keeps_in else ():
             share = grads_in[at]
             if share is not None:

@@ -78,10 +78,7 @@ class Portions:
         self._candidates: set[Module] = set()
 
     def _is_finite(self, tensor: torch.Tensor) -> bool:
-        """Whether all numbers of a tensor are surely finite.
-
-        If that cannot be found out at once, the result is False, and the plugins look at the tensor themselves.
-        """
+        """Whether all numbers of a tensor are surely finite; if not, the plugins look at the tensor themselves."""
         try:
             return not torch_state.is_unreal() and self._numeric.is_surely_finite(tensor)
         except Failure as failure:
@@ -142,15 +139,9 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Hold a counted call whose output C cannot look at.
+        """Hold a counted call that `thread` has left, and whose output C cannot look at.
 
-        Args:
-            thread: the calling thread, which has left the call.
-            module: the module that was called.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            output: the output.
-            before: the version of the only input at entry, or the versions of all inputs; None if unknown.
+        `before` is the version of the only input at entry, or the versions of all inputs; None if unknown.
 
         Raises:
             TrainingError: a plugin raised it.
@@ -172,12 +163,9 @@ class Portions:
             accounts.settle(begun, charged)
 
     def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Hand over the held calls, and one that may not wait.
+        """Hand over the held calls, and the one at the top of the thread's stack, which may not wait.
 
-        Args:
-            thread: the calling thread.
-            call: the call at the top of its stack; its `version` is not known yet.
-            failure: the error that reading the version raised; None if it was not read.
+        The call's `version` is not known yet; `failure` is the error that reading it raised, None if it was not read.
         """
         version = -1
         if failure is not None and is_from_signal_handler(failure):
@@ -231,17 +219,9 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Report a suspect that the C entry has counted.
+        """Report a suspect that the C entry has counted: its output is not finite, or an earlier call's output was not.
 
-        Its output is not finite, or an earlier call's output was not.
-
-        Args:
-            thread: the calling thread, which has left the call.
-            module: the module that was called.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            output: the output.
-            before: the version of the only input at entry, or the versions of all inputs; None if unknown.
+        The arguments are those of `hold_counted`.
 
         Raises:
             TrainingError: a plugin raised it.
@@ -439,10 +419,7 @@ class Portions:
 
 
 def _versions(before: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the versions of a call's inputs at entry; empty if unknown.
-
-    `before` is in the form that the C entry passes.
-    """
+    """Return the versions of a call's inputs at entry, from the form in which the C entry passes them; empty if unknown."""
     return () if before is None else before if isinstance(before, tuple) else (before,)
 
 
@@ -455,10 +432,7 @@ def _version(output: Any) -> int:
 
 
 def _unrolled(thread: ThreadState) -> list[Any]:
-    """Return a thread's records, with the calls from its ring.
-
-    Each of these calls takes the place of its module in `returned`.
-    """
+    """Return a thread's records, with the calls from its ring in the places of their modules in `returned`."""
     records: list[Any] = list(thread.returned)
     place, left = thread.newest, RING
     for at in range(len(records) - 1, -1, -1):

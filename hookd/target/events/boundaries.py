@@ -61,13 +61,9 @@ class Boundaries:
         self.resume: Callable[[], None] = lambda: None
 
     def step_over(self, steps: int, *, in_call: bool) -> None:
-        """Publish a completed step.
+        """Publish a completed step, or several that were made without an optimizer; events belong to it until `step_done`.
 
-        Further events belong to it until `step_done`.
-
-        Args:
-            steps: number of steps; several that were made without an optimizer may be published together.
-            in_call: whether a call of a model has begun since.
+        `in_call` says whether a call of a model has begun since.
         """
         try:
             self._deliver_numbers()

@@ -131,17 +131,10 @@ class Dispatch:
         elapsed_ns: int,
         self_ns: int,
     ) -> None:
-        """Call the observers of a module that was hooked in C.
+        """Call the observers of a module that was hooked in C, of its listeners `at_call`, the time of the call.
 
-        Args:
-            module: the module.
-            at_call: its listeners at the time of the call.
-            has_left: whether the gradients have left the module (`backward`), or have entered it (`backward_pre`).
-            is_bad: whether some gradient is not known to be finite; listeners with `unless_finite` are called only then.
-            grad_input: the gradients that have left, None where there is none.
-            grad_output: the gradients that have entered.
-            elapsed_ns: the time until now.
-            self_ns: the same without nested modules.
+        The gradients have left the module (`backward`) or entered it (`backward_pre`). Listeners with `unless_finite` are
+        called only if some gradient is not known to be finite (`is_bad`).
         """
         hook = "backward" if has_left else "backward_pre"
         listeners = [

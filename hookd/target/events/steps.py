@@ -94,18 +94,16 @@ class Steps:
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
         self._row = OptimizerRow()
-        self._asked: weakref.WeakValueDictionary[int, Any] = (
-            weakref.WeakValueDictionary()
-        )  # by id, because an optimizer may not be hashable
-        self._stateless: dict[
-            int, int
-        ] = {}  # number of attempts, by id of optimizers without state: SGD without momentum
+        # By id, because an optimizer may not be hashable.
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._examined: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._attempts: dict[int, int] = {}  # of optimizers without state, such as SGD without momentum
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
+        # None once an optimizer of torch has stepped.
         self._manual_updates: ManualUpdates | None = ManualUpdates(
             names=names, own_failure=dispatch.own_failure, by_backward=not self.has_hooks
-        )  # None once an optimizer of torch has stepped
+        )
 
     def report_to(self, boundaries: Boundaries) -> None:
         """Set the receiver of steps, before the first one."""
@@ -126,12 +124,9 @@ class Steps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        restored = self._backward is None or self._backward.restore()
-        return (
-            []
-            if restored
-            else ["torch.autograd.backward: another tool has patched it on top of hookd, so it was not restored"]
-        )
+        if self._backward is None or self._backward.restore():
+            return []
+        return ["torch.autograd.backward: another tool has patched it on top of hookd, so it was not restored"]
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that have made a step since the attach."""
@@ -248,25 +243,22 @@ class Steps:
             self._close()
 
     def _find_offset(self, optimizer: Any, completed: int) -> None:
-        """Read the absolute step number from the optimizer's state.
+        """Read the absolute step number from the state that an optimizer has from its first step on, once per optimizer.
 
-        This is done once per optimizer, if it needs no device sync.
-
-        Args:
-            optimizer: the optimizer, which has its state from its first step on.
-            completed: 1 if its state already counts the step in progress, else 0.
+        Nothing is read if that would need a device sync. `completed` is 1 if the state already counts the step in progress,
+        else 0.
         """
-        if self._asked.get(id(optimizer)) is optimizer:
+        if self._examined.get(id(optimizer)) is optimizer:
             return
         try:
             states = peek(optimizer, "state")  # by parameter; a copy of this dict would hash the parameters
             first = next(iter(dict.values(states)), None) if issubclass(type(states), dict) else None
             if first is None:
-                times = self._stateless[id(optimizer)] = self._stateless.get(id(optimizer), 0) + 1
+                times = self._attempts[id(optimizer)] = self._attempts.get(id(optimizer), 0) + 1
                 if times >= TRIES:
-                    self._asked[id(optimizer)] = optimizer
+                    self._examined[id(optimizer)] = optimizer
                 return
-            self._asked[id(optimizer)] = optimizer
+            self._examined[id(optimizer)] = optimizer
             step, before = _whole_number(entries(first).get("step")), self._count.number() - 1
             if step is not None and step + 1 - completed > before + (self._count.offset or 0):
                 self._count.offset = offset = max(0, step - before - completed)

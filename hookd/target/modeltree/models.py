@@ -110,7 +110,7 @@ class Models:
         self.patch = call_patch(self._make_missing())
         self.plans = self.patch.plans
         self.counting = Counting(self.patch, registry=registry, dispatch=dispatch, numeric=numeric)
-        self._is_deep_told = False
+        self._is_deep_logged = False
         self.routing = routing
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
@@ -424,8 +424,8 @@ class Models:
 
     def _log_if_deep(self) -> None:
         """Log once that calls were too deep to be observed."""
-        if self.counting.too_deep() and not self._is_deep_told:
-            self._is_deep_told = True
+        if self.counting.too_deep() and not self._is_deep_logged:
+            self._is_deep_logged = True
             self._page.log(
                 "warning",
                 f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "

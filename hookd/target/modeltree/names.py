@@ -337,9 +337,8 @@ def _reach(root: nn.Module, most: int) -> tuple[int, int]:
     level, seen, depth = [root], {id(root)}, 0
     while level:
         below = {id(child): child for module in level for child in children_of(module).values()}
-        new = [
-            child for key, child in below.items() if key not in seen
-        ]  # a module may occur in many places, even below itself
+        # A module may occur in many places, even below itself.
+        new = [child for key, child in below.items() if key not in seen]
         if len(seen) + len(new) > most:
             return depth, most - len(seen)
         seen.update(below)

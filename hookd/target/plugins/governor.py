@@ -151,11 +151,7 @@ class Governor:
         return self._elapsed_ns
 
     def begin(self, turn: int) -> None:
-        """Close the accounts of the last step, and set the switches for the next one.
-
-        Args:
-            turn: number of turns since the attach (`StepCount.turns`).
-        """
+        """Close the accounts of the last step, and set the switches for the next one, after `turn` turns (`StepCount.turns`)."""
         elapsed = self._elapsed_ns
         if self._is_changed:
             self._is_changed = False
@@ -196,20 +192,12 @@ class Governor:
                 self.stretch_to(loaded, min(1 << math.ceil(math.log2(wanted)), loaded.rare_limit))
 
     def switch(self, step: int) -> None:
-        """Set which hooks are called from the next step on, after a plugin was loaded, unloaded or changed.
-
-        Args:
-            step: number of steps completed.
-        """
+        """Set which hooks are called after `step` completed steps, because a plugin was loaded, unloaded or changed."""
         self._calm_windows = 0
         self.listen(step)
 
     def listen(self, step: int) -> None:
-        """Set which hooks are called from the next step on, after a plugin changed which ones it wants.
-
-        Args:
-            step: number of steps completed.
-        """
+        """Set which hooks are called after `step` completed steps, because a plugin changed which ones it wants."""
         drawn, flows = [], False
         for loaded in self._all():
             draws = []
@@ -447,11 +435,8 @@ class Governor:
     def _relax_all(self, governed: list[Loaded], room: float) -> None:
         """Halve intervals, those of the cheapest plugins first, while the added share of step time fits into `room`."""
         for loaded in sorted(governed, key=self._share):
-            wanted, stretch, before = (
-                wanted_interval(loaded.plugin, loaded.context),
-                loaded.stretch,
-                self._share(loaded),
-            )
+            wanted, stretch = wanted_interval(loaded.plugin, loaded.context), loaded.stretch
+            before = self._share(loaded)
             if stretch > wanted:
                 self.stretch_to(loaded, max(wanted, stretch // 2))
                 more = self._share(loaded) - before  # includes hooks that were at their longest interval before

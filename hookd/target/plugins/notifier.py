@@ -62,13 +62,7 @@ class Notifier:
             self._accounts.settle(began, before)
 
     def _in_turn(self, listeners: list[Listener], values: Any, mark: int) -> None:
-        """Call listeners one after the other.
-
-        Args:
-            listeners: the listeners to call.
-            values: all values that they may take.
-            mark: the time from which the first one is charged, in ns; 0: none is charged.
-        """
+        """Call listeners one after the other; the first one is charged from the time `mark` on, in ns; 0: none is charged."""
         undo: list[Any] = []
         was = is_refused = False
         try:

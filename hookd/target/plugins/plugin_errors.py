@@ -66,14 +66,7 @@ class Errors:
         self._count(loaded, hook, worded(error), error)
 
     def late(self, loaded: Loaded, hook: str, text: str, where: str) -> None:
-        """Count a hook that takes far too long, and quarantine its plugin at once.
-
-        Args:
-            loaded: the plugin.
-            hook: the hook's name.
-            text: the error, in words.
-            where: the line in the plugin's source that it is at; "" if unknown.
-        """
+        """Count a hook that takes far too long, and quarantine its plugin at once; `where` is its line in the source, if known."""
         self._count(loaded, hook, text, None)
         loaded.last_trouble = {**loaded.last_trouble, "where": where}
         if loaded.state == "active":
@@ -121,13 +114,7 @@ def _nobody(_entry: Loaded, _why: str) -> None:
 
 
 def trouble(plugin: Plugin, hook: str, text: str, error: BaseException | None) -> dict[str, str]:
-    """Describe an error of a plugin.
-
-    Args:
-        plugin: the plugin.
-        hook: the hook's name.
-        text: the error in words.
-        error: the exception; None if it raised none.
+    """Describe an error of a plugin, from the error in words and the exception, if there is one.
 
     Returns:
         `hook`, `text`, `where` (FILE:LINE, in FUNCTION: the line) and `traceback`; the last two may be "".

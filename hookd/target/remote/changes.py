@@ -178,12 +178,8 @@ class Changes:
         described: ChangeStatus | None = None
         if change is not None:
             described = {
-                "name": change.name,
-                "kind": change.kind,
-                "state": change.state,
-                "at": change.at,
-                "step": change.step,
-            }
+                "name": change.name, "kind": change.kind, "state": change.state, "at": change.at, "step": change.step,
+            }  # fmt: skip
         return {"change": described, "marks": marks, "span_s": span_s}
 
     # -- in the training thread
@@ -194,7 +190,7 @@ class Changes:
             before = self._marks.last()
             mark = self._note() if self._process.world_size > 1 else 0
             while self._loaded:
-                self.tell(self._loaded.pop())
+                self._report(self._loaded.pop())
             change = self.current
             if change is not None and change.state == "armed" and (change.mark is None or mark >= change.mark):
                 self._carry_out(change, mark)
@@ -222,7 +218,7 @@ class Changes:
             change.new.agreement = change.agreement
         self._loading.switch(change.old, change.new)
         change.at = mark
-        self.tell(change)
+        self._report(change)
         change.state = "done"
 
     def _check(self, loaded: Loaded, before: int, mark: int) -> None:
@@ -284,7 +280,7 @@ class Changes:
                 self._page.log("error", f"{loaded.name}: no step has come within {timeout_s:g} s, so it ends here"
                                " before the boundary that was agreed on")  # fmt: skip
 
-    def tell(self, change: Change) -> None:
+    def _report(self, change: Change) -> None:
         """Report an incident: what changes the training from this step on, who asked for it, and the options."""
         new = change.new
         change.step = self._count.origin()
@@ -311,9 +307,8 @@ def _taken_back(old: Loaded | None, new: Loaded) -> str:
 
 def _distributed() -> Any:
     distributed: Any = getattr(sys.modules["torch"], "distributed", None)
-    return (
-        distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
-    )
+    is_used = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_used else None
 
 
 def _world_size() -> int:

@@ -87,12 +87,7 @@ class Evaluation:
         return clock.monotonic() - self._started
 
     def run(self, local: Threads, scope: Callable[[], dict[str, object]]) -> None:
-        """Evaluate the expression; called once, in a thread of its own.
-
-        Args:
-            local: the states of threads.
-            scope: returns the names that the expression may use.
-        """
+        """Evaluate the expression with the names that `scope` returns; called once, in a thread of its own."""
         try:
             self._run(local, scope)
         except Interrupted:  # it arrived after the evaluation
@@ -215,7 +210,7 @@ class Evaluations:
         """
         evaluation = self._all.get(request.get("number", 0))
         if evaluation is None:
-            raise ControlError("no such evaluation", reason="bad-request")
+            raise ControlError("there is no such evaluation", reason="bad-request")
         self._limit(evaluation)
         if evaluation.state != "running":
             del self._all[evaluation.number]

@@ -109,10 +109,7 @@ class Profiler:
         return watched
 
     def begin(self, metadata: dict[str, str]) -> None:
-        """Begin to record, in the training thread.
-
-        Args:
-            metadata: metadata for the trace: JSON by name.
+        """Begin to record, in the training thread, a trace with this metadata: JSON by name.
 
         Raises:
             ControlError: reason "profiler": the training has begun one since `guard`.

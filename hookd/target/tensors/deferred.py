@@ -198,9 +198,8 @@ class Later:
         self._sent.clear()
 
     def _send(self) -> None:
-        requests = [
-            self._requested.popleft() for _ in range(len(self._requested))
-        ]  # requests that other threads add meanwhile are sent the next time
+        # Requests that other threads add meanwhile are sent the next time.
+        requests = [self._requested.popleft() for _ in range(len(self._requested))]
         places: dict[tuple[torch.device, Any], list[_Request]] = {}
         for request in requests:
             places.setdefault((request.values[0].device, request.stream), []).append(request)
@@ -252,11 +251,9 @@ class Later:
             # Devices other than CUDA share no kind of event: by the next step the values will be ready.
             return [_Copy(requests, _joined(requests, device))]
         except (RuntimeError, TypeError, NotImplementedError):
-            return (
-                []
-                if len(requests) == 1
-                else [copy for request in requests for copy in self._copies([request], device, stream)]
-            )
+            if len(requests) == 1:
+                return []
+            return [copy for request in requests for copy in self._copies([request], device, stream)]
 
     def _copied(self, requests: list[_Request], device: torch.device, stream: Any) -> _Copy:
         """Copy on the stream that the values were made on, so that no stream has to wait for another."""

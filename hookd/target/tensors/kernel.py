@@ -89,10 +89,8 @@ class Kernel:
 
     def addresses(self) -> tuple[int | None, int | None, int | None]:
         """Return the addresses of the functions behind `gate`, `largest` and `sums`."""
-        made = self._brief
-        gate, largest, dense = (
-            ctypes.cast(one, ctypes.c_void_p).value for one in (made.gate, made.largest, made.dense)
-        )
+        calls = self._brief
+        gate, largest, dense = (ctypes.cast(f, ctypes.c_void_p).value for f in (calls.gate, calls.largest, calls.dense))
         return gate, largest, dense
 
     def is_finite(self, tensor: Tensor) -> bool:

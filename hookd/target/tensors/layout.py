@@ -46,11 +46,7 @@ class Layout(ctypes.Structure):
 
 
 def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
-    """Find the layout; return None if it cannot be determined.
-
-    Args:
-        dtypes: the ten dtypes whose codes to find.
-    """
+    """Return the layout, with the codes of these ten dtypes; None if it cannot be determined."""
     undo: list[Any] = []
     others: list[list[Tensor]] = []  # kept from earlier tries, so that the next tensors lie elsewhere
     try:
@@ -85,7 +81,7 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
     layout.keys = _only(_at(impls, [*plain, *odd], _impl, _word, _keys))
     layout.plain = _keys(plain[0])
     if {_keys(tensor) for tensor in plain} != {layout.plain} or layout.plain in map(_keys, odd):
-        raise ValueError("plain tensors cannot be told from others")
+        raise ValueError("plain tensors cannot be distinguished from others")
     layout.dtype, codes = _dtype_at(dtypes, size)
     layout.dtypes[:] = codes
     layout.version, layout.count = _version_at(plain, impls)
@@ -146,27 +142,20 @@ def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
     found = []
     for at in impls:
         counters = [_word(_impl(tensor) + at) for tensor in tensors]
-        is_own = len(set(counters)) >= len(
-            {_storage(tensor) for tensor in tensors}
-        )  # a pointer that all tensors share is something else
+        # A pointer that all tensors share is something else.
+        is_own = len(set(counters)) >= len({_storage(tensor) for tensor in tensors})
         if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
+            versions = [(counter, tensor._version) for counter, tensor in zip(counters, tensors)]  # noqa: SLF001
             places = range(8, _COUNTER, 4)
-            right = [
-                place
-                for place in places
-                if all(_number(where + place, 4) == tensor._version for where, tensor in zip(counters, tensors))  # noqa: SLF001
-            ]
-            found += [(at, place) for place in right]
+            found += [(at, place) for place in places if all(_number(c + place, 4) == v for c, v in versions)]
     at, place = _only(found)
     return at, place
 
 
 def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
     """Return the offset of the byte, and the bit in it, that says that a tensor is contiguous."""
-    flat, deep = (
-        torch.empty(6, 4, dtype=torch.float32, device="cpu"),
-        torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu"),
-    )
+    flat = torch.empty(6, 4, dtype=torch.float32, device="cpu")
+    deep = torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu")
     apart = [
         flat.t(), flat[:, ::2], flat[:, 1:], flat[0].expand(3, 4), deep.permute(0, 2, 1, 3, 4), deep[..., 0],
         deep[..., 1].contiguous(memory_format=torch.channels_last), deep.contiguous(memory_format=torch.channels_last_3d),

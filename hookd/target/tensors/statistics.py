@@ -362,11 +362,7 @@ def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
     """Return the mean of finite elements, and the sum of their squared differences from it.
 
     Each chunk is reduced about its own mean, and the chunks are combined pairwise in float64: Chan, Golub, LeVeque,
-    Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1.
-
-    Args:
-        flat: [n], finite.
-        peak: its largest magnitude.
+    Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1. `peak` is the largest magnitude.
     """
     wide = torch.float32 if flat.dtype != torch.float64 and SAFE[0] < peak < SAFE[1] else torch.float64
     n, mean, squares = 0, 0.0, 0.0
