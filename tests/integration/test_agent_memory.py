@@ -26,12 +26,12 @@ class Counts(Plugin):
     @hookimpl
     def configure(self, context):
         self.calls = context.counter("calls", "Calls of a module.", ["module"])
-        self.seen: list[str] = []
+        self.coverage: list[str] = []
 
     @hookimpl
     def forward(self, module):
         self.calls.labels(module.name).inc()
-        self.seen.append(module.name)
+        self.coverage.append(module.name)
 
 
 def wide(modules: int) -> nn.Sequential:
@@ -87,7 +87,7 @@ def test_a_large_model_is_observed_near_its_root(monkeypatch) -> None:
         assert sorted(agent.plugin("counts").seen) == sorted([*names, "(root)"])
         model(X)
         states = agent.values("hookd_modules")
-        agent.parts.models.seen.publish()
+        agent.parts.models.coverage.publish()
         assert agent.values("hookd_modules")["left_out",] == 20 * 11 + 1 - 30, states
         assert [entry["level"] for entry in agent.read().logs if "more than 60 modules" in entry["message"]] == [
             "warning"

@@ -15,7 +15,7 @@ from hookd.target.remote import control
 from tests.support.evidence import difference, train
 
 if TYPE_CHECKING:
-    from tests.support.evidence import Make, Seen
+    from tests.support.evidence import Coverage, Make
 
 STEPS = 6
 """The first five are observed, and the fourth has a NaN in its input."""
@@ -44,7 +44,7 @@ class Observed:
         if 0 < step < STEPS - 1:
             agent = bootstrap._agent
             agent.parts.ticks.tick(time.time() + 60 * step)
-            agent.parts.models.seen.look(is_training_thread=False)
+            agent.parts.models.coverage.look(is_training_thread=False)
             _toured(agent)
 
 
@@ -64,12 +64,12 @@ def harm(make: Make, kind: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _plain(make: Make) -> tuple[list[Seen], str]:
+def _plain(make: Make) -> tuple[list[Coverage], str]:
     plain = train(make, STEPS, _nothing)
     return plain, difference(plain, train(make, STEPS, _nothing))
 
 
-def _observed(make: Make, plugins: list[Any]) -> tuple[Observed, list[Seen]]:
+def _observed(make: Make, plugins: list[Any]) -> tuple[Observed, list[Coverage]]:
     observed = Observed(plugins)
     tick, control.TICK_S = control.TICK_S, 0.01  # the end waits for it
     try:

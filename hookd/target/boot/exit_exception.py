@@ -25,19 +25,19 @@ MAX_MESSAGE = 1000
 MAX_WHERE = 200
 
 
-def printed() -> int:
-    """Return the id of Python's last printed exception, 0 for none."""
+def last_exception_id() -> int:
+    """Return the id of Python's last last_exception_id exception, 0 for none."""
     error = _last()
     return 0 if error is None else id(error)
 
 
-def last_words(before: int, name_of: Callable[[Any], str]) -> dict[str, str] | None:
-    """Return a description of the exception that Python printed last.
+def exit_exception(before: int, name_of: Callable[[Any], str]) -> dict[str, str] | None:
+    """Return a description of the exception that Python last_exception_id last.
 
     None if there is none, or if it is the one that `before` identifies.
 
     Args:
-        before: an earlier result of `printed`.
+        before: an earlier result of `last_exception_id`.
         name_of: returns the name of a known module, and "" for any other.
 
     Returns:

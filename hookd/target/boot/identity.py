@@ -62,15 +62,18 @@ def identity(config: AgentConfig) -> Identity:
 
 
 def ranks() -> tuple[int, int] | None:
-    """Return rank and world size from torch.distributed.
+    """Return rank and world size from torch.distributed, None before its initialization.
 
-    None before its initialization, or without it. The environment may lack them: torch.multiprocessing.spawn passes them as
-    arguments.
+    The environment may lack them: torch.multiprocessing.spawn passes them as arguments.
     """
-    distributed: Any = getattr(sys.modules["torch"], "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return int(distributed.get_rank()), int(distributed.get_world_size())
+    used = distributed()
+    return None if used is None else (int(used.get_rank()), int(used.get_world_size()))
+
+
+def distributed() -> Any:
+    """Return torch.distributed once it is initialized, else None."""
+    module: Any = getattr(sys.modules["torch"], "distributed", None)
+    return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
 def _user() -> str:

@@ -14,7 +14,7 @@ from hookd.api.plugin import Plugin
 from hookd.errors import ControlError, PluginError, several_ranks, worded
 from hookd.target.boot import foundation, installed
 from hookd.target.boot.assembly import assemble
-from hookd.target.boot.exit_exception import last_words, printed
+from hookd.target.boot.exit_exception import exit_exception, last_exception_id
 from hookd.target.boot.fork import set_at_fork
 from hookd.target.boot.forking import Forks
 from hookd.target.boot.identity import Process, identity, ranks
@@ -27,7 +27,7 @@ from hookd.target.entry.threads import frames_inside
 from hookd.target.plugins.background import DETACH_S, EXIT_S
 from hookd.target.plugins.faults import Failure
 from hookd.target.remote.control import Control
-from hookd.target.remote.requests import Questions
+from hookd.target.remote.requests import Queries
 from hookd.version import __version__
 from hookd.wire.agreement import Agreement
 from hookd.wire.originals import clock
@@ -78,13 +78,13 @@ class Agent:
         rest, budget = (loader.rest if loader is not None else lambda: None), float(config.get("budget", 0.01))
         self.parts = assemble(self._page, Process.of(who), work=self._work, budget=budget, clock=clock, rest=rest)
         self._control: Any = None
-        self._questions = Questions(self.parts.trees, self.parts.evaluations, lambda: self._control.asking)
+        self._queries = Queries(self.parts.trees, self.parts.evaluations, lambda: self._control.asking)
         self._changing: Any = None
         self._is_kept = False
         self._detached: Detached | None = None
         self._leaving: Thread | None = None
         self._published: dict[str, PluginSettings] = {}
-        self._printed = printed()
+        self._known_exception = last_exception_id()
 
     def begin(self) -> None:
         """Load the plugins, patch torch, and listen for requests."""
@@ -93,7 +93,9 @@ class Agent:
             self._load(spec)
         dynamo.skip_package(__name__.partition(".")[0], self.parts.rest)
         lease_s = self._config.get("lease_s")
-        self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
+        self._control = Control(
+            self._handle, self._tick, lease_s, self._expired, self._work, closed_by_program=self._closed_by_program
+        )
         self._control.left, self._control.look = self._left, self.parts.slow_hooks.look
         self._page.update_identity(control=self._control.path)
         self._publish_options()
@@ -120,7 +122,7 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         tick, settle = functools.partial(self.parts.ticks.tick, now_s), self.parts.changes.settle
-        for part in (self._find_rank, settle, self._publish_options, tick, self._questions.tick):
+        for part in (self._find_rank, settle, self._publish_options, tick, self._queries.tick):
             try:  # this thread must continue, because it serves detach requests
                 part()
             except Failure as failure:
@@ -157,7 +159,7 @@ class Agent:
         operations: dict[str, Operation] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
             "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
-            "detach": self._detach_on_request, **self._questions.operations,
+            "detach": self._detach_on_request, **self._queries.operations,
             **self.parts.tracing.operations(lambda: self._control.asking),
         }  # fmt: skip
         if op not in operations:
@@ -308,7 +310,7 @@ class Agent:
         self.detach(10.0)
         self._leave_soon()
 
-    def _robbed(self) -> None:
+    def _closed_by_program(self) -> None:
         """Detach, because the control socket was closed.
 
         The agent is not reachable, and another one can be attached.
@@ -377,7 +379,7 @@ class Agent:
             ours.lifecycle_hooks.unconfigure(loaded)
         residue = [
             *ours.tracing.residue, *ours.arming.residue, *ours.lifecycle_hooks.residue(), *ours.background.residue(ours.registry),
-            *self._questions.residue(),
+            *self._queries.residue(),
         ]  # fmt: skip
         self._detached = {"restored": restored, "residue": residue}
         return self._detached
@@ -437,11 +439,11 @@ class Agent:
         with contextlib.suppress(*Failure):
             self.parts.steps.finish()
             self.parts.tracing.exiting()
-            self._questions.exiting()
+            self._queries.exiting()
         self.parts.background.finish(EXIT_S)
         self._work.end(TICK_END_S)
         with contextlib.suppress(Exception):
-            last = last_words(self._printed, self.parts.models.names.name_of)
+            last = exit_exception(self._known_exception, self.parts.models.names.name_of)
             if last is not None:
                 self._page.update_identity(exception=last)
         with contextlib.suppress(ValueError):

@@ -29,9 +29,10 @@ from hookd.target.entry import hidden
 from hookd.target.entry.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
 from hookd.target.entry.threads import ThreadState
 from hookd.target.events import backward, batching
+from hookd.target.events.phases import STEP
 from hookd.target.tensors import layout, torch_state
 from hookd.target.tensors.kernel import DTYPES
-from hookd.wire.page import CALL_RECORD, MODULE, STEP
+from hookd.wire.page import CALL_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -414,7 +415,7 @@ class Entry:
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
-            *numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
+            *numeric.addresses(), cells, STEP, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
         torch_state.quiet, torch_state.leave = self._quiet, self._leave

@@ -14,6 +14,7 @@ from hookd.target.entry.patch import bare_of
 from hookd.target.entry.plan import was_stopped
 from hookd.target.entry.threads import is_inside
 from hookd.target.events import backward
+from hookd.target.events.phases import EVENTS, PHASE
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
 from hookd.target.plugins.values import values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
-EVENTS, PHASE = pages.EVENTS - pages.MODULE, pages.PHASE - pages.MODULE
-"""Cells of a heartbeat, relative to its module cell."""
 
 
 class Calls:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hookd.target.entry.shape import without_output
-from hookd.target.entry.threads import is_inside
+from hookd.target.entry.threads import graph_task, is_inside
+from hookd.target.events.phases import STEP
 from hookd.target.plugins.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
-from hookd.wire.page import CALL_RECORD, MODULE, STEP
+from hookd.wire.page import CALL_RECORD
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 FILE = "<hookd plan>"
 """File name of a plan's frame in a traceback, so that a traceback of the training does not show hookd's source."""
-_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-_STEP = STEP - MODULE
-"""The step cell of a heartbeat, relative to its module cell."""
 
 
 class Plan:
@@ -83,7 +79,7 @@ class Plan:
                 return bare(*args, **kwargs)
             finally:
                 thread.top = top
-        recompute = (top is None or thread.backwards != 0) and _graph_task() != -1
+        recompute = (top is None or thread.backwards != 0) and graph_task() != -1
         values = values_of(module, args, kwargs, recompute=recompute)
         flow: Entered | None = None
         start: Start | None = None
@@ -91,7 +87,7 @@ class Plan:
             thread.top = own_top
             calls.cells[thread.beat] = self._number
             if is_metered:
-                calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + _STEP])
+                calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + STEP])
             if top is None and not recompute:
                 calls.begins(thread)
             listeners = shape.active[recompute] or shape.find(recompute)

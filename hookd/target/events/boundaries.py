@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookd.target.events.phases import STEP
 from hookd.target.plugins.faults import Failure
 from hookd.wire import page as pages
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from hookd.target.remote.tracing import Tracing
     from hookd.target.tensors.deferred import Later
     from hookd.wire.page import PageWriter
-
-STEP = pages.STEP - pages.MODULE
-"""The step cell of a heartbeat, relative to its module cell."""
 
 
 class Boundaries:

@@ -2,7 +2,7 @@
 
 `_BaseDataLoaderIter.__next__` returns a batch, with and without workers, and `DataLoader.__iter__` starts the workers
 (torch/utils/data/dataloader.py, 1.11 to 2.14). Both are replaced in the class, which also covers existing iterators.
-Other ways of loading data do not count as `data`: they cannot be told from other code.
+Other ways of loading data do not count as `data`: they cannot be distinguished from other code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hookd.target.entry.patch import Replaced
-from hookd.wire.page import MODULE, PHASES
-from hookd.wire.page import PHASE as PHASE_CELL
+from hookd.target.events.phases import PHASE
+from hookd.wire.page import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.wire.page import PageWriter
 
-PHASE = PHASE_CELL - MODULE
 DATA = PHASES.index("data")
 _SEEN = (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__"))
 

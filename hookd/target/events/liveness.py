@@ -73,13 +73,13 @@ def _issued() -> Iterator[tuple[str, int]]:
     try:
         for group, ranks in list(world.pg_group_ranks.items())[:MAX_GROUPS] if world is not None else ():
             name = _unique(_ranks(sorted(ranks)), names)
-            if (number := _sequence(group)) is not None:
+            if (number := collectives_of(group)) is not None:
                 yield name, number
     except Exception:  # noqa: BLE001  these are torch's internals, which differ between versions
         return
 
 
-def _sequence(group: Any) -> int | None:
+def collectives_of(group: Any) -> int | None:
     """Return the number of a group's last collective; takes about 1 us. Collectives of all its backends count."""
     # torch/csrc/distributed/c10d/ProcessGroup.hpp `getSequenceNumberForGroup`, 2.0 to 2.14: gloo and nccl have it.
     ask = getattr(group, "_get_sequence_number_for_group", None)

@@ -53,7 +53,7 @@ class Place(NamedTuple):
     name: str
 
 
-class Seen(NamedTuple):
+class ParameterState(NamedTuple):
     """The ids and versions of a trained parameter and its gradient. Those of the gradient are 0 if there is none."""
 
     parameter: int
@@ -187,8 +187,8 @@ class Watched:
         self._root, self._most = weakref.ref(root), most
         self.size = 0
         self.places: list[Place] = []
-        self.before: list[Seen | None] = []
-        self.after: list[Seen | None] = []
+        self.before: list[ParameterState | None] = []
+        self.after: list[ParameterState | None] = []
         self.search()
 
     def search(self) -> None:
@@ -202,7 +202,7 @@ class Watched:
             self.places = list(islice((place for place in places if _look(place) is not None), self._most))
         self.before = self.after = self.look()
 
-    def look(self) -> list[Seen | None]:
+    def look(self) -> list[ParameterState | None]:
         """Return the current state of each watched parameter."""
         with plainly():
             return list(map(_look, self.places))
@@ -213,7 +213,7 @@ def _places(root: nn.Module) -> Iterator[Place]:
         yield from (Place(weakref.ref(module), name) for name in parameters_of(module))
 
 
-def _look(place: Place) -> Seen | None:
+def _look(place: Place) -> ParameterState | None:
     """Return the state of a parameter.
 
     None if it is gone, not trained, or currently replaced by a computed tensor.
@@ -224,17 +224,17 @@ def _look(place: Place) -> Seen | None:
         return None
     grad = _grad(parameter)
     if grad is None or _Tensor.is_inference(grad):
-        return Seen(id(parameter), _version(parameter), 0, 0)
-    return Seen(id(parameter), _version(parameter), id(grad), _version(grad))
+        return ParameterState(id(parameter), _version(parameter), 0, 0)
+    return ParameterState(id(parameter), _version(parameter), id(grad), _version(grad))
 
 
-def _have_moved(before: list[Seen | None], now: list[Seen | None]) -> bool:
+def _have_moved(before: list[ParameterState | None], now: list[ParameterState | None]) -> bool:
     """Whether any parameter was written to. A parameter that was replaced by another tensor does not count."""
     both = ((then, one) for then, one in zip(before, now) if then is not None and one is not None)
     return any(then.parameter == one.parameter and then.version != one.version for then, one in both)
 
 
-def _are_cleared(after: list[Seen | None], now: list[Seen | None]) -> bool:
+def _are_cleared(after: list[ParameterState | None], now: list[ParameterState | None]) -> bool:
     """Whether a gradient of the last backward was removed, replaced or written to.
 
     A parameter that was replaced by another one counts if the new one has no gradient.

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from hookd.wire.page import PageWriter
 
 OTHER = pages.PHASES.index("other")
-PHASE = pages.PHASE - pages.MODULE
-"""The phase cell of a heartbeat, relative to its module cell."""
-
+EVENTS, PHASE, STEP = (cell - pages.MODULE for cell in (pages.EVENTS, pages.PHASE, pages.STEP))
+"""Cells of a heartbeat, relative to its module cell."""
 _TRAINING = tuple(pages.PHASES.index(name) for name in ("backward", "optimizer"))
 """Phases that a thread which only evaluates is never in."""
 OFTEN_NS = 100_000_000

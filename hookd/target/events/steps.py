@@ -25,12 +25,12 @@ from hookd.api.passive import attributes_of, entries, peek
 from hookd.target.entry.patch import Replaced
 from hookd.target.events.manual_updates import ManualUpdates
 from hookd.target.events.optimizer_groups import OptimizerRow
+from hookd.target.events.phases import PHASE
 from hookd.target.plugins.faults import Failure
 from hookd.target.tensors.host_memory import is_readable
 from hookd.target.tensors.torch_state import unseen
 from hookd.wire.originals import thread as threads
-from hookd.wire.page import MODULE, PHASES
-from hookd.wire.page import PHASE as PHASE_CELL
+from hookd.wire.page import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,6 @@ except ImportError:  # torch < 2.0
 
 TRIES = 32
 """How often an optimizer without state is asked for its own count of steps, at two attempts per step."""
-PHASE = PHASE_CELL - MODULE
 OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "optimizer"))
 
 

@@ -14,8 +14,9 @@ from hookd.target.entry.c_entry import ROOM, CannotEnterError, Entry
 from hookd.target.entry.counting import Counting
 from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
 from hookd.target.entry.plan import Plan
+from hookd.target.entry.threads import graph_task
 from hookd.target.modeltree.mode import Mode
-from hookd.target.modeltree.module_coverage import Seen
+from hookd.target.modeltree.module_coverage import Coverage
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
 from hookd.target.modeltree.parameters import Parameters
 from hookd.target.plugins.faults import Failure
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
 MOST = 2048
 """The most modules of a model that is observed whole: learning a module costs 7 KB and a millisecond."""
@@ -117,7 +117,7 @@ class Models:
         self._parameters = Parameters(names=self.names, life=life, registry=registry, dispatch=dispatch)
         self._mode = Mode(names=self.names, life=life, local=local, dispatch=dispatch)
         self.lock = RLock()
-        self.seen = Seen(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
+        self.coverage = Coverage(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
 
     def plan_with(self, calls: Calls) -> None:
         """Set the calls that plans are made for; they are set late, because they use the models themselves."""
@@ -155,7 +155,7 @@ class Models:
             self.learning.clear()
             self.closed.clear()
             self._parameters.restore()
-            self.seen.restore()
+            self.coverage.restore()
         return not left, residue
 
     def restore_in_child(self) -> None:
@@ -190,7 +190,7 @@ class Models:
         frame = self._no_frame(None)  # dynamo must not compile this code
         try:
             thread = self._local.thread
-            if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
+            if thread.busy or graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
                 return None
             with self.lock:
                 if not self._life.is_live:
@@ -275,7 +275,7 @@ class Models:
         if model.walk is None:
             self._open(model)
             self._parameters.hook(model)
-            self.seen.learnt(model)
+            self.coverage.learnt(model)
 
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
         """Learn a module that was added to its model after the model was learnt, or that belongs to none.
@@ -301,7 +301,7 @@ class Models:
     def _leave_out(self, model: Model, module: nn.Module) -> None:
         """Record that a module is not observed; after `_LEFT_AT_ONCE`, the rest wait for the next outermost call."""
         self._ignore(module)
-        self.seen.note_left_out()
+        self.coverage.note_left_out()
         model.left_now += 1
         if model.left_now >= _LEFT_AT_ONCE:
             self._close(model)
@@ -322,7 +322,7 @@ class Models:
 
     def states(self) -> list[tuple[Module, str]]:
         """Return each module with its state in `hookd_modules`."""
-        return self.seen.states()
+        return self.coverage.states()
 
     def left_out(self) -> int:
         """Return the number of modules called and not observed: the rest of a large model, and modules outside any model."""
@@ -375,7 +375,7 @@ class Models:
     def _plan_model(self, model: Model) -> None:
         self._plan_modules([key for key, (_, owner, _) in list(self.names.known.items()) if owner is model])
         self._parameters.hook(model)
-        self.seen.learnt(model)
+        self.coverage.learnt(model)
 
     def _plan_modules(self, keys: list[int]) -> None:
         for key in keys:
@@ -391,7 +391,7 @@ class Models:
             return SKIP
         if module.depth and not self.routing.of_calls(module):
             return SKIP
-        return self.seen.plan(module, self._made(key, model, module).run)
+        return self.coverage.plan(module, self._made(key, model, module).run)
 
     def _made(self, key: int, model: Model, module: Module) -> Plan:
         assert self._calls is not None, "plan_with"
@@ -410,12 +410,12 @@ class Models:
         # Outside the call that begins a step, an exception of a signal handler may have left a stale stack.
         if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
-        self.seen.look(is_training_thread=True)
+        self.coverage.look(is_training_thread=True)
 
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish changed coverage."""
         self._log_if_deep()
-        self.seen.look(is_training_thread=False)
+        self.coverage.look(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
         for model in dead:
@@ -452,8 +452,8 @@ class Models:
             self._page.retire_module(module.id)
         self.routing.forget(model.names.values())
         self._page.compact()
-        self.seen.forget(model.names.values())
-        self.seen.publish()
+        self.coverage.forget(model.names.values())
+        self.coverage.publish()
 
 
 def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:

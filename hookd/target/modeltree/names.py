@@ -77,9 +77,9 @@ class Model:
         return self.names[""]
 
     @property
-    def has_lost_root(self) -> bool:
-        """Whether the root has died."""
-        return self.ref is not None and self.ref() is None
+    def live_root(self) -> nn.Module | None:
+        """The root's nn.Module, None if it has died."""
+        return None if self.ref is None else self.ref()
 
     def has_children_of(self, root: nn.Module) -> bool:
         """Whether its own root had the same children as `root`, as far as they were named in this model."""
@@ -201,7 +201,7 @@ class Names:
         for model in self.models:
             if model.signature != signature:
                 continue
-            if not model.alive or (model.has_lost_root and model.has_children_of(root)):
+            if not model.alive or (model.ref is not None and model.live_root is None and model.has_children_of(root)):
                 return model
         return None
 
@@ -245,8 +245,7 @@ class Names:
     def live_roots(self) -> Iterator[tuple[Model, nn.Module]]:
         """Yield the models whose roots are alive, with these roots."""
         for model in list(self.models):
-            root = model.ref() if model.ref is not None else None
-            if root is not None:
+            if (root := model.live_root) is not None:
                 yield model, root
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:

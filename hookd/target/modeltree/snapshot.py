@@ -141,7 +141,7 @@ class Tour:
         if known is None or known[0]() is not module:
             return ("unlearnt" if model.walk is not None else "left_out" if model.is_cut else "never_called"), []
         _, owner, named = known
-        state = models.seen.state(id(module), module, owner, named)
+        state = models.coverage.state(id(module), module, owner, named)
         if not state:
             state = "container" if has_no_forward(module) else "unheard"
         numbers = models.routing.listening(named) if state not in ("container", "compiled", "scripted") else ()

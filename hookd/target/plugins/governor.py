@@ -369,9 +369,7 @@ class Governor:
 
     def _watch(self, loaded: Loaded, ns: int, elapsed: int) -> None:
         """Quarantine a plugin that takes much of the training's time, if its interval cannot be stretched."""
-        # With `longest = 1` a plugin declares that it must see every step, at whatever cost: its limit is higher.
-        limit = RUNAWAY_RATIO if loaded.plugin.longest > 1 else COSTLY_RATIO
-        is_runaway = ns > limit * elapsed and not (loaded.plugin.mutates or loaded.context.is_fixed)
+        is_runaway = ns > limit_of(loaded) * elapsed and not (loaded.plugin.mutates or loaded.context.is_fixed)
         self._runaway[loaded.number] = self._runaway.get(loaded.number, 0) + 1 if is_runaway else 0
         if self._runaway[loaded.number] >= RUNAWAY_STEPS and not self.stretch(loaded):
             share = f"{100 * ns / elapsed:.0f} % of a step"
@@ -463,6 +461,12 @@ class Governor:
         whole = loaded.rare_limit if stretch > loaded.rare_limit else loaded.longest if stretch > loaded.longest else 1
         loaded.stretch, self._next_draw = stretch // whole * whole, 0
         self._core.show_interval(loaded)
+
+
+def limit_of(loaded: Loaded) -> float:
+    """Return the share of step time above which a plugin that cannot be sampled is quarantined."""
+    # With `longest = 1` a plugin declares that it must see every step, at whatever cost.
+    return RUNAWAY_RATIO if loaded.plugin.longest > 1 else COSTLY_RATIO
 
 
 def _next_fixed(step: int, interval: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookd.target.events.phases import PHASE
 from hookd.wire import page as pages
 from hookd.wire.originals import clock
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 PAUSED = float(pages.PHASES.index("paused"))
 PAUSE_S = 0.05
 """Interval at which a paused training checks whether it may go on."""
-PHASE = pages.PHASE - pages.MODULE
-"""Offset of a heartbeat's phase cell from its module cell."""
 
 
 class PluginHost:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import posix
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.entry.threads import is_ours
+from hookd.target.entry.threads import is_ours, living_threads
 from hookd.target.events.dispatch import Dispatch
+from hookd.target.events.phases import PHASE
 from hookd.target.plugins.faults import Failure
-from hookd.target.plugins.governor import COSTLY_RATIO, RUNAWAY_RATIO
+from hookd.target.plugins.governor import limit_of
+from hookd.target.plugins.host import PAUSED
 from hookd.target.plugins.listeners import Listener
 from hookd.wire.frames import held
 from hookd.wire.originals import clock
-from hookd.wire.page import MODULE, PHASE, PHASES
 from hookd.wire.plugin_frames import line_at
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ DELIVER = Dispatch.deliver.__code__
 LOOK_S = 0.25
 LOOKS = 8
 """Number of looks within one step, consecutive or not, that must find a plugin running: about two seconds."""
-PAUSED = float(PHASES.index("paused"))
 MOST_LOOKS = 40
 """Number of looks that are remembered: a process that takes no steps is judged by the last ten seconds."""
 
@@ -105,7 +104,7 @@ class SlowHooks:
         if not idents:
             return
         with contextlib.suppress(OSError):  # in a container without /proc they stay
-            alive = {int(task) for task in posix.listdir("/proc/self/task")}
+            alive = living_threads()
             for ident in idents:
                 state = self._states.get(ident)
                 if state is not None and state.native not in alive:
@@ -113,7 +112,7 @@ class SlowHooks:
 
     def _is_busy(self, state: ThreadState) -> bool:
         """Whether a thread is inside a plugin that has not paused the training on purpose (`Context.pause`)."""
-        return state.busy and self._cells[state.beat + PHASE - MODULE] != PAUSED
+        return state.busy and self._cells[state.beat + PHASE] != PAUSED
 
     def _hooks(self) -> dict[CodeType, list[tuple[Loaded, Listener]]]:
         hooks: dict[CodeType, list[tuple[Loaded, Listener]]] = {}
@@ -127,8 +126,7 @@ class SlowHooks:
     def _judge(self, loaded: Loaded, listener: Listener, where: str) -> None:
         times = sum(loaded.number in look for look in self._looks)
         share = times / len(self._looks)
-        limit = RUNAWAY_RATIO if loaded.plugin.longest > 1 else COSTLY_RATIO
-        if times < LOOKS or share < limit or loaded.state != "active":
+        if times < LOOKS or share < limit_of(loaded) or loaded.state != "active":
             return
         self._looks.clear()
         why = f"{listener.hook} blocked training for {times * LOOK_S:.2g} s within one step"

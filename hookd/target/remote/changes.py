@@ -7,10 +7,11 @@ that step on. In a job of several ranks all ranks agree on the boundary, see `ho
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import ControlError
+from hookd.target.boot.identity import distributed, ranks
+from hookd.target.events.liveness import collectives_of
 from hookd.target.plugins.faults import Failure
 from hookd.wire.agreement import boundary_ahead
 from hookd.wire.originals import clock
@@ -202,7 +203,7 @@ class Changes:
             self._own_failure("a change at a step's boundary", failure)
 
     def _note(self) -> int:
-        mark = sequence_number()
+        mark = _collectives()
         self._marks.note(mark)
         return mark
 
@@ -239,7 +240,7 @@ class Changes:
 
     def require_alone(self) -> None:
         """Stop plugins that were started in a job of one rank, if it now has several."""
-        world_size = _world_size()
+        _, world_size = ranks() or (0, 1)
         for loaded in self._registry.alone if world_size > 1 else ():
             why = f"this has become a job of {world_size} ranks, which have not agreed on it"
             self._stop(loaded, why, {})
@@ -305,27 +306,7 @@ def _taken_back(old: Loaded | None, new: Loaded) -> str:
     return f" (no longer with {', '.join(gone)})" if gone else ""
 
 
-def _distributed() -> Any:
-    distributed: Any = getattr(sys.modules["torch"], "distributed", None)
-    is_used = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if is_used else None
-
-
-def _world_size() -> int:
-    distributed = _distributed()
-    return int(distributed.get_world_size()) if distributed is not None else 1
-
-
-def sequence_number() -> int:
-    """Return the number of collectives that the default process group has begun; 0 if torch does not count them.
-
-    Source: ProcessGroup::getSequenceNumberForGroup, torch 1.9 to 2.14; Gloo and NCCL count, other backends may not.
-    """
-    distributed = _distributed()
-    if distributed is None:
-        return 0
-    group = distributed.distributed_c10d._get_default_group()
-    try:
-        return int(group._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError):
-        return 0
+def _collectives() -> int:
+    """Return the number of collectives that the default process group has begun; 0 if torch does not count them."""
+    used = distributed()
+    return 0 if used is None else collectives_of(used.distributed_c10d._get_default_group()) or 0

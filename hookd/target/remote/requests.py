@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hookd.wire.model import Portion
 
 
-class Questions:
+class Queries:
     """Answers these requests, each at once or in portions, so that the next one does not wait.
 
     Args:
