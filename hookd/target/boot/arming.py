@@ -73,7 +73,7 @@ class Arming:
         return "identity" if restored else "pass-through"
 
     def restore_in_child(self) -> None:
-        """Restore everything in a forked child, without locks. A thread of the parent may have held one at the fork."""
+        """Restore everything in a forked child, without locks: a thread of the parent may have held one at the fork."""
         self._steps.restore()
         self._data.restore()
         self._models.restore_in_child()

@@ -107,10 +107,7 @@ def _hint() -> str:
 
 
 def orphan() -> None:
-    """Limit the agent's stay, even if it was to be kept.
-
-    Called if the tool that attached it died before it saw the answer.
-    """
+    """Limit the agent's stay, because the tool that attached it died before it saw the answer."""
     agent = _agent
     if agent is not None:
         agent.orphan()

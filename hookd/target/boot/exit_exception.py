@@ -59,10 +59,7 @@ def _last() -> BaseException | None:
 
 
 def _trace(traceback: TracebackType | None, name_of: Callable[[Any], str]) -> tuple[str, str]:
-    """Return where an exception was raised, and in which module's call.
-
-    The module is the innermost one whose call the exception has left.
-    """
+    """Return where an exception was raised, and the innermost module whose call it has left."""
     where = module = ""
     while traceback is not None:
         code = traceback.tb_frame.f_code

@@ -27,10 +27,7 @@ _found: tuple[object, list[Any]] = (None, [])
 
 
 def installed() -> list[PluginConfig]:
-    """Return `name`, `entry`, `version` and `origin` of each plugin.
-
-    These are the plugins in this process's environment; none is imported.
-    """
+    """Return `name`, `entry`, `version` and `origin` of each plugin installed in this environment, without importing any."""
     plugins = {plugin.name: plugin for plugin in reversed(_entries())}
     return [_described(plugins[name]) for name in sorted(plugins)]
 

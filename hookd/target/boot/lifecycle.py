@@ -224,10 +224,7 @@ class Agent:
         return {**self._change("reload", old, loaded), **loaded.source}
 
     def _found_here(self, request: Request) -> PluginConfig:
-        """Return the specification of the requested plugin.
-
-        If the request has no sources, it gets those of the plugin installed in this environment.
-        """
+        """Return the requested plugin's specification; a request without sources gets those of the plugin installed here."""
         spec = request["plugin"]
         if "entry" in spec or self._loader is None:
             return spec
@@ -274,10 +271,7 @@ class Agent:
         return {"state": "done"}
 
     def _arm(self, request: Request) -> Mapping[str, object]:
-        """Start the prepared change.
-
-        With several ranks it takes place at the boundary `mark`, through the agreement in the request.
-        """
+        """Start the prepared change; with several ranks at the boundary `mark`, through the agreement in the request."""
         mark, files = request.get("mark"), self._control.asking.files
         agreement = Agreement(files.pop()) if files else None
         if (mark is None or agreement is None) and self.parts.process.world_size > 1:
@@ -311,10 +305,7 @@ class Agent:
         self._leave_soon()
 
     def _closed_by_program(self) -> None:
-        """Detach, because the control socket was closed.
-
-        The agent is not reachable, and another one can be attached.
-        """
+        """Detach, because the agent is not reachable without its control socket, and another one can be attached."""
         self._page.log("warning", "the program has closed hookd's descriptors: detaching; attach again")
         self.detach(10.0)
         self._leave_soon()
@@ -392,10 +383,7 @@ class Agent:
         return self.parts.local.thread.top is not None
 
     def leave_outside(self) -> None:
-        """Leave, also if the caller is inside an observed call.
-
-        In that case another thread leaves, which waits for the end of that call.
-        """
+        """Leave; if the caller is inside an observed call, in another thread, which waits for the end of that call."""
         if self._is_inside():
             if self._leaving is None:
                 self._leaving = Thread(self.leave)
@@ -429,10 +417,7 @@ class Agent:
         self._page.close()  # last, because a waiting tool takes the end of the page for the end of the agent
 
     def _exiting(self) -> None:
-        """Publish the end of the interpreter, and remove the socket file.
-
-        The end is published in the page, which a reader may still have open.
-        """
+        """Publish the end of the interpreter for readers that have the page open, and remove the socket file."""
         if self._detached is not None:  # the agent is leaving at this moment
             self._work.end(TICK_END_S)
             return

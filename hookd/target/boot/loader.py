@@ -161,10 +161,7 @@ class Loader:
                 self._let_go(name, module)
 
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
-        """Return the carried top-level modules whose sources differ from `files`.
-
-        A different set of files is a difference, too.
-        """
+        """Return the carried top-level modules whose sources, or set of files, differ from `files`."""
         new: dict[str, dict[str, bytes]] = {}
         held: dict[str, dict[str, bytes]] = {}
         for sources, by_top in ((files, new), (self._files, held)):
@@ -214,10 +211,7 @@ class Loader:
 
     @staticmethod
     def _let_go(name: str, module: ModuleType) -> None:
-        """Remove a module's references to the loader.
-
-        typing's caches keep some functions, which must not reach the payload.
-        """
+        """Remove a module's references to the loader: typing's caches keep some functions, which must not reach the payload."""
         getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
         for attribute in ("__loader__", "__spec__"):
             getattr(module, "__dict__", {}).pop(attribute, None)
@@ -244,10 +238,7 @@ class Loader:
         return
 
     def exec_module(self, module: ModuleType) -> None:
-        """Implement the loader protocol: run the module piece by piece.
-
-        Other threads wait for the interpreter meanwhile.
-        """
+        """Implement the loader protocol: run the module piece by piece, so that other threads get the interpreter."""
         name, space = module.__name__, vars(module)
         space["__builtins__"] = self._builtins
         self._loading[name] = module
@@ -260,10 +251,7 @@ class Loader:
             del self._loading[name]
 
     def rest(self) -> None:
-        """Leave the interpreter to the training.
-
-        A rest is longer than the time for which hookd has held the interpreter since the last rest.
-        """
+        """Leave the interpreter to the training for longer than hookd has held it since the last rest."""
         if self._gentle:
             _collect_young()
             busy_s = time.thread_time() - self._rested_at
@@ -307,10 +295,7 @@ def _private(name: str) -> str:
 
 
 def public(name: str) -> str:
-    """Return the name by which carried code imports a module.
-
-    The name of a module that is not carried stays the same.
-    """
+    """Return the name by which carried code imports a module; that of other modules stays the same."""
     top, dot, rest = name.partition(".")
     return ("hookd" if top == _PRIVATE else top.removeprefix(_PRIVATE + "_")) + dot + rest
 
@@ -339,10 +324,7 @@ def _top(path: str) -> str:
 
 
 def _forget_lines(tops: Iterable[str] | None = None) -> None:
-    """Remove carried sources from `linecache`, which tracebacks fill.
-
-    With `tops`, only those of these top-level modules.
-    """
+    """Remove carried sources from `linecache`, which tracebacks fill: all, or those of the top-level modules `tops`."""
     linecache = sys.modules.get("linecache")
     for path in list(getattr(linecache, "cache", ())):
         if path.startswith(_SOURCE_ROOT) and (tops is None or _top(path[len(_SOURCE_ROOT) :]) in tops):
@@ -362,10 +344,7 @@ class RefusalError(Exception):
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep without `time.sleep`, which may have been replaced.
-
-    See `hookd/wire/originals.py`, which is loaded later.
-    """
+    """Sleep without `time.sleep`, which may have been replaced; `hookd/wire/originals.py` is loaded later."""
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
 
     _signal.sigtimedwait((), seconds)

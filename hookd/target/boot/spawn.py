@@ -154,10 +154,7 @@ def is_own() -> bool:
 
 
 def forget() -> None:
-    """Remove the dummy that `threading` has created for this thread.
-
-    It creates one when its name is asked there; the dummy would stay forever.
-    """
+    """Remove the dummy that `threading` creates for this thread when asked for its name; it would stay forever."""
     known, ident = threading._active, threading.get_ident()  # type: ignore[attr-defined]
     if isinstance(known.get(ident), threading._DummyThread):
         known.pop(ident, None)

@@ -255,10 +255,7 @@ def _wait_for_trainer(box: _Mailbox, request: Message) -> Started | None:
 
 
 def _work() -> str | None:
-    """Return the module of the function that a child of multiprocessing runs.
-
-    None if that has not begun; "" in other processes.
-    """
+    """Return the module of a multiprocessing child's function: None if it has not begun, "" in other processes."""
     process = sys.modules.get("multiprocessing.process")
     target = getattr(process.current_process(), "_target", None) if process is not None else None
     words = "".join(getattr(sys, "orig_argv", ()))

@@ -245,7 +245,7 @@ class Plans(dict[int, Any]):
         super().clear()
 
     def close(self) -> None:
-        """Forget all modules, and disconnect from the table. Some of the modules may be freed later."""
+        """Free all memory; the code stays loaded while a call that began in it runs, or a graph has its hooks."""
         self.clear()
         self._put = self._drop = self._count = self._clear = _ignore
 
@@ -456,10 +456,7 @@ class Entry:
         return passed
 
     def hand(self, shape: int, *, hands: bool) -> None:
-        """Set whether large outputs of a shape are looked at as well.
-
-        Outputs that C cannot look at are then handed over.
-        """
+        """Set whether large outputs of a shape are looked at as well, and those handed over that C cannot look at."""
         self._hand(shape, hands)
 
     def meter(self, *, is_metered: bool) -> None:
@@ -467,10 +464,7 @@ class Entry:
         self._meter(is_metered)
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Keep only the last recorded calls, with weak references.
-
-        Return the number of records that are left as they are.
-        """
+        """Keep only the last recorded calls, with weak references; return the number of records left as they are."""
         left: int = self._let_go(thread, last)
         return left
 
@@ -489,10 +483,7 @@ class Entry:
         return self._aloud(function, args, kwargs)
 
     def aloud_of(self, module: Any) -> Callable[..., Any]:
-        """Return a function that runs a module without hookd, visible to profilers.
-
-        `torch.profiler` recognizes a module's call by the code of this function.
-        """
+        """Return a function that runs a module without hookd; `torch.profiler` recognizes a module's call by its code."""
         return partial(self.aloud, self._whole, module)
 
     def register(self) -> None:
@@ -532,10 +523,7 @@ def _for_marks() -> tuple[Any, Any, Any]:
 
 
 def _has_usual_layout() -> bool:
-    """Whether Python objects begin as the C code expects.
-
-    They do in a CPython that is neither a trace-refs nor a free-threaded build.
-    """
+    """Whether Python objects begin as the C code expects: this is neither a trace-refs nor a free-threaded build."""
     return sys.version_info >= (3, 10) and not hasattr(sys, "getobjects") and "t" not in getattr(sys, "abiflags", "")
 
 

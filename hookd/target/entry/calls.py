@@ -90,10 +90,7 @@ class Calls:
         }  # fmt: skip
 
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
-        """Restore the thread's state after an exception has left a call.
-
-        This also calls the listeners of `forward_error`.
-        """
+        """Restore the thread's state after an exception has left a call, and call the listeners of `forward_error`."""
         thread.busy = False
         if thread.held and not is_from_signal_handler(error):
             self.portions.hand_over(thread)  # an output among them may be the reason for the exception
@@ -109,10 +106,7 @@ class Calls:
     def hook_outputs(
         self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool = False
     ) -> Any:
-        """Hook the graph that a call has made.
-
-        In a recompute, the graph is hooked only if it will be used (reentrant).
-        """
+        """Hook the graph that a call has made; in a recompute, only if the graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
             return output
         mark = self._clock()
@@ -171,20 +165,14 @@ class Calls:
             self._turn(thread, thread.outside)
 
     def output_shown(self, module: Module, output: Any) -> None:
-        """Call the listeners of `output_summary` for a counted call.
-
-        The C entry calls this where it cannot do the work itself.
-        """
+        """Call the listeners of `output_summary` for a counted call where the C entry cannot do the work itself."""
         dispatch = self.dispatch
         listeners = dispatch.switched_on("output_summary", module)
         if listeners and self._life.is_live:
             dispatch.notify(listeners, values_of(module, output=output))
 
     def _may_hook(self) -> bool:
-        """Whether to hook the graph of an outermost call; asked once for each.
-
-        The C code asks this, too (`hookd/native/graph.c`).
-        """
+        """Whether to hook the graph of an outermost call; asked once for each, also in C (`hookd/native/graph.c`)."""
         if is_autograd_compiled():
             self._log_unobserved()
             return False

@@ -86,10 +86,7 @@ class Counting:
         return tuple(listener for listener in listeners if listener.hook != "suspect")
 
     def shape(self, listeners: tuple[Listener, ...]) -> Shape:
-        """Return the shape of the modules with these listeners.
-
-        Its number is SHAPES if the entry has no number left.
-        """
+        """Return the shape of the modules with these listeners; its number is SHAPES if the entry has none left."""
         shape = self._shapes.get(listeners)
         if shape is None:
             # Numbers from before the last change are not reused yet, because modules with them may still be called.
@@ -121,10 +118,7 @@ class Counting:
         return old
 
     def end(self, old: list[Shape]) -> None:
-        """Stop calling the listeners of these shapes.
-
-        Until now the training may have called modules with their old plans.
-        """
+        """Stop calling the listeners of these shapes, with which the training may have called modules until now."""
         if self._entry is not None:
             for shape in old:
                 self._entry.set_listeners(shape.number, [])
@@ -192,19 +186,13 @@ class Counting:
             self.passed()
 
     def alert(self) -> None:
-        """Report every call that returns, until `calm`.
-
-        Called when an output was not finite. Plans hold their calls during this time.
-        """
+        """Report every call that returns, because an output was not finite; plans hold their calls until `calm`."""
         if not self.is_alert:
             self.is_alert = True
             self._check()
 
     def calm(self) -> None:
-        """End an alert, because the outermost call is over.
-
-        From now on, only calls whose output is not finite are reported.
-        """
+        """End an alert after the outermost call: report only calls whose output is not finite."""
         self.is_alert = False
         self._check()
 
@@ -213,19 +201,13 @@ class Counting:
         self._passed += 1
 
     def passed(self) -> int:
-        """Return the number of calls so far whose outputs could not be looked at.
-
-        This counts the calls of all threads.
-        """
+        """Return the number of calls so far, in all threads, whose outputs could not be looked at."""
         if self._entry is not None:
             self._passed += self._entry.check(checks=self.looks, alert=self.is_alert)
         return self._passed
 
     def has_seen_all(self, thread: ThreadState, plugin: int) -> bool:
-        """Implement `Context.has_seen_all`.
-
-        Calls that C has handed over were seen by the plugins that listen to `forwards` at their modules.
-        """
+        """Implement `Context.has_seen_all`; calls handed over by C were seen by the listeners to `forwards` at their modules."""
         return (
             self.looks
             and thread.passed == self.passed()
@@ -236,19 +218,13 @@ class Counting:
         )
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Make the entry release the outputs that it keeps alive.
-
-        Return the number of records that it has left as they are.
-        """
+        """Make the entry release the outputs that it keeps alive; return the number of records left as they are."""
         return len(thread.returned) if self._entry is None else self._entry.let_go(thread, last)
 
     # -- hiding from a profiler
 
     def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a function that runs a module without hookd, visible to profilers.
-
-        For plans that are called from C.
-        """
+        """Return a function that runs a module without hookd, for plans that are called from C."""
         return self._entry.aloud_of(module)  # type: ignore[union-attr]
 
     def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -259,10 +235,7 @@ class Counting:
 
 
 def _looks_at_all(listeners: tuple[Listener, ...]) -> bool:
-    """Whether a plugin that listens to `suspect` takes all outputs in this step.
-
-    This includes large outputs and those on a device.
-    """
+    """Whether a plugin that listens to `suspect` takes all outputs, also large ones and those on a device."""
     on = [listener for listener in listeners if listener.is_on]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"}
     return any(listener.hook == "forwards" and listener.plugin in suspecting for listener in on)

@@ -33,10 +33,7 @@ def is_pristine(call: Any) -> bool:
 
 
 def bare_of(original: Any) -> Callable[[nn.Module], Callable[..., Any]]:
-    """Return a function that returns a module's own call, without hookd.
-
-    The result is called directly, so that no frame of hookd's is left on the stack.
-    """
+    """Return a function that returns a module's own call, to be called directly: no frame of hookd's is left."""
     if not is_pristine(original):
         return functools.partial(MethodType, original)
     return _chosen if HAS_COMPILED_IMPL else attrgetter("_call_impl")
@@ -73,10 +70,7 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
 
 
 def is_in_flight() -> bool:
-    """Whether this thread is inside a module's call.
-
-    The call may have begun before the attach, or be one of an unnamed module.
-    """
+    """Whether this thread is inside a module's call, be it one from before the attach or of an unnamed module."""
     code = nn.Module._call_impl.__code__
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -205,8 +205,5 @@ def _take_time(thread: ThreadState, ended: int, start: Start, flow: Entered | No
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether this exception ends a recompute of torch.utils.checkpoint early (2.1 to 2.14).
-
-    It is not an error then.
-    """
+    """Whether this exception, which is not an error, ends a recompute of torch.utils.checkpoint early (2.1 to 2.14)."""
     return type(error).__name__ == "_StopRecomputationError"

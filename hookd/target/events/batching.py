@@ -284,10 +284,7 @@ class Portions:
             dispatch.own_failure("a call that has returned a NaN", failure)
 
     def let_go(self, thread: ThreadState) -> None:
-        """Stop keeping outputs alive, because the outermost call is over.
-
-        Without gradients the outputs are forgotten altogether: no backward will need them.
-        """
+        """Stop keeping outputs alive after the outermost call; without gradients forget them: no backward needs them."""
         if not torch.is_grad_enabled():
             thread.returned.clear()
             thread.latest[:] = [None] * len(thread.latest)
@@ -313,10 +310,7 @@ class Portions:
 
     @staticmethod
     def end_passing(thread: ThreadState) -> None:
-        """End the references to tensors that may be buffers.
-
-        The training may be about to swap the buffers of a model.
-        """
+        """End the references to tensors that may be buffers, because the training may be about to swap a model's buffers."""
         while thread.passing:
             thread.passing.pop().end()
 
@@ -398,10 +392,7 @@ class Portions:
                 self.changed.add(module.id)
 
     def _settle(self, thread: ThreadState) -> None:
-        """Make the candidates wait, except those whose output was changed in place.
-
-        Only outputs that still exist can be checked.
-        """
+        """Make the candidates wait, except those whose output was changed in place, if it still exists."""
         seen = [(record, record.ref()) for record in self.returned(thread)]
         self._changes(
             record.module

@@ -51,10 +51,7 @@ class Data:
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:
-        """Replace both methods, once the module is loaded.
-
-        Called again at each step, because the module may be imported later.
-        """
+        """Replace both methods once their module is loaded; called at each step, because it may be imported later."""
         module = sys.modules.get("torch.utils.data.dataloader")
         if module is not None and not self._replaced:
             owners = [(getattr(module, owner, None), name) for owner, name in _SEEN]

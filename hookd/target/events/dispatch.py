@@ -153,10 +153,7 @@ class Dispatch:
             self.notify(listeners, values)
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
-        """Pass numbers that have arrived to the plugin that asked for them.
-
-        A plugin that is no longer active does not get them.
-        """
+        """Pass numbers that have arrived to the plugin that asked for them, if it is still active."""
         loaded = next((e for e in self._registry if e.context is context), None)
         if loaded is None or loaded.state != "active":
             return

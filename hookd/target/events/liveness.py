@@ -102,10 +102,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """Return a unique name for a group.
-
-    Groups of the same ranks are numbered in creation order, which is the same on all ranks.
-    """
+    """Return a unique name; groups of the same ranks are numbered in creation order, the same on all ranks."""
     number = next(n for n in range(1, MAX_GROUPS + 1) if (name if n == 1 else f"{name}#{n}") not in taken)
     unique = name if number == 1 else f"{name}#{number}"
     taken.add(unique)

@@ -214,10 +214,7 @@ def _places(root: nn.Module) -> Iterator[Place]:
 
 
 def _look(place: Place) -> ParameterState | None:
-    """Return the state of a parameter.
-
-    None if it is gone, not trained, or currently replaced by a computed tensor.
-    """
+    """Return a parameter's state; None if it is gone, not trained, or now replaced by a computed tensor."""
     module = place.module()
     parameter = None if module is None else entries(attributes_of(module).get("_parameters")).get(place.name)
     if parameter is None or not (_requires_grad(parameter) and _is_leaf(parameter)) or _Tensor.is_inference(parameter):

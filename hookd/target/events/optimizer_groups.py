@@ -54,10 +54,7 @@ class OptimizerRow:
         return makes_step
 
     def _is_new_turn(self) -> bool:
-        """Whether an optimizer that is new in this turn makes a step.
-
-        It does if it is the first one, or if the training keeps creating new optimizers.
-        """
+        """Whether an optimizer new in this turn makes a step: it is the first, or the training keeps creating optimizers."""
         others = len(self._turn) - len(self._row)
         return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
 

@@ -91,10 +91,7 @@ class Phases:
         self._is_known = False
 
     def turned(self) -> None:
-        """Drop the cached listeners and counters.
-
-        Called when a switch was turned, or a plugin was loaded or unloaded.
-        """
+        """Drop the cached listeners and counters, because a switch was turned, or a plugin was loaded or unloaded."""
         self._is_known = False
 
     def _find(self) -> None:

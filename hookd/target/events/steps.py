@@ -230,10 +230,7 @@ class Steps:
             self._close()
 
     def finish(self) -> None:
-        """Close the completed step at the end of the training.
-
-        A step of an optimizer is closed only in the thread that has made it.
-        """
+        """Close the completed step at the end of the training; an optimizer's step only in the thread that made it."""
         if self._stepper == threads.get_ident():
             self._close()
         manual_updates = self._manual_updates
@@ -307,10 +304,7 @@ class Steps:
             self._dispatch.own_failure("loss", failure)
 
     def forward_begins(self, thread: ThreadState) -> None:
-        """Handle the beginning of an outermost call.
-
-        It closes the last step, and may end a step without an optimizer.
-        """
+        """Handle the beginning of an outermost call, which closes the last step, and may end one without an optimizer."""
         self.begins()
         self._boundaries.collect_numbers()
         manual_updates = self._manual_updates
