@@ -10,7 +10,6 @@ class Globs:
     """The patterns of one option: `encoder.*|head`.
 
     Args:
-        option: its name, for messages.
         text: the patterns, separated by `|`.
     """
 

@@ -31,10 +31,6 @@ USUAL, REPORTED, NEW = 0.0, 1.0, 2.0
 class Shown(Switched):
     """Sets gauges to statistics of module outputs.
 
-    Args:
-        context: of the plugin.
-        cells: of the page.
-
     Attributes:
         standing: as in `Switched`, and also: at ZEROS the share of zeros from which on the plugin's hook is called, at HAS_LOOKED 1 once
             an output has been read.

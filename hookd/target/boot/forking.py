@@ -37,7 +37,6 @@ class Forks:
     It takes no lock, because a signal handler may fork during another fork of the same thread.
 
     Args:
-        control, background, lifecycle_hooks: the parts that have threads.
         silence: called in the child.
     """
 

@@ -33,9 +33,6 @@ PATIENCE_S = 1.0
 class Thread:
     """A thread without signals, which does not delay the end of the process.
 
-    Args:
-        function: the function that it runs.
-
     Attributes:
         ident: its key in `sys._current_frames`; None before it has begun.
     """

@@ -28,7 +28,6 @@ class Standby:
     An error of it is reported only to `hookd run`.
 
     Args:
-        start: starts an agent.
         directory: directory in which `hookd run` looks for reports of failures, see `_site/sitecustomize.py`.
     """
 

@@ -41,7 +41,6 @@ class Calls:
     """Maintains a thread's state, its phase and the hooks on the graph.
 
     Args:
-        notifier: calls the listeners of a call.
         turn: switches a thread to another phase.
         begins: called at each outermost call.
         require_alone: stops plugins that may change the training of one rank only.

@@ -37,9 +37,6 @@ class Counting:
 
     Switches and shapes change; the modules' plans do not.
 
-    Args:
-        patch: observes the calls of modules.
-
     Attributes:
         hidden: calls a function of hookd's hidden from a profiler; None if calls are not entered in C.
         looks: whether outputs are looked at, for listeners to `suspect`.

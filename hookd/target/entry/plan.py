@@ -38,9 +38,6 @@ class Plan:
     limit.
 
     Args:
-        calls: does the work around a call that does not concern plugins.
-        module: the module as plugins see it.
-        shape: the shape with the module's listeners.
         is_wrapped: whether the module may be inside a wrapper of the same name.
 
     Attributes:

@@ -19,7 +19,6 @@ class ActiveListeners:
     """The listeners that are switched on, arranged for a call of a module.
 
     Args:
-        listeners: all listeners, in the order of calling.
         recompute: whether this is for recomputes: calls that activation checkpointing repeats inside a backward.
 
     Attributes:
@@ -72,10 +71,6 @@ class ActiveListeners:
 
 class Shape:
     """The modules that have the same listeners.
-
-    Args:
-        listeners: the listeners, in the order of calling.
-        number: the shape's number in the C entry.
 
     Attributes:
         mutates: whether any listener may change the training.

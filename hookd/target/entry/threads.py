@@ -130,7 +130,6 @@ class Threads(Local):
     It is created at the thread's first access.
 
     Args:
-        heartbeats: the heartbeats of all threads.
         states: the `local.thread` of all threads, by ident.
     """
 

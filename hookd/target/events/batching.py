@@ -57,11 +57,7 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 class Portions:
-    """Holds calls until there are enough of them, separately for each thread.
-
-    Args:
-        listeners: returns the listeners of a hook at a module.
-    """
+    """Holds calls until there are enough of them, separately for each thread."""
 
     def __init__(
         self,

@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 class Dispatch:
     """Calls listeners one after the other, each guarded.
 
-    Args:
-        routing: finds the listeners of a hook.
-        notifier: calls the listeners.
-        errors: takes the exceptions that leave a plugin.
-
     Attributes:
         accounts: the accounts of metered steps.
         hears_gradients: whether any plugin listens to gradients in the step in progress.

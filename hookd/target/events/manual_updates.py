@@ -68,8 +68,6 @@ class ManualUpdates:
     It looks in the training thread, when a forward or a backward begins.
 
     Args:
-        names: the models whose parameters are watched.
-        own_failure: handles errors of hookd itself.
         by_backward: whether each forward after a backward begins a step, because this torch has no global optimizer hooks
             (before 2.0). This is also switched on after UNEXPLAINED backwards without a step.
     """

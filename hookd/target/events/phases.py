@@ -66,11 +66,6 @@ class Phases:
     """Publishes the phase of each thread.
 
     The phase goes to the thread's heartbeat, to plugins that listen, and into the counters that add phases up.
-
-    Args:
-        count: number of the step in progress.
-        notifier: calls the plugins.
-        listeners: returns the listeners of a hook.
     """
 
     def __init__(  # noqa: PLR0913

@@ -60,8 +60,6 @@ class Steps:
 
     Args:
         count: the count of steps; only this class changes it.
-        names: the models, whose parameters may be updated without an optimizer.
-        listeners: returns the listeners of a hook.
         aloud: calls a function of the training, visible to profilers.
         turn: switches a thread to another phase.
         change: carries out the changes of plugins that are due at the beginning of a step.

@@ -61,8 +61,6 @@ class Models:
 
     Args:
         no_frame: switches dynamo's frame evaluation.
-        count: the count of steps.
-        routing: knows the listeners of each module.
         gauge: `hookd_modules`.
         host: makes the entry count calls; called at each `install`.
         forget: called with the modules of a model that is gone.

@@ -50,9 +50,6 @@ class Coverage:
     """Follows which modules are called, compiled, scripted, bypassed or never called.
 
     Args:
-        models: has the plans, and their lock.
-        names: the names of the models.
-        count: the count of steps.
         gauge: `hookd_modules`.
         entrance: wraps a function that the training calls.
     """

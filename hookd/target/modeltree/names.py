@@ -282,7 +282,6 @@ class Walk:
     that, and because wrappers' names are omitted from the paths. A walk may pause for many steps, so it keeps no module alive.
 
     Args:
-        root: the module to begin with.
         most: the most modules to yield, those nearest to the root, still in the model's order; None: all.
 
     Attributes:

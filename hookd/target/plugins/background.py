@@ -45,7 +45,6 @@ class Background:
 
     Args:
         failed: called with a plugin's name and the exception that its work raised.
-        work: the work of all threads of the agent.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None], work: Work) -> None:

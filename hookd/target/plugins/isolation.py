@@ -19,7 +19,6 @@ class Readmission:
     """Readmits quarantined plugins.
 
     Args:
-        lifecycle_hooks: knows which plugins have a hook that has not returned.
         switch: switches from one plugin to another, or one on.
     """
 

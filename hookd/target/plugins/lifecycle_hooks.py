@@ -105,12 +105,7 @@ class _Thread:
 
 
 class LifecycleHooks:
-    """Calls lifecycle hooks. Any thread may call, and waits.
-
-    Args:
-        errors: counts what the hooks raise.
-        work: the work of all threads of the agent.
-    """
+    """Calls lifecycle hooks. Any thread may call, and waits."""
 
     def __init__(self, *, page: PageWriter, errors: Errors, work: Work) -> None:
         self._page, self._errors, self._work = page, errors, work

@@ -32,7 +32,6 @@ class Loading:
     """Loads plugins and unloads them.
 
     Args:
-        host: answers the plugins' contexts.
         rest: yields the interpreter to the training for a while.
     """
 

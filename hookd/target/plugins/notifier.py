@@ -27,8 +27,6 @@ class Notifier:
 
     Args:
         no_frame: switches dynamo's frame evaluation.
-        accounts: the accounts of metered steps.
-        errors: takes the exceptions that leave a plugin.
     """
 
     def __init__(self, *, no_frame: Callable[[Any], Any], accounts: Accounts, errors: Errors) -> None:

@@ -29,11 +29,7 @@ LONGEST = 1500
 
 
 class Errors:
-    """Counts errors, and quarantines plugins with too many.
-
-    Args:
-        counter: counts errors by plugin.
-    """
+    """Counts errors, and quarantines plugins with too many."""
 
     def __init__(self, *, registry: Registry, page: PageWriter, counter: metrics.Counter, life: Life) -> None:
         self._registry, self._page, self._counter, self._life = registry, page, counter, life

@@ -87,7 +87,6 @@ class MemoryWatch:
     """Measures all plugins from time to time, and quarantines one whose memory keeps growing.
 
     Args:
-        gauge: bytes retained by each plugin.
         quarantine: stops a plugin, for a given reason.
     """
 

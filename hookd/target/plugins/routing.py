@@ -49,7 +49,6 @@ class Routing:
     """Finds the listeners of a hook.
 
     Args:
-        registry: the loaded plugins.
         ask: calls the `select` of a plugin for a module.
         fault: called with plugin number, hook and error if `select` has raised.
     """

@@ -51,7 +51,6 @@ class SlowHooks:
     Args:
         states: the threads that call modules, by ident.
         turned: called after switches were turned.
-        count: the count of steps.
     """
 
     def __init__(  # noqa: PLR0913

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Stopping:
-    """Stops plugins. This only turns switches, so any thread may call it.
-
-    Args:
-        marks: reports a failure to the other ranks.
-    """
+    """Stops plugins. This only turns switches, so any thread may call it."""
 
     def __init__(
         self,

@@ -74,11 +74,6 @@ class Change:
 class Changes:
     """The change in progress, if any, and the agreements of the ranks.
 
-    Args:
-        marks: the boundaries that this rank has passed.
-        count: the count of steps.
-        own_failure: takes errors of hookd itself.
-
     Attributes:
         current: the last requested change; only the training thread moves it from armed to done or aborted.
     """

@@ -128,7 +128,6 @@ class Control:
         lease_s: how long the agent stays without a first lease, in seconds; None: for ever. Each lease specifies how long the
             agent stays after it; of several, the one that ends last counts.
         expire: called when that time is over.
-        work: the work of all threads of the agent.
         closed_by_program: called once the program has closed the agent's listening socket.
         clock: returns monotonic seconds, for the tick and the leases.
 

@@ -60,9 +60,7 @@ class Evaluation:
     """One evaluation of an expression.
 
     Args:
-        expression: a Python expression.
         by: `uid` and `pid` of the user who asks.
-        limit_s: the time limit in seconds.
 
     Attributes:
         state: running, done, raised or interrupted.
@@ -155,13 +153,7 @@ class Evaluation:
 
 
 class Evaluations:
-    """The evaluations in progress, and finished ones until their results are fetched. Used in hookd's own thread.
-
-    Args:
-        names: the models that expressions can use.
-        steps: knows the optimizers that expressions can use.
-        count: the count of steps.
-    """
+    """The evaluations in progress, and finished ones until their results are fetched. Used in hookd's own thread."""
 
     def __init__(
         self,

@@ -21,8 +21,6 @@ class Queries:
     """Answers these requests, each at once or in portions, so that the next one does not wait.
 
     Args:
-        trees: the trees of the models.
-        evaluations: the evaluations of expressions.
         asking: returns the connection whose request is being handled.
     """
 

@@ -144,10 +144,6 @@ class _Open(Local):
 class Tracing:
     """The trace in progress, if any.
 
-    Args:
-        background: runs the writing of the file.
-        count: the count of steps.
-
     Attributes:
         state: idle, waiting (for a step to end), tracing, saving, done or failed. Only the control thread sets waiting and
             idle; the training thread, and any caller that ends the recording, set the others.
