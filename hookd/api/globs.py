@@ -34,11 +34,7 @@ class Globs:
         return known
 
     def unmatched(self, what: str) -> list[str]:
-        """Return a message for each pattern that has matched no name so far, with similar names.
-
-        Args:
-            what: the kind of thing that is named: "module".
-        """
+        """Return a message for each pattern that has matched no `what` ("module") so far, with similar names."""
         messages = []
         for pattern in self._unmatched if self.seen else ():
             near = difflib.get_close_matches(pattern, self._seen, 1) or sorted(self._seen)[:3]

@@ -26,12 +26,12 @@ class Counts(Plugin):
     @hookimpl
     def configure(self, context):
         self.calls = context.counter("calls", "Calls of a module.", ["module"])
-        self.coverage: list[str] = []
+        self.seen: list[str] = []
 
     @hookimpl
     def forward(self, module):
         self.calls.labels(module.name).inc()
-        self.coverage.append(module.name)
+        self.seen.append(module.name)
 
 
 def wide(modules: int) -> nn.Sequential:
@@ -70,7 +70,7 @@ def tables(parts) -> list[int]:
         parts.portions.changed,
         parts.portions._candidates,
         known.routing._selections,
-        known.seen._called,
+        known.coverage._called,
     ]
     contexts = [entry.context for entry in parts.registry.loaded.values()]
     held += [table for context in contexts for table in context._per_module]

@@ -15,7 +15,7 @@ from hookd.target.remote import control
 from tests.support.evidence import difference, train
 
 if TYPE_CHECKING:
-    from tests.support.evidence import Coverage, Make
+    from tests.support.evidence import Make, Seen
 
 STEPS = 6
 """The first five are observed, and the fourth has a NaN in its input."""
@@ -64,12 +64,12 @@ def harm(make: Make, kind: str) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _plain(make: Make) -> tuple[list[Coverage], str]:
+def _plain(make: Make) -> tuple[list[Seen], str]:
     plain = train(make, STEPS, _nothing)
     return plain, difference(plain, train(make, STEPS, _nothing))
 
 
-def _observed(make: Make, plugins: list[Any]) -> tuple[Observed, list[Coverage]]:
+def _observed(make: Make, plugins: list[Any]) -> tuple[Observed, list[Seen]]:
     observed = Observed(plugins)
     tick, control.TICK_S = control.TICK_S, 0.01  # the end waits for it
     try:

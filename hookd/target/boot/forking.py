@@ -55,9 +55,8 @@ class Forks:
         return AtFork(self._before, self._in_parent, self._returned, self._in_child)
 
     def _before(self) -> bool:
-        if (
-            not spawn.is_own()
-        ):  # a user's expression that is evaluated in hookd's thread may fork; it cannot wait for itself
+        # A user's expression that is evaluated in hookd's thread may fork; it cannot wait for itself.
+        if not spawn.is_own():
             self._guarded(functools.partial(self._end_all, clock.monotonic()))
         return bool(thread.is_main())
 

@@ -33,11 +33,8 @@ class Standby:
 
     def __init__(self, start: Callable[[], None], directory: str) -> None:
         self._start, self._directory = start, directory
-        watched = (
-            (torch.optim.Optimizer, "__init__"),
-            (torch.optim.Optimizer, "zero_grad"),
-            (torch.autograd, "backward"),
-        )
+        optimizer = torch.optim.Optimizer
+        watched = (optimizer, "__init__"), (optimizer, "zero_grad"), (torch.autograd, "backward")
         self._replaced = [Replaced(owner, name, self._watch) for owner, name in watched]
 
     def _watch(self, original: Any) -> Any:

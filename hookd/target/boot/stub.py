@@ -141,9 +141,8 @@ class _Mailbox:
         if self._fd is not None:
             import posix  # noqa: PLC0415
 
-            with contextlib.suppress(
-                OSError
-            ):  # the program may have closed this descriptor, and use its number for another file
+            # The program may have closed this descriptor, and use its number for another file.
+            with contextlib.suppress(OSError):
                 if self._look(self._fd) == self._what:
                     posix.close(self._fd)
         if not self._base:

@@ -26,11 +26,7 @@ _WITHOUT_CODE = frozenset(
 _FRAMES: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
-def _never() -> bool:
-    return False
-
-
-is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
+is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", lambda: False)
 
 
 def stand_in(ours: Any, original: Any) -> None:

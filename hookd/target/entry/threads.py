@@ -137,9 +137,9 @@ class Threads(Local):
         # A thread-local object runs this once in each thread that accesses it.
         ident = thread.get_native_id()
         base = heartbeats.begin(ident, _name())
-        states[thread.get_ident()] = self.thread = ThreadState(
-            ident, base + MODULE, is_engine=graph_task() != -1 and ident not in _python_threads()
-        )
+        known = (python.native_id for python in threading._active.copy().values())  # type: ignore[attr-defined]
+        is_engine = graph_task() != -1 and ident not in known
+        states[thread.get_ident()] = self.thread = ThreadState(ident, base + MODULE, is_engine=is_engine)
 
 
 def living_threads() -> set[int]:
@@ -158,10 +158,6 @@ def is_inside(top: Top | None, module: Module) -> bool:
             return True
         top = top[1]
     return False
-
-
-def _python_threads() -> set[int | None]:
-    return {thread.native_id for thread in threading._active.copy().values()}  # type: ignore[attr-defined]
 
 
 def _name() -> str:

@@ -427,10 +427,10 @@ def _unrolled(thread: ThreadState) -> list[Any]:
             module, output, version = thread.latest[3 * place : 3 * place + 3]
             is_there = left > 0 and module is records[at]
             left -= is_there
-            records[at] = (
-                (module, (), output, version) if is_there else _new(Returned, (records[at], _gone, -1, (), True))
-            )
-            place = (place - 1) % RING if is_there else place
+            if is_there:
+                records[at], place = (module, (), output, version), (place - 1) % RING
+            else:
+                records[at] = _new(Returned, (records[at], _gone, -1, (), True))
     return records
 
 

@@ -134,9 +134,8 @@ class Steps:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return None
-            self._manual_updates = (
-                None  # before the closure runs, which may do what looks like a step without an optimizer
-            )
+            # Before the closure runs, which may do what looks like a step without an optimizer.
+            self._manual_updates = None
             if self._row.is_in_row(optimizer):
                 self._row.end_row()
                 self._close()

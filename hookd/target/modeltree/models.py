@@ -134,10 +134,6 @@ class Models:
         self.counting.begin(self._host)
         self.patch.install()
 
-    def register(self) -> None:
-        """Register the patch with dynamo; repeated from time to time, because dynamo may be imported later."""
-        self.patch.register()
-
     def restore(self) -> tuple[bool, list[str]]:
         """Undo `install`.
 
@@ -233,10 +229,10 @@ class Models:
     def _log_if_cut(self, model: Model) -> None:
         if model.is_cut:
             text = (
-                f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are "
+                f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are"
             )
             rest = "observed, and what happens in the others is that of the module that they are in"
-            self._page.log("warning", text + rest)
+            self._page.log("warning", f"{text} {rest}")
 
     @property
     def is_learning(self) -> bool:

@@ -101,9 +101,8 @@ class Notifier:
             if listener.is_on:
                 try:
                     only = listener.only
-                    if (
-                        listener.run(*listener.pick(values)) if only is None else listener.run(values[only])
-                    ) is not None:
+                    result = listener.run(*listener.pick(values)) if only is None else listener.run(values[only])
+                    if result is not None:
                         self._stray(listener.plugin, listener.hook)
                 except BaseException as failure:  # noqa: BLE001  as above
                     self._fault(listener.plugin, listener.hook, failure)

@@ -36,14 +36,14 @@ _DICTS = (dict, FROZEN)
 _CONTAINERS = (list, tuple, set, frozenset, deque, *_DICTS)
 
 
-class Held(NamedTuple):
+class Size(NamedTuple):
     """The size of a plugin: bytes of tensor storage, and items in containers."""
 
     bytes: int
     items: int
 
 
-def held(plugin: Plugin) -> Held:
+def size_of(plugin: Plugin) -> Size:
     """Measure the memory that a plugin retains: each container by its length, visiting at most MOST objects."""
     own = type(plugin).__module__.partition(".")[0]
     seen: set[int] = {id(plugin)}
@@ -63,7 +63,7 @@ def held(plugin: Plugin) -> Held:
             todo += _first(value.values() if issubclass(kind, _DICTS) else value)
         elif kind.__module__.partition(".")[0] == own and hasattr(value, "__dict__"):
             todo += list(vars(value).values())
-    return Held(sum(memory.values()), items)
+    return Size(sum(memory.values()), items)
 
 
 def _first(contents: Iterable[Any]) -> list[Any]:
@@ -91,16 +91,11 @@ class MemoryWatch:
     """
 
     def __init__(
-        self,
-        *,
-        registry: Registry,
-        gauge: Gauge,
-        incidents: Incidents,
-        quarantine: Callable[[Loaded, str], None],
+        self, *, registry: Registry, gauge: Gauge, incidents: Incidents, quarantine: Callable[[Loaded, str], None]
     ) -> None:
         self._registry, self._gauge, self._incidents, self._quarantine = registry, gauge, incidents, quarantine
         self._ticks = 0
-        self._last: dict[int, Held] = {}
+        self._last: dict[int, Size] = {}
         self._grown: dict[int, int] = {}
 
     def tick(self) -> None:
@@ -115,7 +110,7 @@ class MemoryWatch:
                 del self._last[gone], self._grown[gone]
 
     def _look(self, loaded: Loaded) -> None:
-        now, before = held(loaded.plugin), self._last.get(loaded.number, Held(0, 0))
+        now, before = size_of(loaded.plugin), self._last.get(loaded.number, Size(0, 0))
         self._gauge.labels(loaded.name).set(float(now.bytes))
         self._last[loaded.number] = now
         has_grown = now.bytes > before.bytes or now.items > before.items

@@ -54,10 +54,7 @@ class Routing:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        ask: Callable[[Plugin, Module], Any],
-        fault: Callable[[int, str, BaseException], None],
+        self, registry: Registry, ask: Callable[[Plugin, Module], Any], fault: Callable[[int, str, BaseException], None]
     ) -> None:
         self._registry = registry
         self._ask_plugin = ask

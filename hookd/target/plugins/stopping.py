@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 class Stopping:
     """Stops plugins. This only turns switches, so any thread may call it."""
 
-    def __init__(
-        self,
-        *,
-        counting: Counting,
-        core: CoreMetrics,
-        incidents: Incidents,
-        marks: Marks,
-    ) -> None:
+    def __init__(self, *, counting: Counting, core: CoreMetrics, incidents: Incidents, marks: Marks) -> None:
         self._counting, self._core = counting, core
         self._incidents, self._marks = incidents, marks
 

@@ -68,9 +68,8 @@ class Wake:
         # Without it, one thread might close the event while another writes to it, and the number belong to a file of the
         # program by then.
         self._lock = RLock()
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # no descriptors, a seccomp filter, a Python built without it
+        # There may be no descriptors left, a seccomp filter, or a Python built without it.
+        with contextlib.suppress(OSError, AttributeError):
             self._event = Descriptor(moved_up(posix.eventfd(0, posix.EFD_CLOEXEC | posix.EFD_NONBLOCK)))
 
     def is_ours(self) -> bool:
@@ -148,13 +147,8 @@ class Control:
         closed_by_program: Callable[[], None],
         clock: Callable[[], float] = clock.monotonic,
     ) -> None:
-        self._handle, self._tick, self._expire, self._closed_by_program, self._work = (
-            handle,
-            tick,
-            expire,
-            closed_by_program,
-            work,
-        )
+        self._handle, self._tick, self._expire, self._work = handle, tick, expire, work
+        self._closed_by_program = closed_by_program
         self._clock = clock
         self._started = clock()
         self._stay_until = None if lease_s is None else self._started + lease_s

@@ -105,11 +105,11 @@ class _Open(Local):
     """The open spans of the calling thread, outermost first, each with its key: a module's number or a phase.
 
     Args:
-        those: the open spans of all threads, by id.
+        open_spans: those of all threads, by id.
     """
 
-    def __init__(self, those: dict[int, Any]) -> None:
-        self._open = those
+    def __init__(self, open_spans: dict[int, Any]) -> None:
+        self._open = open_spans
         self._spans: list[tuple[Any, Any]] = []
 
     def begin(self, text: str, key: Any) -> None:
@@ -260,9 +260,8 @@ class Tracing:
 
     def boundary(self) -> None:
         """Begin or end the recording if it is due, at the end of an optimizer step."""
-        if (
-            self.state == "idle" or torch_state.is_unreal()
-        ):  # waiting for the device would break the capture of a CUDA graph
+        # Waiting for the device would break the capture of a CUDA graph.
+        if self.state == "idle" or torch_state.is_unreal():
             return
         if self.state == "waiting" and self._turns:
             self._begin()
@@ -405,11 +404,8 @@ def _roomy(size: int) -> str:
             free = posix.statvfs(folder)
         except OSError:
             continue
-        if (
-            named.startswith("/")
-            and posix.access(folder, posix.W_OK | posix.X_OK)
-            and free.f_bavail * free.f_frsize > size
-        ):
+        is_writable = named.startswith("/") and posix.access(folder, posix.W_OK | posix.X_OK)
+        if is_writable and free.f_bavail * free.f_frsize > size:
             return folder
     raise ControlError(
         f"no writable directory with {size >> 20} MiB free in the target (looked in {', '.join(_FOLDERS)})", reason="no-room",
