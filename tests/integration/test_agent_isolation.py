@@ -515,7 +515,7 @@ def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
         slow_hooks._states[-1] = state
 
         def is_forgotten():
-            slow_hooks._found()
+            slow_hooks._running()
             return ended.ident not in slow_hooks._states
 
         wait_until(is_forgotten, what="the end of the thread in the kernel as well")

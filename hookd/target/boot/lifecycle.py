@@ -146,10 +146,10 @@ class Agent:
 
     def _find_rank(self) -> None:
         """Publish the rank once torch.distributed knows it, which is often after the attach."""
-        found, process = ranks(), self.parts.process
-        if found is None or self._config.get("rank") is not None or found == (process.rank, process.world_size):
+        current, process = ranks(), self.parts.process
+        if current is None or self._config.get("rank") is not None or current == (process.rank, process.world_size):
             return
-        process.rank, process.world_size = found
+        process.rank, process.world_size = current
         self._page.update_identity(rank=process.rank, world_size=process.world_size)
 
     # -- requests

@@ -163,13 +163,13 @@ class Loader:
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
         """Return the carried top-level modules whose sources, or set of files, differ from `files`."""
         new: dict[str, dict[str, bytes]] = {}
-        held: dict[str, dict[str, bytes]] = {}
-        for sources, by_top in ((files, new), (self._files, held)):
+        carried: dict[str, dict[str, bytes]] = {}
+        for sources, by_top in ((files, new), (self._files, carried)):
             for path, source in sources.items():
                 if path.endswith(".py"):  # the marks between pieces are not a difference
                     text = source.encode() if isinstance(source, str) else bytes(source)
                     by_top.setdefault(_top(path), {})[path] = text.replace(b"\f", b"")
-        return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
+        return {top for top in new if top in carried and carried[top] != new[top]} - {"hookd"}
 
     def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
         """Remove and return the modules below some top-level modules. The result has their private names."""
@@ -221,14 +221,14 @@ class Loader:
 
         Implements a finder for the directory of a carried package, for `importlib.import_module(".part", __package__)`.
         """
-        found = self._find(name)
-        if found is None:
+        path = self._find(name)
+        if path is None:
             return None
         me: Any = self
-        spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + found, is_package=_is_package(found))
+        spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + path, is_package=_is_package(path))
         spec.has_location = True
-        if _is_package(found):
-            location = _SOURCE_ROOT + found.rpartition("/")[0]
+        if _is_package(path):
+            location = _SOURCE_ROOT + path.rpartition("/")[0]
             spec.submodule_search_locations = [location]
             sys.path_importer_cache[location] = me
         return spec

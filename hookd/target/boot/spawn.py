@@ -50,7 +50,7 @@ class Thread:
             ControlError: reason "no-threads": the system does not create one.
         """
         beginning = functools.partial(self._run)
-        held = weakref.ref(beginning)
+        reference = weakref.ref(beginning)
         _forget_gone()
         _LIVING.add(self)
         try:
@@ -61,7 +61,7 @@ class Thread:
         del beginning
         # Without memory for its first frame, the thread ends before it begins, and releases `beginning`.
         while not self._begun.wait(_LOOK_S):
-            if held() is None:
+            if reference() is None:
                 self._forget()
                 raise _no_thread()
 

@@ -99,24 +99,24 @@ class Gradients(IntFlag):
     @classmethod
     def of(cls, listeners: list[Listener]) -> Gradients:
         """Return the flags for listeners to `backward_pre` and `backward`."""
-        wanted = cls(0)
+        flags = cls(0)
         for listener in listeners:
             has_left = listener.hook == "backward"
             if listener.totals is not None:
-                wanted |= cls.ADDS
+                flags |= cls.ADDS
             elif listener.unless_finite:
-                wanted |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
+                flags |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
             else:
-                wanted |= cls.HEARS if has_left else cls.HEARS_BEFORE
+                flags |= cls.HEARS if has_left else cls.HEARS_BEFORE
             if has_left:
-                wanted |= cls.WALKS
+                flags |= cls.WALKS
             if "grad_output" in listener.arguments:
-                wanted |= cls.KEEPS_OUT
+                flags |= cls.KEEPS_OUT
             if "grad_input" in listener.arguments:
-                wanted |= cls.KEEPS_IN
+                flags |= cls.KEEPS_IN
             if not TIMES.isdisjoint(listener.arguments):
-                wanted |= cls.TIMED
-        return wanted
+                flags |= cls.TIMED
+        return flags
 
 
 class CallValues(IntFlag):
@@ -135,7 +135,7 @@ class CallValues(IntFlag):
     def of(cls, listeners: list[Listener]) -> CallValues:
         """Return the flags for listeners to calls."""
         names = {name for listener in listeners for name in listener.arguments}
-        wanted = cls(0)
+        flags = cls(0)
         for flag, ours in (
             (cls.INPUTS, {"inputs", "kwargs"}),
             (cls.VERSIONS, {"versions"}),
@@ -143,8 +143,8 @@ class CallValues(IntFlag):
             (cls.IS_AGAIN, {"is_again"}),
         ):
             if not names.isdisjoint(ours):
-                wanted |= flag
-        return wanted | cls.QUIET if any(listener.needs_quiet for listener in listeners) else wanted
+                flags |= flag
+        return flags | cls.QUIET if any(listener.needs_quiet for listener in listeners) else flags
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -350,13 +350,13 @@ class Entry:
         """
         shallow, deep, deeper = (self._numbers_at(levels) for levels in (0, 5, 12))
         for sign in (-1, 1):
-            found = [
+            indices = [
                 index
                 for index, number in enumerate(shallow)
                 if (deep[index] - number, deeper[index] - number) == (5 * sign, 12 * sign)
             ]
-            if len(found) == 1:
-                self._set_depth(4 * found[0], sign > 0, sys.getrecursionlimit(), room)
+            if len(indices) == 1:
+                self._set_depth(4 * indices[0], sign > 0, sys.getrecursionlimit(), room)
 
     def _numbers_at(self, levels: int) -> list[int]:
         """Return the first numbers of the thread state, some levels further down."""

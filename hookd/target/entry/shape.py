@@ -46,7 +46,9 @@ class ActiveListeners:
 
     def __init__(self, listeners: tuple[Listener, ...], *, recompute: bool) -> None:
         # A recompute must return what the first pass returned, so mutators are called again, as torch's hooks are.
-        called = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
+        called = [
+            listener for listener in listeners if not recompute or listener.mutates or "recompute" in listener.arguments
+        ]
         on = [listener for listener in called if listener.is_on]
         self.before = [listener for listener in on if listener.hook == "forward_pre"]
         self.root_before = [listener for listener in on if listener.hook == "root_forward_pre"]
@@ -56,12 +58,14 @@ class ActiveListeners:
         self.holds = bool(portions)
         # A plugin that takes portions finds the suspects in them itself.
         looking = {listener.plugin for listener in portions}
-        self.suspects = not recompute and any(one.hook == "suspect" and one.plugin not in looking for one in on)
+        self.suspects = not recompute and any(
+            listener.hook == "suspect" and listener.plugin not in looking for listener in on
+        )
         self.remembers = not recompute and remembers(listeners) and not any(listener.remembers for listener in portions)
         after = [listener for listener in called if listener.hook in _AFTER]
-        wanted = {name for listener in after if listener.is_on for name in listener.arguments}
-        self.wants_versions = self.holds or self.suspects or "versions" in wanted
-        self.wants_is_again = "is_again" in wanted
+        asked = {name for listener in after if listener.is_on for name in listener.arguments}
+        self.wants_versions = self.holds or self.suspects or "versions" in asked
+        self.wants_is_again = "is_again" in asked
         self.is_timed = is_timed(called)
         self.is_replaced = any(listener.mutates and listener.hook != "root_forward" for listener in after)
         self.has_flows = any(listener.hook in FLOWS for listener in listeners)

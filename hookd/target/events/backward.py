@@ -359,13 +359,13 @@ class _Walk:
         self.entries: list[Entry] = [] if found is None else [Entry(*one) for one in found[1]]
         if found is not None:
             return
-        wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
+        edges = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
         todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
         while todo and len(self.seen) < _WALK_LIMIT:
             node = todo.pop()
             if node not in self.seen:
                 self.seen[node] = None
-                self._look(node, wanted, entered.sequence, todo)
+                self._look(node, edges, entered.sequence, todo)
         if self.seen and (timed or not self.entries):
             last = min(self.seen, key=lambda n: n._sequence_nr())
             if not any(entry.node is last for entry in self.entries):

@@ -91,9 +91,9 @@ class Phases:
 
     def _find(self) -> None:
         active = [entry.context for entry in self._registry if entry.state == "active"]
-        found = [series for context in active for series in context.phases]
-        if [id(series) for series in found] != [id(series) for series in self._counters]:
-            self._counters = found
+        counters = [series for context in active for series in context.phases]
+        if [id(series) for series in counters] != [id(series) for series in self._counters]:
+            self._counters = counters
         self._active = [listener for listener in self._listeners("phase", None) if listener.is_on]
         self._is_known = True
 

@@ -250,16 +250,16 @@ class Names:
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
         """Return the parameters of `optimizer` in the models' order; parameters of no known model come last."""
-        held = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
+        remaining = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
         ordered: list[tuple[str, Parameter]] = []
         for model, root in self.live_roots():
             for path, module, _, _ in Walk(root):
-                if not held:
+                if not remaining:
                     return ordered
                 for name, parameter in parameters_of(module).items():
-                    if held.pop(id(parameter), None) is not None:
+                    if remaining.pop(id(parameter), None) is not None:
                         ordered.append((model.prefix + (f"{path}.{name}" if path else name), parameter))
-        return ordered + [(f"parameter {at}", p) for at, p in enumerate(held.values())]
+        return ordered + [(f"parameter {at}", p) for at, p in enumerate(remaining.values())]
 
 
 def _signature(root: nn.Module) -> tuple[Any, ...]:

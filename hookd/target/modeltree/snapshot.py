@@ -108,14 +108,14 @@ class Tour:
         return None
 
     def _row(self, model: Model, name: str, module: nn.Module, *, wrapped: bool) -> ModuleDescription:
-        kind, held = type(module), attributes_of(module)
-        parameters, left_out = _first(held.get("_parameters"))
-        buffers, more_left_out = _first(held.get("_buffers"))
-        transient = held.get("_non_persistent_buffers_set", ())
+        kind, attributes = type(module), attributes_of(module)
+        parameters, left_out = _first(attributes.get("_parameters"))
+        buffers, more_left_out = _first(attributes.get("_buffers"))
+        transient = attributes.get("_non_persistent_buffers_set", ())
         hooks = _hooks(module, parameters)
         seen, plugins = self._seen(model, module)
         prefix = "" if name == ROOT else name.replace("." + ROOT, "") + "."
-        training = held.get("training")
+        training = attributes.get("training")
         return {
             "name": clean(name, MOST_NAME * 4), "root": model.ordinal,
             "class": clean(kind.__name__, MOST_NAME), "home": clean(str(kind.__module__), MOST_NAME),
@@ -177,15 +177,17 @@ def described(tensor: Any) -> TensorRow:
     return row
 
 
-def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:
+def _first(table: Any) -> tuple[list[tuple[str, Any]], int]:
     """Return the tensors of a module's dict, at most MOST_TENSORS, and the number of further ones."""
-    tensors = [(str(key), value) for key, value in list(entries(held).items()) if issubclass(type(value), torch.Tensor)]
+    tensors = [
+        (str(key), value) for key, value in list(entries(table).items()) if issubclass(type(value), torch.Tensor)
+    ]
     return tensors[:MOST_TENSORS], max(0, len(tensors) - MOST_TENSORS)
 
 
 def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[HookRow]:
     """List the hooks other than hookd's on a module and its parameters; equal ones on a module once, with their count."""
-    found: list[HookRow] = [
+    rows: list[HookRow] = [
         {"kind": kind, "function": clean(where, MOST_NAME), "count": count}
         for (kind, where), count in hooks_on(module).items()
     ]
@@ -195,5 +197,5 @@ def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[Hoo
             for function in list(functions.values()) if functions else ():
                 if type(function) is not FunctionType or not is_ours(function.__code__.co_filename):
                     on = clean(name, MOST_NAME)
-                    found.append({"kind": kind, "function": clean(home(function), MOST_NAME), "count": 1, "on": on})
-    return found
+                    rows.append({"kind": kind, "function": clean(home(function), MOST_NAME), "count": 1, "on": on})
+    return rows

@@ -153,14 +153,14 @@ class Loading:
 
 
 def _retire(context: Context, heir: Loaded | None) -> None:
-    kept = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
+    continued = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
     for metric in context.metrics:
-        metric.retire(kept.get(metric.name))
+        metric.retire(continued.get(metric.name))
 
 
 def _count_on(old: Context, new: Context) -> None:
     """Carry counts over to the plugin's new object, even before it uses them: a counter never falls."""
-    kept = {metric.name: metric for metric in new.metrics}
+    continued = {metric.name: metric for metric in new.metrics}
     for metric in old.metrics:
-        if metric.kind in ("counter", "histogram") and metric.name in kept:
-            kept[metric.name].adopt(metric)
+        if metric.kind in ("counter", "histogram") and metric.name in continued:
+            continued[metric.name].adopt(metric)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.plugin_errors import Errors
     from hookd.wire.page import PageWriter
 
-    Found = tuple[Loaded, Listener, str]
+    Running = tuple[Loaded, Listener, str]
 
 DELIVER = Dispatch.deliver.__code__
 """Calls a plugin back with the numbers that it requested (`Context.later`, `Context.summary`)."""
@@ -82,21 +82,21 @@ class SlowHooks:
             self._step = self._count.done
             self._looks.clear()
         try:
-            found = self._found() if any(map(self._is_busy, list(self._states.values()))) else []
-            self._looks.append({loaded.number for loaded, _, _ in found})
-            for loaded, listener, where in found:
+            running = self._running() if any(map(self._is_busy, list(self._states.values()))) else []
+            self._looks.append({loaded.number for loaded, _, _ in running})
+            for loaded, listener, where in running:
                 self._judge(loaded, listener, where)
         except Failure as failure:
             self._errors.own_failure("a look at hooks that take long", failure)
 
-    def _found(self) -> list[Found]:
+    def _running(self) -> list[Running]:
         """Return the plugins whose hooks are running, with the current line in the plugin's source."""
         hooks = self._hooks()
         with held() as frames:
             self._forget_gone(self._states.keys() - frames.keys())
             busy = [ident for ident, state in list(self._states.items()) if self._is_busy(state)]
-            found = [_hook(frames.get(ident), hooks) for ident in busy]
-        return [hook for hook in found if hook is not None]
+            running = [_hook(frames.get(ident), hooks) for ident in busy]
+        return [hook for hook in running if hook is not None]
 
     def _forget_gone(self, idents: set[int]) -> None:
         """Forget those of these threads that have ended; the others run no Python now, like autograd's between backward passes."""
@@ -157,7 +157,7 @@ class SlowHooks:
         return True
 
 
-def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Loaded, Listener]]]) -> Found | None:
+def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Loaded, Listener]]]) -> Running | None:
     """Return the hook that a thread is in: a plugin's function that hookd has called; for a callback it is named "later"."""
     innermost = frame
     while frame is not None:

@@ -219,8 +219,8 @@ def _is_prepared() -> bool:
     steps = getattr(getattr(_torch, "KinetoStepTracker", None), "_step_dict", None)
     if kind is None or steps == {}:
         return False
-    found = [owner for owner in gc.get_referrers(*_family(kind)) if isinstance(owner, kind)]
-    return any(getattr(getattr(owner, "current_action", None), "name", "") in _IN_USE for owner in found)
+    profilers = [owner for owner in gc.get_referrers(*_family(kind)) if isinstance(owner, kind)]
+    return any(getattr(getattr(owner, "current_action", None), "name", "") in _IN_USE for owner in profilers)
 
 
 def _family(kind: Any) -> list[Any]:
@@ -276,8 +276,8 @@ def _level() -> Any:
     """Return Kineto's log level as a ctypes object; None if there is no symbol of this name and size."""
     try:
         path = f"{torch.__file__.rpartition('/')[0]}/lib/libtorch_cpu.so"
-        found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
-        return found if _size(ctypes.addressof(found)) == _LEVEL_BYTES else None
+        level = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
+        return level if _size(ctypes.addressof(level)) == _LEVEL_BYTES else None
     except Failure:  # another build of torch, or another libc: Kineto may print then
         return None
 

@@ -291,10 +291,10 @@ class Tracing:
         process = self._process
         metadata = {"run": process.run, "rank": process.rank, "first_step": self._first, "steps": self._steps,
                 "is_step_absolute": self._count.offset is not None}  # fmt: skip
-        found = {"hookd": json.dumps(metadata)}
+        described = {"hookd": json.dumps(metadata)}
         if process.world_size > 1:  # under the name and in the form that torch's own profiler uses
-            found["distributedInfo"] = json.dumps({"rank": process.rank, "world_size": process.world_size})
-        return found
+            described["distributedInfo"] = json.dumps({"rank": process.rank, "world_size": process.world_size})
+        return described
 
     def _is_large(self) -> bool:
         return _resident_bytes() - self._rss > GROWTH * self._most_bytes

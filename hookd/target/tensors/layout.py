@@ -105,15 +105,15 @@ def _plain() -> list[Tensor]:
     def made(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device="cpu")
 
-    whole = [made(*shape) for shape in ((1009,), (6, 5), (2, 3, 7), (2, 3, 5, 11), (3, 1, 4, 1, 5, 1), (1, 1))]
+    roots = [made(*shape) for shape in ((1009,), (6, 5), (2, 3, 7), (2, 3, 5, 11), (3, 1, 4, 1, 5, 1), (1, 1))]
     learns = made(13, 2).requires_grad_()
     with torch.enable_grad():
         result = learns * 2
-    for times, one in enumerate((*whole, result), start=1):
+    for times, one in enumerate((*roots, result), start=1):
         for _ in range(3 * times):
             one.zero_()
-    parts = [whole[0][17:230], whole[1][2:], whole[2][1], whole[3][1, 2, 3:]]
-    return [*whole, *parts, learns, learns.detach(), result, torch.nn.Parameter(made(19))]
+    parts = [roots[0][17:230], roots[1][2:], roots[2][1], roots[3][1, 2, 3:]]
+    return [*roots, *parts, learns, learns.detach(), result, torch.nn.Parameter(made(19))]
 
 
 def _odd() -> list[Tensor]:
@@ -127,19 +127,19 @@ def _odd() -> list[Tensor]:
 def _dtype_at(dtypes: Sequence[torch.dtype], size: int) -> tuple[int, list[int]]:
     pairs = [[torch.empty(n, dtype=dtype, device="cpu") for n in (3, 4)] for dtype in dtypes]
     images = [[_bytes(_impl(one), size) for one in pair] for pair in pairs]
-    found = {}
+    candidates = {}
     for at in range(8, size - 1, 2):
         codes = [one[at : at + 2] for one, other in images if one[at : at + 2] == other[at : at + 2]]
         if len(set(codes)) == len(dtypes):
-            found[at] = [int.from_bytes(code, "little") for code in codes]
-    at = _only(found)
-    return at, found[at]
+            candidates[at] = [int.from_bytes(code, "little") for code in codes]
+    at = _only(candidates)
+    return at, candidates[at]
 
 
 def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
     """Return the offset of the pointer to the version counter, and the offset of the number in the counter."""
     known = {value for tensor in tensors for value in (id(tensor), _storage(tensor))}
-    found = []
+    candidates = []
     for at in impls:
         counters = [_word(_impl(tensor) + at) for tensor in tensors]
         # A pointer that all tensors share is something else.
@@ -147,8 +147,8 @@ def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
         if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
             versions = [(counter, tensor._version) for counter, tensor in zip(counters, tensors)]  # noqa: SLF001
             places = range(8, _COUNTER, 4)
-            found += [(at, place) for place in places if all(_number(c + place, 4) == v for c, v in versions)]
-    at, place = _only(found)
+            candidates += [(at, place) for place in places if all(_number(c + place, 4) == v for c, v in versions)]
+    at, place = _only(candidates)
     return at, place
 
 
