@@ -177,11 +177,11 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     # Sources of events.
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
-        listeners=routing.listeners, aloud=counting.aloud, turn=phases.turn, change=changes.boundary,
+        listeners=routing.listeners, call_visibly=counting.call_visibly, turn=phases.turn, change=changes.boundary,
         end_passing=portions.end_passing,
     )  # fmt: skip
     data = Data(
-        page=page, life=life, local=local, aloud=counting.aloud, begins=steps.begins, turn=phases.turn,
+        page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, turn=phases.turn,
         entrance=entrances.entrance,
     )  # fmt: skip
     calls = Calls(

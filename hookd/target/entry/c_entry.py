@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 VERSION = 22
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 SHAPES = 256
-"""Number of shapes that entry.c can tell apart."""
+"""Number of shapes that entry.c can distinguish."""
 ROOM = 100
 """Recursion levels that hookd may need: with fewer left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
@@ -292,7 +292,7 @@ class Entry:
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
         self._deep = native.function(library, "hookd_entry_deep")
         self.hidden = native.caller(library, "hookd_entry_hidden")
-        self._aloud = native.caller(library, "hookd_entry_aloud")
+        self._call_visibly = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
         self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there)
@@ -478,13 +478,13 @@ class Entry:
         self._spent(spent)
         return list(spent)
 
-    def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call_visibly(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training from hidden code, visible to profilers."""
-        return self._aloud(function, args, kwargs)
+        return self._call_visibly(function, args, kwargs)
 
-    def aloud_of(self, module: Any) -> Callable[..., Any]:
+    def visible_call(self, module: Any) -> Callable[..., Any]:
         """Return a function that runs a module without hookd; `torch.profiler` recognizes a module's call by its code."""
-        return partial(self.aloud, self._whole, module)
+        return partial(self.call_visibly, self._whole, module)
 
     def register(self) -> None:
         """No-op: torch.compile reads the code of a function, never its entry."""

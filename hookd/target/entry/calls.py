@@ -51,7 +51,7 @@ class Calls:
         local: the state of the calling thread.
         accounts: the accounts of metered steps.
         bare: returns the function that runs a module as if hookd were not there.
-        aloud_of: returns the same for a plan that is hidden from a profiler: the module itself stays visible.
+        visible_call: returns the same for a plan that is hidden from a profiler: the module itself stays visible.
     """
 
     def __init__(  # noqa: PLR0913
@@ -76,7 +76,7 @@ class Calls:
         self.accounts = dispatch.accounts
         self._notifier = notifier
         self._page, self._life, self._clock = page, life, dispatch.accounts.clock
-        self.bare, self.aloud_of = bare_of(models.patch.original), counting.aloud_of
+        self.bare, self.visible_call = bare_of(models.patch.original), counting.visible_call
         self._models, self._counting, self._registry = models, counting, registry
         self._turn, self._call_begins, self._require_alone = turn, begins, require_alone
         self._is_unobserved_logged = False

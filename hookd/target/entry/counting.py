@@ -220,14 +220,14 @@ class Counting:
 
     # -- hiding from a profiler
 
-    def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
+    def visible_call(self, module: nn.Module) -> Callable[..., Any]:
         """Return a function that runs a module without hookd, for plans that are called from C."""
-        return self._entry.aloud_of(module)  # type: ignore[union-attr]
+        return self._entry.visible_call(module)  # type: ignore[union-attr]
 
-    def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call_visibly(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training from hidden code, visible to profilers."""
         if thread.hidden and self._entry is not None:
-            return self._entry.aloud(function, *args, **kwargs)
+            return self._entry.call_visibly(function, *args, **kwargs)
         return function(*args, **kwargs)
 
 

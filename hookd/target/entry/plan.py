@@ -62,7 +62,7 @@ class Plan:
         is_metered = accounts.is_metered  # read once: a new step may begin in `calls.begins`
         left_at = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
         thread = calls.local.thread
-        bare = calls.aloud_of(called) if thread.hidden else calls.bare(called)
+        bare = calls.visible_call(called) if thread.hidden else calls.bare(called)
         # A mutator's changes must not become part of a trace; observers of tensors are not called in one.
         if thread.busy or (shape.mutates and is_unreal()):
             return bare(*args, **kwargs)

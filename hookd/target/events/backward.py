@@ -12,8 +12,8 @@ A branch of the graph may be unused. So when the first hook runs, the engine is 
 never hold a node that leads to it: the graph would be a reference cycle that is never freed. Nodes are held only by hooks on
 nodes with a higher sequence number, which run earlier.
 
-If only the time of a call is wanted, `hookd/native/marks.c` usually takes it. It is told to end what it times inside of a call
-that is hooked here, before that call ends.
+If only the time of a call is wanted, `hookd/native/marks.c` usually takes it. Before a call that is
+hooked here ends, `marks.c` ends what it times inside of it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Data:
     """Switches a thread to the phase `data` while it waits for a DataLoader.
 
     Args:
-        aloud: calls a function of the training, visible to profilers.
+        call_visibly: calls a function of the training, visible to profilers.
         begins: called when something other than an optimizer's step begins.
         turn: switches a thread to another phase.
         entrance: makes the functions that the training calls.
@@ -41,13 +41,13 @@ class Data:
         page: PageWriter,
         life: Life,
         local: Threads,
-        aloud: Callable[..., Any],
+        call_visibly: Callable[..., Any],
         begins: Callable[[], None],
         turn: Callable[[ThreadState, int], None],
         entrance: Callable[..., Callable[..., Any]],
     ) -> None:
         self._cells, self._life, self._local = page.cells, life, local
-        self._aloud, self._begins, self._turn, self._entrance = aloud, begins, turn, entrance
+        self._call_visibly, self._begins, self._turn, self._entrance = call_visibly, begins, turn, entrance
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:
@@ -73,15 +73,15 @@ class Data:
             thread = local.thread
             phase = int(cells[thread.beat + PHASE])
             if phase == DATA or thread.busy:
-                return aloud(thread, original, self)
+                return call_visibly(thread, original, self)
             try:
                 begins()
                 turn(thread, DATA)
-                return aloud(thread, original, self)
+                return call_visibly(thread, original, self)
             finally:
                 if life.is_live:
                     turn(thread, phase)
 
-        cells, life, local, aloud = self._cells, self._life, self._local, self._aloud
+        cells, life, local, call_visibly = self._cells, self._life, self._local, self._call_visibly
         begins, turn = self._begins, self._turn
         return self._entrance(waited, original)

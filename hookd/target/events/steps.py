@@ -60,7 +60,7 @@ class Steps:
 
     Args:
         count: the count of steps; only this class changes it.
-        aloud: calls a function of the training, visible to profilers.
+        call_visibly: calls a function of the training, visible to profilers.
         turn: switches a thread to another phase.
         change: carries out the changes of plugins that are due at the beginning of a step.
         end_passing: ends the references to tensors that may be buffers of a model.
@@ -77,7 +77,7 @@ class Steps:
         dispatch: Dispatch,
         names: Names,
         listeners: Callable[[str, Module | None], list[Listener]],
-        aloud: Callable[..., Any],
+        call_visibly: Callable[..., Any],
         turn: Callable[[ThreadState, int], None],
         change: Callable[[], None],
         end_passing: Callable[[ThreadState], None],
@@ -85,7 +85,7 @@ class Steps:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
-        self._listeners, self._aloud, self._turn = listeners, aloud, turn
+        self._listeners, self._call_visibly, self._turn = listeners, call_visibly, turn
         self._change, self._end_passing = change, end_passing
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
@@ -159,7 +159,7 @@ class Steps:
         def observed(*args: Any, **kwargs: Any) -> Any:
             if not self._life.is_live:
                 return closure(*args, **kwargs)
-            result = self._aloud(self._local.thread, closure, *args, **kwargs)
+            result = self._call_visibly(self._local.thread, closure, *args, **kwargs)
             if self._life.is_live:
                 self._dispatch.emit("closure_done", {"optimizer": optimizer, "step": self._count.absolute()})
             return result
@@ -265,7 +265,7 @@ class Steps:
                 return original(*args, **kwargs)
             thread = self._local.thread
             if thread.busy or thread.backwards:
-                return self._aloud(thread, original, *args, **kwargs)
+                return self._call_visibly(thread, original, *args, **kwargs)
             return self._observed_backward(thread, original, args, kwargs)
 
         return self._dispatch.entrance(backward, original)
@@ -279,7 +279,7 @@ class Steps:
             self._announce(args, kwargs)
             self._turn(thread, BACKWARD)
             started = self._clock()
-            return self._aloud(thread, original, *args, **kwargs)
+            return self._call_visibly(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
             if self._life.is_live:

@@ -174,7 +174,7 @@ class Models:
             if plan is not None and plan is not SKIP:
                 return plan(module, args, kwargs)
             if thread.hidden:
-                return models.counting.aloud_of(module)(*args, **kwargs)
+                return models.counting.visible_call(module)(*args, **kwargs)
             return bare(module)(*args, **kwargs)
 
         return missing

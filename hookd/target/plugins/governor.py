@@ -86,9 +86,9 @@ class _Draw(NamedTuple):
         """Return the draw of a listener."""
         rate, fixed = loaded.rates[listener.hook], loaded.context.fixed(listener.hook)
         tier = ALL if rate.longest else LAST if rate.stretched_last else USUAL
-        dearest = ALL if tier == USUAL and not loaded.rarest else tier
+        costliest = ALL if tier == USUAL and not loaded.rarest else tier
         totals = listener.totals if isinstance(listener.totals, Switched) else None
-        return cls(listener, NONE if fixed is not None else dearest, fixed, tier, listener.hook in FLOWS, totals)
+        return cls(listener, NONE if fixed is not None else costliest, fixed, tier, listener.hook in FLOWS, totals)
 
 
 class Governor:
@@ -258,7 +258,7 @@ class Governor:
 
     def _turn(self, loaded: Loaded, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
         """Set the switches of one plugin; `due` holds by tier whether it is called."""
-        is_on, looks, is_fixed, dearest, listening = loaded.state == "active", False, False, NONE, 0
+        is_on, looks, is_fixed, costliest, listening = loaded.state == "active", False, False, NONE, 0
         for draw in draws:
             is_called = is_on and (step % draw.fixed == 0 if draw.fixed else due[draw.tier])
             draw.listener.is_on = is_called
@@ -269,8 +269,8 @@ class Governor:
                 listening += 1
                 looks = looks or draw.tier != LAST
                 is_fixed = is_fixed or bool(draw.fixed)
-                dearest = max(dearest, draw.kind)
-        loaded.kind, loaded.listening, loaded.looks = FIXED * is_fixed + dearest, listening, looks
+                costliest = max(costliest, draw.kind)
+        loaded.kind, loaded.listening, loaded.looks = FIXED * is_fixed + costliest, listening, looks
 
     def _all(self) -> Iterable[Loaded]:
         return list(self._registry)
@@ -425,9 +425,9 @@ class Governor:
 
     def _find_own(self) -> float:
         """Return the factor that adds hookd's dispatch overhead to a plugin's own time."""
-        dearest = max(self._own, key=sum, default=())
+        costliest = max(self._own, key=sum, default=())
         extra = sum(max(0, loaded.cost(ALL) - loaded.cost(NONE)) for loaded in self._all())
-        own = self._own.get(dearest, 0) - min(self._own.values(), default=0)
+        own = self._own.get(costliest, 0) - min(self._own.values(), default=0)
         return 1 + own / extra if extra > 0 and own > 0 else 1.0
 
     def _relax_all(self, governed: list[Loaded], room: float) -> None:

@@ -172,7 +172,7 @@ class Loaded:
 
     @property
     def changes_training(self) -> bool:
-        """Whether it changes the training now; a mutator can be told not to, as by gradclip's dry run."""
+        """Whether it changes the training now; a mutator may be configured not to, as by gradclip's dry run."""
         return self.plugin.mutates and self.state == "active"
 
     def is_sampled(self, listener: Listener) -> bool:

@@ -119,7 +119,7 @@ class _Turn:
 
 
 class Control:
-    """Serves the socket until told to end.
+    """Serves the socket until `end` is called.
 
     Args:
         handle: called with each request; returns the fields of the answer, or raises HookdError.

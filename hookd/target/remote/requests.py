@@ -49,7 +49,7 @@ class Queries:
     def _eval(self, request: Request) -> dict[str, int]:
         connection = self._asking()
         if connection.is_gone():  # the client has timed out: the expression must not run minutes later
-            raise ControlError("who asks has gone", reason="bad-request")
+            raise ControlError("the client has closed its connection", reason="bad-request")
         sender = request.get("by")  # a daemon names its client here: the connection is the daemon's own
         by: Caller = {"uid": connection.uid, "pid": connection.pid}
         if isinstance(sender, dict):
