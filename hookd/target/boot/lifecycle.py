@@ -158,7 +158,8 @@ class Agent:
         op = request.get("op", "")
         operations: dict[str, Operation] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
-            "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
+            "reload": self._reload,
+            "environment": lambda _: {"plugins": installed.installed()}, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
             "detach": self._detach_on_request, **self._queries.operations,
             **self.parts.tracing.operations(lambda: self._control.asking),
         }  # fmt: skip
@@ -230,10 +231,6 @@ class Agent:
             return spec
         found, request["sources"] = installed.find(str(spec["name"]))
         return {**spec, **found}
-
-    @staticmethod
-    def _environment(_request: Request) -> dict[str, list[PluginConfig]]:
-        return {"plugins": installed.installed()}
 
     def _renewing(self, request: Request) -> contextlib.AbstractContextManager[None]:
         sources = request.get("sources") or {}
@@ -358,7 +355,8 @@ class Agent:
         self._work.go_on()  # needed if another atexit function detaches after ours was called
         self.parts.tracing.abandon()
         # A training thread that calls `hookd.stop()` makes no step while it waits.
-        self.parts.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
+        is_own_thread = self._control is not None and self._control.is_own_thread()
+        self.parts.changes.leave(min(timeout_s, AGREED_END_S) if is_own_thread else 0.0)
         self._page.set_state("detaching")
         restored = self.parts.arming.disarm()
         deadline = clock.monotonic() + timeout_s
@@ -374,9 +372,6 @@ class Agent:
         ]  # fmt: skip
         self._detached = {"restored": restored, "residue": residue}
         return self._detached
-
-    def _is_own_thread(self) -> bool:
-        return self._control is not None and self._control.is_own_thread()
 
     def _is_inside(self) -> bool:
         """Whether this thread is inside a call that stores to the page when it ends."""

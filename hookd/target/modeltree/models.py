@@ -314,10 +314,6 @@ class Models:
         """Return the number of known modules."""
         return len(self.names.known)
 
-    def states(self) -> list[tuple[Module, str]]:
-        """Return each module with its state in `hookd_modules`."""
-        return self.coverage.states()
-
     def left_out(self) -> int:
         """Return the number of modules called and not observed: the rest of a large model, and modules outside any model."""
         return len(self._ignored)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
-    from torch.nn import Parameter
-    from torch.optim import Optimizer
 
     from hookd.api.events import Module, Returned
     from hookd.target.boot.arming import Life
@@ -67,8 +65,9 @@ class PluginHost:
         self.page, self.numeric = page, numeric
         self.report_incident, self.write_log, self.run_in_background = incidents.report, page.log, background.add
         self.step_now, self.mark_now = count.absolute, marks.last
+        self.module_states, self.ordered_parameters = models.coverage.states, models.names.ordered_parameters
         self._cells, self._process, self._life, self._local, self._count = page.cells, process, life, local, count
-        self._models, self._names, self._counting, self._portions = models, models.names, counting, portions
+        self._names, self._counting, self._portions = models.names, counting, portions
         self._registry, self._governor, self._core = registry, governor, core
         self._is_due: Callable[[str], bool] = lambda _: False
 
@@ -107,14 +106,6 @@ class PluginHost:
     def outermost_modules(self) -> list[tuple[Module, nn.Module]]:
         """Return the roots of all models that are alive, with their outermost wrappers."""
         return [(model.root, root) for model, root in self._names.live_roots()]
-
-    def module_states(self) -> list[tuple[Module, str]]:
-        """Return each module with its state in `hookd_modules`."""
-        return self._models.states()
-
-    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
-        """Return the parameters that `optimizer` holds, in the models' order."""
-        return self._names.ordered_parameters(optimizer)
 
     def interval_of(self, plugin: str) -> int:
         """Return how many steps lie between two sampled steps of a plugin."""

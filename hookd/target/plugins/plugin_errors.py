@@ -34,7 +34,7 @@ class Errors:
     def __init__(self, *, registry: Registry, page: PageWriter, counter: metrics.Counter, life: Life) -> None:
         self._registry, self._page, self._counter, self._life = registry, page, counter, life
         self._failures: Counter[str] = Counter()
-        self._quarantine: Callable[[Loaded, str], None] = _nobody
+        self._quarantine: Callable[[Loaded, str], None] = lambda _loaded, _why: None
 
     def stop_with(self, quarantine: Callable[[Loaded, str], None]) -> None:
         """Set the function that quarantines a plugin; it is set late, because it reports errors here itself."""
@@ -103,10 +103,6 @@ class Errors:
         if self._life.is_live and self._failures[where] <= LOGGED:
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
             self._page.log("error", f"hookd itself: {where}: {trace}")
-
-
-def _nobody(_entry: Loaded, _why: str) -> None:
-    """Stand in for the quarantine until it is set."""
 
 
 def trouble(plugin: Plugin, hook: str, text: str, error: BaseException | None) -> dict[str, str]:
