@@ -46,7 +46,7 @@ def test_calls_and_phases_are_recorded_in_some_steps_and_each_step_in_all():
 
 @pytest.fixture
 def last(monkeypatch):
-    """Let Python have last_exception_id an exception last."""
+    """Let Python have printed an exception last."""
 
     def put(error):
         monkeypatch.setattr(sys, "last_exc", error, raising=False)

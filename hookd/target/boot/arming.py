@@ -59,11 +59,7 @@ class Arming:
                 self._data.install()
 
     def disarm(self) -> str:
-        """Restore everything; current calls continue to their end.
-
-        Returns:
-            `identity`, or `pass-through` if another tool has patched `nn.Module.__call__` on top of hookd.
-        """
+        """Restore everything; return `identity`, or `pass-through` if another tool has patched `__call__` on top of hookd."""
         self._steps.finish()
         with self._installing:  # a step that ends now must install nothing
             self._life.is_live = False

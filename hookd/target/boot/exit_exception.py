@@ -26,19 +26,15 @@ MAX_WHERE = 200
 
 
 def last_exception_id() -> int:
-    """Return the id of Python's last last_exception_id exception, 0 for none."""
+    """Return the id of the exception that Python printed last, 0 for none."""
     error = _last()
     return 0 if error is None else id(error)
 
 
 def exit_exception(before: int, name_of: Callable[[Any], str]) -> dict[str, str] | None:
-    """Return a description of the exception that Python last_exception_id last.
+    """Return a description of the exception that Python printed last; None if there is none, or if its id is `before`.
 
-    None if there is none, or if it is the one that `before` identifies.
-
-    Args:
-        before: an earlier result of `last_exception_id`.
-        name_of: returns the name of a known module, and "" for any other.
+    `name_of` returns the name of a known module, and "" for any other.
 
     Returns:
         `type` and `message`; `where`, the line of code that raised it; `module`, the innermost module whose call it has left.

@@ -469,11 +469,7 @@ class Entry:
         return left
 
     def metered_ns(self) -> list[int]:
-        """Return the time spent in C in metered steps, since the last time.
-
-        Returns:
-            [4] ns: counted calls, hooks on graphs, showing outputs, and looking at large outputs.
-        """
+        """Return the [4] ns spent in C since the last time: on counted calls, graph hooks, shown outputs, large outputs."""
         spent = (ctypes.c_int64 * 4)()
         self._spent(spent)
         return list(spent)
@@ -490,11 +486,7 @@ class Entry:
         """No-op: torch.compile reads the code of a function, never its entry."""
 
     def restore(self) -> str:
-        """Restore the function's own entry.
-
-        Returns:
-            A message if another tool has entered it after hookd, so that hookd's entry has to stay; else "".
-        """
+        """Restore the function's own entry; return a message if that is impossible, because another tool has entered it, else ""."""
         is_foreign = self._unwatch(self.original, _SIZE)
         message = "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
         return message if is_foreign else ""

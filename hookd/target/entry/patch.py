@@ -107,11 +107,7 @@ class ClassPatch:
         dynamo.replace_call(self.original, self.ours)
 
     def restore(self) -> str:
-        """Restore the original function.
-
-        Returns:
-            A message if another patch on top of ours prevents it, else "".
-        """
+        """Restore the original function; return a message if another patch on top of ours prevents it, else ""."""
         dynamo.replace_call(self.ours, self.original)
         if nn.Module.__dict__["__call__"] is self.ours:
             nn.Module.__call__ = self.original  # type: ignore[method-assign]

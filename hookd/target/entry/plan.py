@@ -127,11 +127,7 @@ class Plan:
     def _notify_before(
         self, thread: ThreadState, top: Any, listeners: ActiveListeners, values: list[Any], is_metered: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Entered | None]:
-        """Call the listeners before the module runs.
-
-        Returns:
-            The arguments and keyword arguments for the call, and the state of the graph.
-        """
+        """Call the listeners before the module runs; return the call's args and kwargs, and the state of the graph."""
         calls = self._calls
         if listeners.before:
             calls.notify(thread, listeners.before, values, is_metered)
@@ -182,16 +178,7 @@ class Plan:
 
 
 def _take_time(thread: ThreadState, ended: int, start: Start, flow: Entered | None, values: list[Any]) -> None:
-    """Take the time of a call.
-
-    Args:
-        thread: the calling thread, with its times so far: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
-            `again` in recomputes.
-        ended: time at which the call returned, in ns.
-        start: the times when the call began.
-        flow: the state of the graph at entry, if the graph is hooked.
-        values: receives `elapsed_ns` and `self_ns`.
-    """
+    """Store `elapsed_ns` and `self_ns` of a call that returned at `ended` ns, and add them to the thread's times."""
     inner, again, started = start
     elapsed = ended - started if flow is None else ended - started - (thread.lost - flow.lost)
     values[ELAPSED], values[SELF] = elapsed, elapsed - thread.inner + inner

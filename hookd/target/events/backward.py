@@ -231,11 +231,7 @@ class Entry:
 
 
 def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
-    """Record the state of the graph before a module runs.
-
-    Returns:
-        None if no graph is being built, or not one of the training's.
-    """
+    """Return the state of the graph before a module runs; None if no graph of the training's is being built."""
     if not _is_grad_enabled() or is_unreal():
         return None
     with unseen():

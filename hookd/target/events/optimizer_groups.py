@@ -38,10 +38,9 @@ class OptimizerRow:
         return _is_in(self._row, optimizer)
 
     def add(self, optimizer: Any) -> bool:
-        """Add an optimizer that has stepped to the row.
+        """Add an optimizer that has stepped to the row; return whether it makes a step of the training.
 
-        Returns:
-            Whether it makes a step of the training: it is the first of its row that has also stepped since the last such step.
+        It does if it is the first of its row that has also stepped since the last such step.
         """
         makes_step = not self._is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
         if makes_step:

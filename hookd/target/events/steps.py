@@ -324,11 +324,7 @@ class Steps:
 
 
 def _whole_number(step: Any) -> int | None:
-    """Return the value of an optimizer's `step`.
-
-    Returns:
-        None if it is not a finite number, or if reading it would wait for a device or run a tensor subclass's own code.
-    """
+    """Return an optimizer's `step`; None if it is not finite, or if reading it would sync or run a subclass's code."""
     if type(step) is torch.Tensor:
         with unseen(), torch._C._DisableTorchDispatch():
             step = step.item() if step.device.type == "cpu" and step.numel() == 1 and is_readable(step) else None

@@ -135,11 +135,7 @@ class Models:
         self.patch.install()
 
     def restore(self) -> tuple[bool, list[str]]:
-        """Undo `install`.
-
-        Returns:
-            Whether `__call__` is the original again, and descriptions of the patches that could not be undone.
-        """
+        """Undo `install`; return whether `__call__` is the original, and descriptions of patches that could not be undone."""
         self._numeric.ask_again()
         left = self.patch.restore()
         residue = [*([left] if left else []), *self._mode.restore()]

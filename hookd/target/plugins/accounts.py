@@ -33,11 +33,7 @@ class Accounts:
         self.calls: dict[int, int] = {}
 
     def charge(self, number: int, mark: int) -> int:
-        """Charge a plugin with the time since `mark`.
-
-        Returns:
-            The current time in ns.
-        """
+        """Charge a plugin with the time since `mark`; return the current time in ns."""
         now = self.clock()
         self.spent[number] = self.spent.get(number, 0) + now - mark
         self.charged += now - mark

@@ -141,11 +141,7 @@ class Governor:
         self._unpaid: dict[_Kind, int] = {}  # number of steps not charged yet, by kind
 
     def end(self) -> int:
-        """Record the end of a step.
-
-        Returns:
-            Its wall time in ns; 0 for the first one, whose beginning was not observed.
-        """
+        """End a step; return its wall time in ns, 0 for the first one, whose beginning was not observed."""
         now = self._clock()
         self._elapsed_ns, self._ended_ns = now - self._ended_ns if self._ended_ns else 0, now
         return self._elapsed_ns

@@ -141,11 +141,7 @@ class SlowHooks:
             self._page.log("info", f"plugin {loaded.name}: {why}{at}")
 
     def _put_off(self, loaded: Loaded, share: float) -> bool:
-        """Stretch the plugin's interval as far as the budget demands, and switch its sampled hooks off for this step.
-
-        Returns:
-            Whether the interval could be stretched.
-        """
+        """Stretch the interval as far as the budget demands, and end the plugin's samples in this step; False if impossible."""
         budget = self._governor.budget
         times = max(2, math.ceil(share / budget)) if budget > 0 else 2
         if not self._governor.stretch(loaded, times):

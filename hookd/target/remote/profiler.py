@@ -229,11 +229,7 @@ def _family(kind: Any) -> list[Any]:
 
 
 def _plan() -> tuple[Any, bool]:
-    """Return torch's own object for a recording of the processor, and of CUDA if the training uses it.
-
-    Returns:
-        The object, and whether it covers all threads.
-    """
+    """Return torch's object for a recording of the CPU, and of CUDA if in use, and whether it covers all threads."""
     kind: Any = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -81,7 +81,7 @@ class Spans(Plugin):
             self._local.begin(f"{'recompute' if recompute else 'module'} {_clean(module.name)}", module.id)
 
     @hookimpl(tryfirst=True)
-    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks to be metadata of a recompute too
+    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks for recomputes too
         """End the span, as the first hook after the call."""
         self._local.end(module.id)
 
