@@ -331,9 +331,8 @@ class Agent:
         module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
         plain = module.partition(ROOM)[0]
         try:
-            kind = getattr(
-                importlib.import_module(plain) if self._loader is None else self._loader.module(module), name
-            )
+            home = importlib.import_module(plain) if self._loader is None else self._loader.module(module)
+            kind = getattr(home, name)
         except (Exception, SystemExit) as exc:
             text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
             raise PluginError(text) from exc

@@ -350,11 +350,8 @@ class Entry:
         """
         shallow, deep, deeper = (self._numbers_at(levels) for levels in (0, 5, 12))
         for sign in (-1, 1):
-            indices = [
-                index
-                for index, number in enumerate(shallow)
-                if (deep[index] - number, deeper[index] - number) == (5 * sign, 12 * sign)
-            ]
+            steps = 5 * sign, 12 * sign
+            indices = [at for at, n in enumerate(shallow) if (deep[at] - n, deeper[at] - n) == steps]
             if len(indices) == 1:
                 self._set_depth(4 * indices[0], sign > 0, sys.getrecursionlimit(), room)
 

@@ -99,11 +99,7 @@ class Dispatch:
         if mutators:
             listeners = [listener for listener in self.switched_on(hook, flow.module) if listener.mutates]
         else:  # the backward of a sampled call is reported even if it ends in a step that is not sampled
-            listeners = [
-                listener
-                for listener in flow.listeners
-                if listener.hook == hook and not listener.mutates and listener.is_active
-            ]
+            listeners = [one for one in flow.listeners if one.hook == hook and not one.mutates and one.is_active]
         if not listeners:
             return None
         values = {
@@ -132,19 +128,12 @@ class Dispatch:
         called only if some gradient is not known to be finite (`is_bad`).
         """
         hook = "backward" if has_left else "backward_pre"
-        listeners = [
-            listener
-            for listener in at_call
-            if listener.hook == hook and (is_bad or not listener.unless_finite) and listener.is_active
-        ]
+        listeners = [one for one in at_call if one.hook == hook and (is_bad or not one.unless_finite) and one.is_active]
         if listeners and self._life.is_live:
             values = {
-                "module": module,
-                "grad_input": grad_input,
-                "grad_output": grad_output,
-                "elapsed_ns": elapsed_ns,
+                "module": module, "grad_input": grad_input, "grad_output": grad_output, "elapsed_ns": elapsed_ns,
                 "self_ns": self_ns,
-            }
+            }  # fmt: skip
             self.notify(listeners, values)
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:

@@ -179,9 +179,8 @@ def described(tensor: Any) -> TensorRow:
 
 def _first(table: Any) -> tuple[list[tuple[str, Any]], int]:
     """Return the tensors of a module's dict, at most MOST_TENSORS, and the number of further ones."""
-    tensors = [
-        (str(key), value) for key, value in list(entries(table).items()) if issubclass(type(value), torch.Tensor)
-    ]
+    items = list(entries(table).items())
+    tensors = [(str(key), value) for key, value in items if issubclass(type(value), torch.Tensor)]
     return tensors[:MOST_TENSORS], max(0, len(tensors) - MOST_TENSORS)
 
 

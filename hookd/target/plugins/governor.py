@@ -238,11 +238,8 @@ class Governor:
                 self._turn(loaded, draws, (False, last, usual, rare), step)
             somebody_looks = somebody_looks or loaded.looks
             if draws and loaded.state == "active":
-                following = min(
-                    following,
-                    loaded.next_draw(step),
-                    *(_next_fixed(step, interval) for interval in fixed if interval > 1),
-                )
+                changes = (_next_fixed(step, interval) for interval in fixed if interval > 1)
+                following = min(following, loaded.next_draw(step), *changes)
         self._next_draw = following
         if is_turned:
             flows = (draw.listener.is_on for _, draws, _ in self._drawn for draw in draws if draw.is_backward)

@@ -64,8 +64,7 @@ class Refusals:
             for metric, bad in list(bound.bad.items()):
                 reported = bound.bad_told.get(metric, 0)
                 if not reported:
-                    self._page.log(
-                        "error", f"plugin {loaded.name}: {metric} was given an invalid amount: it is not stored"
-                    )
+                    text = f"plugin {loaded.name}: {metric} was given an invalid amount: it is not stored"
+                    self._page.log("error", text)
                 self._values.labels(loaded.name, metric).inc(bad - reported)
                 bound.bad_told[metric] = bad

@@ -272,9 +272,7 @@ class Loaded:
     @property
     def is_governed(self) -> bool:
         """Whether it has a hook whose interval depends on the budget."""
-        return any(
-            self.is_sampled(listener) and self.context.fixed(listener.hook) is None for listener in self.listeners
-        )
+        return any(self.is_sampled(one) and self.context.fixed(one.hook) is None for one in self.listeners)
 
 
 def is_drawn(number: int, interval: int) -> bool:
@@ -381,19 +379,10 @@ class Registry:
         """Return the listeners of one hook in pluggy's order: last registered first, with tryfirst and trylast."""
         caller = getattr(self._manager.hook, hook)
         by_plugin = {id(e.plugin): e for e in self.loaded.values()}
-        listeners = []
-        for impl in reversed(caller.get_hookimpls()):
-            loaded = by_plugin.get(id(impl.plugin))
-            if loaded is not None:
-                listeners += [
-                    listener for listener in loaded.listeners if listener.hook == hook and listener.totals is None
-                ]
-        return listeners + [
-            listener
-            for loaded in self.loaded.values()
-            for listener in loaded.listeners
-            if listener.totals and listener.hook == hook
-        ]
+        called = [by_plugin[id(i.plugin)] for i in reversed(caller.get_hookimpls()) if id(i.plugin) in by_plugin]
+        listeners = [one for loaded in called for one in loaded.listeners if one.hook == hook and one.totals is None]
+        totals = [one for loaded in self.loaded.values() for one in loaded.listeners if one.hook == hook and one.totals]
+        return listeners + totals
 
     def _frozen(self, loaded: Loaded) -> list[Listener]:
         listeners = []

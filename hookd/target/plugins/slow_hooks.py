@@ -131,9 +131,8 @@ class SlowHooks:
         why = f"{listener.hook} blocked training for {times * LOOK_S:.2g} s within one step"
         at = f": it is at {where}" if where else ""
         if loaded.is_sampled(listener) and self._put_off(loaded, share):
-            self._page.log(
-                "info", f"plugin {loaded.name}: {why}, and is called once in {loaded.interval} steps now{at}"
-            )
+            now = f"is called once in {loaded.interval} steps now"
+            self._page.log("info", f"plugin {loaded.name}: {why}, and {now}{at}")
         elif not (loaded.plugin.mutates or loaded.context.is_fixed):
             self._errors.late(loaded, listener.hook, why + at, where)
         elif loaded.number not in self._reported:  # the person accepted its cost: only log

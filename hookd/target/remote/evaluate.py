@@ -207,13 +207,9 @@ class Evaluations:
         if evaluation.state != "running":
             del self._all[evaluation.number]
             return {"state": evaluation.state, "seconds": evaluation.seconds(), **evaluation.answer}
-        where = thread_frames(evaluation.thread) if evaluation.is_given_up else []
-        return {
-            "state": "running",
-            "seconds": evaluation.seconds(),
-            "frames": where,
-            "is_given_up": evaluation.is_given_up,
-        }
+        is_given_up = evaluation.is_given_up
+        frames = thread_frames(evaluation.thread) if is_given_up else []
+        return {"state": "running", "seconds": evaluation.seconds(), "frames": frames, "is_given_up": is_given_up}
 
     def tick(self) -> None:
         """Enforce the time limits, even if no client asks any more."""
@@ -246,12 +242,8 @@ class Evaluations:
 
     def _run(self, evaluation: Evaluation) -> None:
         evaluation.run(self._local, self._scope)
-        self._note(
-            evaluation,
-            evaluation.state
-            if evaluation.state == "interrupted"
-            else f"{evaluation.state}: {evaluation.answer.get('type')}",
-        )
+        state, kind = evaluation.state, evaluation.answer.get("type")
+        self._note(evaluation, state if state == "interrupted" else f"{state}: {kind}")
 
     def _scope(self) -> dict[str, object]:
         """Return the names that an expression may use."""
