@@ -178,7 +178,6 @@ class Counted(NamedTuple):
     `Entry.set_flow_listeners`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
 
     Attributes:
-        module: the module.
         shape: number of the shape; the modules of a shape have the same listeners.
         remembers: whether outputs are recorded, as a plan does.
         checks: whether outputs are looked at, for listeners to `suspect`.
@@ -259,7 +258,6 @@ class Entry:
 
     Attributes:
         original: the function, which is not replaced.
-        plans: plans by id(module).
         why_patched: "", because `nn.Module.__call__` is not replaced.
         hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
     """

@@ -46,10 +46,7 @@ class Calls:
         require_alone: stops plugins that may change the training of one rank only.
 
     Attributes:
-        cells: cells of the page.
         record: puts a record into the page's recorder.
-        local: the state of the calling thread.
-        accounts: the accounts of metered steps.
         bare: returns the function that runs a module as if hookd were not there.
         visible_call: returns the same for a plan that is hidden from a profiler: the module itself stays visible.
     """

@@ -86,8 +86,6 @@ class ClassPatch:
     The original is restored only if the replacement is still in place.
 
     Attributes:
-        original: the original function.
-        plans: plans by id(module).
         why_patched: the reason why calls are not entered in C, for a person.
     """
 

@@ -88,7 +88,6 @@ class Entered:
     """The state of the graph when a module is entered.
 
     Attributes:
-        thread: the thread that runs the module.
         lost: `thread.lost` when the call itself begins.
         sequence: sequence number of the graph's next node.
         edges: the edges of the positional inputs, None for an input that needs no gradient.

@@ -29,7 +29,6 @@ class Dispatch:
     """Calls listeners one after the other, each guarded.
 
     Attributes:
-        accounts: the accounts of metered steps.
         hears_gradients: whether any plugin listens to gradients in the step in progress.
         entrance: makes the functions that the training calls (`hookd.target.entry.hidden`).
         own_failure: handles an error of hookd itself (`hookd.target.plugins.plugin_errors`).

@@ -72,9 +72,7 @@ class Models:
     Attributes:
         learning: the models with a portion that is still to be learnt, or left out.
         closed: their ordinals.
-        counting: controls the entry in C.
         lock: held while plans are made or removed.
-        seen: the coverage of each module.
     """
 
     def __init__(  # noqa: PLR0913

@@ -18,7 +18,6 @@ class Accounts:
         clock: returns the time in ns.
 
     Attributes:
-        clock: the same.
         is_metered: whether the step in progress is metered: each plugin is timed, and so is hookd itself.
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
         charged: ns of all plugins and hookd so far.

@@ -36,12 +36,7 @@ PAUSE_S = 0.05
 
 
 class PluginHost:
-    """Answers the plugins' contexts; `hookd.api.context.Context` documents the answers.
-
-    Attributes:
-        page: holds the plugins' metrics.
-        numeric: arithmetic on tensors.
-    """
+    """Answers the plugins' contexts; `hookd.api.context.Context` documents the answers."""
 
     def __init__(  # noqa: PLR0913
         self,
