@@ -7,11 +7,7 @@ from fnmatch import fnmatchcase
 
 
 class Globs:
-    """The patterns of one option: `encoder.*|head`.
-
-    Args:
-        text: the patterns, separated by `|`.
-    """
+    """The patterns of one option, separated by `|`: `encoder.*|head`."""
 
     def __init__(self, option: str, text: str) -> None:
         self.option = option

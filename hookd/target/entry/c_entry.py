@@ -244,7 +244,7 @@ class Plans(dict[int, Any]):
         super().clear()
 
     def close(self) -> None:
-        """Free all memory; the code stays loaded while a call that began in it runs, or a graph has its hooks."""
+        """Forget all modules, and disconnect from the table: some of the modules may be freed later."""
         self.clear()
         self._put = self._drop = self._count = self._clear = _ignore
 
@@ -487,10 +487,7 @@ class Entry:
         return message if is_foreign else ""
 
     def close(self) -> None:
-        """Free all memory.
-
-        The code stays loaded while a call that began in it still runs in any thread, or a graph still has its hooks.
-        """
+        """Free all memory; the code stays loaded while a call that began in it runs, or a graph has its hooks."""
         self.plans.close()
         torch_state.quiet, torch_state.leave = torch_state.ask, torch_state.leave_in_python
         backward.marks, backward.walk_in_c = backward.NO_MARKS, backward.no_walk

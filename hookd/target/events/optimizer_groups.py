@@ -40,7 +40,7 @@ class OptimizerRow:
     def add(self, optimizer: Any) -> bool:
         """Add an optimizer that has stepped to the row; return whether it makes a step of the training.
 
-        It does if it is the first of its row that has also stepped since the last such step.
+        The first of a row that has also stepped since the last such step does.
         """
         makes_step = not self._is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
         if makes_step:

@@ -63,10 +63,7 @@ PhaseCounters = list[dict[int, "CounterChild"]]
 
 
 class Phases:
-    """Publishes the phase of each thread.
-
-    The phase goes to the thread's heartbeat, to plugins that listen, and into the counters that add phases up.
-    """
+    """Publishes the phase of each thread: to its heartbeat, to plugins that listen, and to counters that add phases up."""
 
     def __init__(  # noqa: PLR0913
         self,

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Readmission:
-    """Readmits quarantined plugins.
-
-    Args:
-        switch: switches from one plugin to another, or one on.
-    """
+    """Readmits quarantined plugins: `switch` switches them on."""
 
     def __init__(
         self,

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class Loading:
-    """Loads plugins and unloads them.
-
-    Args:
-        rest: yields the interpreter to the training for a while.
-    """
+    """Loads plugins and unloads them; `rest` yields the interpreter to the training for a while."""
 
     def __init__(  # noqa: PLR0913
         self,

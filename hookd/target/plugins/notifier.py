@@ -23,11 +23,7 @@ REPLACED = {"backward_pre": "grad_output", "backward": "grad_input"}
 
 
 class Notifier:
-    """Calls the listeners of an event.
-
-    Args:
-        no_frame: switches dynamo's frame evaluation.
-    """
+    """Calls the listeners of an event; `no_frame` switches dynamo's frame evaluation."""
 
     def __init__(self, *, no_frame: Callable[[Any], Any], accounts: Accounts, errors: Errors) -> None:
         self._no_frame, self._accounts = no_frame, accounts

@@ -84,11 +84,7 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 
 class MemoryWatch:
-    """Measures all plugins from time to time, and quarantines one whose memory keeps growing.
-
-    Args:
-        quarantine: stops a plugin, for a given reason.
-    """
+    """Measures all plugins from time to time, and quarantines one whose memory keeps growing."""
 
     def __init__(
         self, *, registry: Registry, gauge: Gauge, incidents: Incidents, quarantine: Callable[[Loaded, str], None]

@@ -55,11 +55,7 @@ class Profiler:
     """
 
     def __init__(self, yielded: Callable[[], None]) -> None:
-        """Create the object, without any effect on torch.
-
-        Args:
-            yielded: called in the training's thread just before the training begins a profiler of its own.
-        """
+        """Create the object; `yielded` is called in the training's thread before the training begins its own profiler."""
         self.covers_all_threads = False
         self._yielded = yielded
         self._guards: list[Replaced] = []
@@ -152,11 +148,7 @@ class Profiler:
         return self.covers_all_threads or self.is_own_thread()
 
     def end(self, *, wait: bool = True) -> Any:
-        """End the recording and return it; return None if it has been ended already, or this thread cannot end it.
-
-        Args:
-            wait: whether to wait for the devices' work, which belongs to the last step.
-        """
+        """End the recording and return it; None if it was ended, or this thread cannot. With `wait`, wait for the devices first."""
         if not self.is_on or not self.can_end():
             return None
         try:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Queries:
-    """Answers these requests, each at once or in portions, so that the next one does not wait.
-
-    Args:
-        asking: returns the connection whose request is being handled.
-    """
+    """Answers requests, each at once or in portions, so that the next one does not wait; `asking` returns the connection."""
 
     def __init__(self, trees: Trees, evaluations: Evaluations, asking: Callable[[], Connection]) -> None:
         self._trees, self._evaluations, self._asking = trees, evaluations, asking

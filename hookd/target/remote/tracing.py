@@ -102,11 +102,7 @@ class Spans(Plugin):
 
 
 class _Open(Local):
-    """The open spans of the calling thread, outermost first, each with its key: a module's number or a phase.
-
-    Args:
-        open_spans: those of all threads, by id.
-    """
+    """The open spans of the calling thread, outermost first, each with its key: a module's number or a phase."""
 
     def __init__(self, open_spans: dict[int, Any]) -> None:
         self._open = open_spans

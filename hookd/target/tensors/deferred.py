@@ -125,11 +125,7 @@ def _keep(tensors: Iterable[Tensor]) -> None:
 
 
 class Later:
-    """Requested numbers that have not arrived yet.
-
-    Args:
-        deliver: calls a plugin back, given its context, the function and the numbers; it lets no plugin's exception through.
-    """
+    """Requested numbers that have not arrived yet; `deliver` calls a plugin back, and lets none of its exceptions through."""
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self._deliver = deliver
