@@ -260,6 +260,14 @@ class Entry:
         original: the function, which is not replaced.
         why_patched: "", because `nn.Module.__call__` is not replaced.
         hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
+        arm: sets whether a shape's calls go through their plans, or are counted.
+        check: sets whether `Portions.suspect` is called for outputs of counted calls that are not finite, and whether for all
+            others as well; returns the number of outputs since the last time that could not be looked at.
+        hand: sets whether large outputs of a shape are looked at as well, and those handed over that C cannot look at.
+        meter: sets whether the time of counted calls is measured.
+        let_go: keeps only the last recorded calls of a thread, with weak references; returns how many records are left as
+            they are.
+        too_deep: returns the number of calls that were too deep to be observed, since the last time.
     """
 
     why_patched = ""
@@ -275,20 +283,22 @@ class Entry:
         there, size = ctypes.py_object, ctypes.c_size_t
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
-        self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self.arm: Callable[[int, bool], int] = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
         self._set_listeners = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
         made = {function.__name__: function for function in native.objects(library, "hookd_entry_methods")}
-        self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
+        self.check: Callable[[bool, bool], int] = made["check"]
+        self.let_go: Callable[[ThreadState, int], int] = made["let_go"]
+        self.meter: Callable[[bool], None] = made["meter"]
         self._largest, self._number = made["largest"], made["number"]
         self._quiet, self._leave = made["quiet"], made["leave"]
         self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
         self._walk = made["walk"]
-        self._hand = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
+        self.hand: Callable[[int, bool], int] = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
         self._set_flow_listeners = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
-        self._deep = native.function(library, "hookd_entry_deep")
+        self.too_deep: Callable[[], int] = native.function(library, "hookd_entry_deep")
         self.hidden = native.caller(library, "hookd_entry_hidden")
         self._call_visibly = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
@@ -361,10 +371,6 @@ class Entry:
         self._look(numbers, _SEARCHED_INTS)
         return list(numbers)
 
-    def too_deep(self) -> int:
-        """Return the number of calls that were too deep to be observed, since the last time."""
-        return int(self._deep())
-
     def find_layout(self) -> layout.Layout | None:
         """Return the memory layout of torch's tensors, None if unknown. The first call takes some milliseconds."""
         if not self._found:
@@ -422,10 +428,6 @@ class Entry:
             numeric.at_once = self._largest
             numeric.number_at_once = self._number
 
-    def arm(self, shape: int, *, is_armed: bool) -> None:
-        """Set whether a shape's calls go through their plans, or are counted."""
-        self._arm(shape, is_armed)
-
     def set_listeners(self, shape: int, listeners: list[Listener]) -> None:
         """Set the observers of `forward_pre` and `forward`, in calling order, for the counted calls of a shape."""
         before = [listener for listener in listeners if listener.hook == "forward_pre"]
@@ -436,32 +438,6 @@ class Entry:
         """Hook the graph of a shape's counted calls for these observers, in a list that is not changed later; None: hook nothing."""
         called = None if listeners is None else [listener for listener in listeners if listener.totals is None]
         self._set_flow_listeners(shape, called, Gradients.of(listeners or []))
-
-    def check(self, *, checks: bool, alert: bool) -> int:
-        """Set whether the outputs of counted calls are looked at.
-
-        Args:
-            checks: whether to call `Portions.suspect` for outputs that are not finite.
-            alert: whether to call it for all other outputs as well.
-
-        Returns:
-            The number of outputs since the last time that could not be looked at.
-        """
-        passed: int = self._check(checks, alert)
-        return passed
-
-    def hand(self, shape: int, *, hands: bool) -> None:
-        """Set whether large outputs of a shape are looked at as well, and those handed over that C cannot look at."""
-        self._hand(shape, hands)
-
-    def meter(self, *, is_metered: bool) -> None:
-        """Set whether the time of counted calls is measured."""
-        self._meter(is_metered)
-
-    def let_go(self, thread: ThreadState, last: int) -> int:
-        """Keep only the last recorded calls, with weak references; return the number of records left as they are."""
-        left: int = self._let_go(thread, last)
-        return left
 
     def metered_ns(self) -> list[int]:
         """Return the [4] ns spent in C since the last time: on counted calls, graph hooks, shown outputs, large outputs."""

@@ -135,7 +135,7 @@ class Counting:
         """Set whether the calls of the step that begins are metered."""
         self._dispatch.accounts.is_metered = is_metered
         if self._entry is not None:
-            self._entry.meter(is_metered=is_metered)
+            self._entry.meter(is_metered)
 
     def metered_ns(self) -> list[int]:
         """Return the [4] ns that `Entry.metered_ns` returns, for the metered step that is over; zeros without the entry."""
@@ -162,10 +162,10 @@ class Counting:
         is_plain = not any(listener.mutates for listener in flowing)
         self._entry.set_flow_listeners(number, flowing if flowing and is_plain else None)
         called = _not_in_c(listeners, hears_in_c=is_plain, looks_in_c=is_seen)
-        self._entry.hand(number, hands=is_seen and _looks_at_all(listeners))
+        self._entry.hand(number, is_seen and _looks_at_all(listeners))
         is_in_c = all(listener.hook in CALLED_FROM_C and not listener.mutates for listener in called)
         is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in listeners)
-        self._entry.arm(number, is_armed=is_stopped or not is_in_c)
+        self._entry.arm(number, is_stopped or not is_in_c)
         self._entry.set_listeners(number, called if is_in_c else [])
         shape.armed = switches
 
@@ -196,7 +196,7 @@ class Counting:
     def passed(self) -> int:
         """Return the number of calls so far, in all threads, whose outputs could not be looked at."""
         if self._entry is not None:
-            self._passed += self._entry.check(checks=self.looks, alert=self.is_alert)
+            self._passed += self._entry.check(self.looks, self.is_alert)
         return self._passed
 
     def has_seen_all(self, thread: ThreadState, plugin: int) -> bool:
