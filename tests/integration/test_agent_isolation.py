@@ -173,7 +173,7 @@ class Asked(Steady):
 
     @hookimpl
     def select(self, module):
-        assert not self.context._host._models.lock._is_owned()
+        assert not bootstrap._agent.parts.models.lock._is_owned()
         self.threads.append((is_own(), module.name))
         if module.name == "1":
             raise ValueError("planted")
