@@ -33,9 +33,7 @@ FORMER = {
 def check(name: str, required: str) -> None:
     """Check that this hookd has the API that a plugin requires: the same major version, and at least its minor version.
 
-    Args:
-        name: of the plugin.
-        required: its `requires_api`; "" accepts any version.
+    An empty `required` accepts any version.
 
     Raises:
         PluginError: the versions do not match, or `required` is not a version.
@@ -48,9 +46,9 @@ def check(name: str, required: str) -> None:
         raise PluginError(
             f"{name}: requires_api must be like {API_VERSION!r}, not {required!r}", reason="api"
         ) from None
-    mine = parsed(API_VERSION)
-    if major != mine[0] or minor > mine[1]:
-        hint = "Update the hookd that attaches." if (major, minor) > mine else "Update the plugin."
+    ours = parsed(API_VERSION)
+    if major != ours[0] or minor > ours[1]:
+        hint = "Update the hookd that attaches." if (major, minor) > ours else "Update the plugin."
         raise PluginError(f"{name} needs API {required}, but this hookd has {API_VERSION}", reason="api", hint=hint)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from math import inf
 from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
+from hookd.api.compatibility import nearest
 from hookd.api.globs import Globs
 from hookd.api.metrics import Counter, Gauge, Histogram
 from hookd.api.passive import groups_of
@@ -89,7 +89,7 @@ class Host(Protocol):
     def pause(self, plugin: str) -> None: ...  # noqa: D102
     def report_incident(self, plugin: str, kind: str, message: str, fields: Mapping[str, object]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
-    def work_aside(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
+    def run_in_background(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
 
 
 class Context:
@@ -164,9 +164,7 @@ class Context:
         known = {"every", "readmit", *self.settings}
         for name in self.options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it knows: {', '.join(sorted(known))}"
-                raise PluginError(f"{self.plugin}: no such option: {name!r}", hint=hint)
+                raise PluginError(f"{self.plugin}: no such option: {name!r}", hint=nearest(name, known))
 
     # -- modules
 
@@ -290,7 +288,7 @@ class Context:
     # -- reports
 
     def incident(self, kind: str, message: str, **fields: Any) -> None:
-        """Report something worth telling a person; JSON-able `fields` go with it. Never call it at every step."""
+        """Report an incident to a person, with JSON-able `fields`. Never call it at every step."""
         self._host.report_incident(self.plugin, kind, message, fields)
 
     def log(self, message: str) -> None:
@@ -314,7 +312,7 @@ class Context:
         Args:
             work: must not draw random numbers, and touch no tensor but those that the plugin has made itself.
         """
-        self._host.work_aside(self.plugin, work)
+        self._host.run_in_background(self.plugin, work)
 
     # -- the numbers of a tensor
 
@@ -383,7 +381,7 @@ class Context:
             not all plain tensors in host memory, or calls are not entered in C.
         """
         groups = [group["params"] for group in groups_of(optimizer)]
-        parameters = groups[0] if len(groups) == 1 else [one for group in groups for one in group]
+        parameters = groups[0] if len(groups) == 1 else [parameter for group in groups for parameter in group]
         return self._host.numeric.at_once(parameters, True) if type(parameters) is list else None
 
     def is_readable(self, tensor: Tensor) -> bool:

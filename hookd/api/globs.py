@@ -7,12 +7,7 @@ from fnmatch import fnmatchcase
 
 
 class Globs:
-    """The patterns of one option: `encoder.*|head`.
-
-    Args:
-        option: its name, for messages.
-        text: the patterns, separated by `|`.
-    """
+    """The patterns of one option, separated by `|`: `encoder.*|head`."""
 
     def __init__(self, option: str, text: str) -> None:
         self.option = option
@@ -35,11 +30,7 @@ class Globs:
         return known
 
     def unmatched(self, what: str) -> list[str]:
-        """Return a message for each pattern that has matched no name so far, with similar names.
-
-        Args:
-            what: the kind of thing that is named: "module".
-        """
+        """Return a message for each pattern that has matched no `what` ("module") so far, with similar names."""
         messages = []
         for pattern in self._unmatched if self.seen else ():
             near = difflib.get_close_matches(pattern, self._seen, 1) or sorted(self._seen)[:3]

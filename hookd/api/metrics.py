@@ -183,11 +183,7 @@ class _Metric:
                 self.remove(*values)
 
     def retire(self, heir: _Metric | None = None) -> None:
-        """Remove the family, or only the series that its heir does not continue.
-
-        Args:
-            heir: a metric that declares the same family again.
-        """
+        """Remove the family, or only the series not continued by its heir, a metric that declares the same family again."""
         if heir is not None:
             for values in set(self.known()).difference(heir.known()):
                 self.remove(*values)

@@ -58,10 +58,7 @@ def versions(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether `tensors` finds every tensor in the inputs or the output of a module.
-
-    Slow; for rare events.
-    """
+    """Return whether `tensors` finds every tensor in the inputs or the output of a module. Slow; for rare events."""
     return len(tensors(value)) < LIMIT and _is_seen(value, sys.modules["torch"].Tensor, DEPTH)
 
 

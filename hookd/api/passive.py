@@ -181,14 +181,14 @@ def entries(table: Any) -> Mapping[str, Any]:
 
 def _constant(holder: object, name: str, default: Any) -> Any:
     """Return a class attribute, or the value of a slot; `default` for any other descriptor, since that is code."""
-    found = class_attribute(type(holder), name, _MISSING)
-    if type(found) is MemberDescriptorType:
+    value = class_attribute(type(holder), name, _MISSING)
+    if type(value) is MemberDescriptorType:
         try:
-            return found.__get__(holder)
+            return value.__get__(holder)
         except AttributeError:  # the slot is empty
             return default
-    is_code = class_attribute(type(found), "__get__", _MISSING) is not _MISSING
-    return default if is_code or found is _MISSING else found
+    is_code = class_attribute(type(value), "__get__", _MISSING) is not _MISSING
+    return default if is_code or value is _MISSING else value
 
 
 def class_attribute(kind: type, name: str, default: Any = None) -> Any:

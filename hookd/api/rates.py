@@ -43,12 +43,7 @@ def rates_of(sampled: tuple[str, ...] | Mapping[str, Rate]) -> dict[str, Rate]:
 
 
 def problem(sampled: Mapping[str, Any], longest: int) -> tuple[str, str] | None:
-    """Return what is wrong with the rates of a plugin, and the fix; None if nothing is.
-
-    Args:
-        sampled: its rates, by hook, as its author has written them.
-        longest: its own longest interval.
-    """
+    """Return what is wrong with a plugin's rates, as its author has written them, and the fix; None if nothing is."""
     for hook, rate in sampled.items():
         where = f"sampled[{hook!r}]"
         if not isinstance(rate, Rate):
@@ -56,10 +51,8 @@ def problem(sampled: Mapping[str, Any], longest: int) -> tuple[str, str] | None:
         if rate.longest and rate.stretched_last:
             return f"{where} has both longest and stretched_last", "Remove one of them."
         if rate.longest and rate.longest < longest:
-            return (
-                f"{where} has longest={rate.longest}, less than the plugin's {longest}",
-                "Lower the plugin's `longest`.",
-            )
+            message = f"{where} has longest={rate.longest}, less than the plugin's {longest}"
+            return message, "Lower the plugin's `longest`."
         if rate.unless_finite and hook not in ("backward_pre", "backward"):
             return f"{where} has unless_finite, which only backward_pre and backward can have", "Remove it."
     found = sorted({rate.longest for rate in sampled.values() if rate.longest})

@@ -25,28 +25,24 @@ STATISTICS = ("mean", "std", "min", "max", "absmax", "norm", "zero_ratio", "nonf
 """Attributes of a `Summary` that can be shown, in the order of `hookd/native/entry.h`."""
 ZEROS, HAS_LOOKED = 3, 4
 STATE = len(STATISTICS)
-USUAL, TOLD, NEW = 0.0, 1.0, 2.0
+USUAL, REPORTED, NEW = 0.0, 1.0, 2.0
 
 
 class Shown(Switched):
     """Sets gauges to statistics of module outputs.
 
-    Args:
-        context: of the plugin.
-        cells: of the page.
-
     Attributes:
         standing: as in `Switched`, and also: at ZEROS the share of zeros from which on the plugin's hook is called, at HAS_LOOKED 1 once
             an output has been read.
         gauges: by the name of the statistic.
-        tell: the plugin's hook, called with `module`, `output` and `summary`; None if it has none.
+        callback: the plugin's hook, called with `module`, `output` and `summary`; None if it has none.
     """
 
     def __init__(self, context: Context, cells: memoryview[float]) -> None:
         super().__init__()
         self.standing.extend((0.0, 0.0))
         self.gauges: dict[str, Gauge] = {}
-        self.tell: Callable[[Module, Any, Summary], Any] | None = None
+        self.callback: Callable[[Module, Any, Summary], Any] | None = None
         self._places: dict[int, array[float]] = context.per_module()
         self._context, self._cells = context, cells
 
@@ -60,7 +56,7 @@ class Shown(Switched):
 
         Returns:
             The indices of the cells in the page, in the order of STATISTICS, NOWHERE while there is none; and at STATE one of: NEW, nothing
-            was shown yet, and there is no series; TOLD, the plugin's hook was called for the last output because of its zeros; USUAL.
+            was shown yet, and there is no series; REPORTED, the plugin's hook was called for the last output because of its zeros; USUAL.
         """
         place = self._places.get(module.id)
         if place is None:
@@ -80,9 +76,9 @@ class Shown(Switched):
 
         def show(summary: Summary) -> None:
             place, is_odd = self._put(module, summary), summary.zero_ratio >= self.standing[ZEROS]
-            was_odd, place[STATE] = place[STATE] == TOLD, TOLD if is_odd else USUAL
-            if self.tell is not None and (is_odd or was_odd or not is_usual):
-                answers.append(self.tell(module, passed, summary))
+            was_odd, place[STATE] = place[STATE] == REPORTED, REPORTED if is_odd else USUAL
+            if self.callback is not None and (is_odd or was_odd or not is_usual):
+                answers.append(self.callback(module, passed, summary))
 
         self._context.summary(tensor, show)
         return answers[0] if answers else None

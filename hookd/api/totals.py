@@ -32,7 +32,6 @@ class Totals:
     """Adds calls to cells of the page.
 
     Args:
-        cells: of the page.
         known: two dicts for the places of the modules, by `Module.id`; their owner removes modules that are gone. The first
             is for the calls of the training, the second for those that activation checkpointing repeats.
 
@@ -98,7 +97,6 @@ class BackwardTotals(Switched):
     """Adds up the backward passes of modules in sampled steps, weighted by the number of steps that each represents.
 
     Args:
-        cells: of the page.
         known: a dict for the places of the modules, as in `Totals`.
 
     Attributes:

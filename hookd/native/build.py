@@ -38,10 +38,7 @@ TIMEOUT_S = 120
 
 
 class Compiler(NamedTuple):
-    """A compiler for one kind of machine.
-
-    It has a command, and the arguments that follow the sources.
-    """
+    """A compiler for one kind of machine. It has a command, and the arguments that follow the sources."""
 
     machine: str
     command: tuple[str, ...]
@@ -49,10 +46,7 @@ class Compiler(NamedTuple):
 
 
 def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) -> Path:
-    """Return the path of a shared object for a kind of machine.
-
-    Machines are named as by `uname -m`.
-    """
+    """Return the path of a shared object for a kind of machine. Machines are named as by `uname -m`."""
     return directory / f"{name}-{machine}.so"
 
 
@@ -70,8 +64,8 @@ def build(directory: Path = HERE) -> list[Path]:
     if not found:
         raise FileNotFoundError("no C compiler: neither cc nor gcc nor clang nor ziglang is there, and CC is not set")
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = [_compiled(one, name, Path(scratch)) for one in found for name in SOURCES]
-        return [one.replace(directory / one.name) for one in made]
+        made = [_compiled(compiler, name, Path(scratch)) for compiler in found for name in SOURCES]
+        return [path.replace(directory / path.name) for path in made]
 
 
 def has_compiler() -> bool:
@@ -80,17 +74,14 @@ def has_compiler() -> bool:
 
 
 def compilers() -> list[Compiler]:
-    """Return one compiler for each machine that has any.
-
-    The one in CC comes first, then ziglang.
-    """
+    """Return one compiler for each machine that has any. The one in CC comes first, then ziglang."""
     own, of_system = os.uname().machine, _of_system()
     system = [Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)] if of_system else []
     zig = []
     if importlib.util.find_spec("ziglang") is not None:
         command = (sys.executable, "-m", "ziglang", "cc", "-target")
-        zig = [Compiler(one, (*command, f"{one}-linux-gnu.2.17"), OF_ZIG) for one in MACHINES]
-    found = {one.machine: one for one in (zig + system if "CC" in os.environ else system + zig)}
+        zig = [Compiler(machine, (*command, f"{machine}-linux-gnu.2.17"), OF_ZIG) for machine in MACHINES]
+    found = {compiler.machine: compiler for compiler in (zig + system if "CC" in os.environ else system + zig)}
     return list(found.values())
 
 

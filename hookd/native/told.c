@@ -35,7 +35,7 @@ static PyObject *values_of(PyObject *state, const Listening *to, PyObject *modul
     return values;
 }
 
-/* Call listeners that look at no tensors, as `Telling.tell` does for all, at half the cost. Return -1 if an exception
+/* Call listeners that look at no tensors, as `Notifier.notify` does for all, at half the cost. Return -1 if an exception
  * is set. */
 static int tell_plainly(PyObject *state, PyObject *listeners, PyObject *values) {
     PyObject *no_frame = ours(entry.host.no_frame), *nothing = &_Py_NoneStruct, *given[] = {NULL, listeners, values};

@@ -80,16 +80,16 @@ def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(m
         works.gate.set()
         nn.Linear(2, 2)(torch.ones(1, 2))
         wait_until(lambda: None not in works.seen, what="the other's work")
-        wait_until(lambda: not agent.parts.aside._queues["stuck"].due, what="the beginning of what is stuck")
+        wait_until(lambda: not agent.parts.background._queues["stuck"].due, what="the beginning of what is stuck")
         for _ in range(5):
             nn.Linear(2, 2)(torch.ones(1, 2))
             wait_until(lambda: None not in works.seen, what="the other's work: it, too, has room for three pieces")
         assert agent.values("hookd_plugin_errors")["stuck",] == 2
-        assert "3 pieces of work wait" in agent.parts.registry.named("stuck").last_error
+        assert "3 pieces of background work are waiting" in agent.parts.registry.named("stuck").last_error
         assert len(works.seen) == 6
-        wait_until(lambda: agent.parts.aside._queues["works"].thread is None, what="the end of the other's thread")
+        wait_until(lambda: agent.parts.background._queues["works"].thread is None, what="the end of the other's thread")
         (residue,) = bootstrap.stop()["residue"]
-        assert residue.startswith("a thread in the work aside of the plugin stuck, at ")
+        assert residue.startswith("a thread in the background work of plugin stuck, at ")
         assert residue.endswith("in work: self.gate.wait(600)")
         assert len(alive()) == 1
         stuck.gate.set()

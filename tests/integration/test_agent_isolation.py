@@ -13,7 +13,7 @@ from torch import nn
 from hookd import Plugin, PluginError, TrainingError, hookimpl
 from hookd.target.boot import bootstrap
 from hookd.target.boot.spawn import OWN, Thread, is_own
-from hookd.target.plugins import slow_hooks as overdue
+from hookd.target.plugins import slow_hooks
 from hookd.target.plugins.global_state import FIRST_CALLS
 from tests.support.agent import running
 from tests.support.processes import PATIENCE_S, wait_until
@@ -173,7 +173,7 @@ class Asked(Steady):
 
     @hookimpl
     def select(self, module):
-        assert not self.context._host._models.lock._is_owned()
+        assert not bootstrap._agent.parts.models.lock._is_owned()
         self.threads.append((is_own(), module.name))
         if module.name == "1":
             raise ValueError("planted")
@@ -355,7 +355,7 @@ class SlowAndChanging(Slow):
 @pytest.fixture
 def looks(monkeypatch):
     """Have two looks suffice, and each end one wait of a hook."""
-    look = overdue.Overdue.look
+    look = slow_hooks.SlowHooks.look
 
     def looked(self):
         before = self._looked
@@ -363,8 +363,8 @@ def looks(monkeypatch):
         if self._looked != before:
             LOOKED.set()
 
-    monkeypatch.setattr(overdue, "LOOKS", 2)
-    monkeypatch.setattr(overdue.Overdue, "look", looked)
+    monkeypatch.setattr(slow_hooks, "LOOKS", 2)
+    monkeypatch.setattr(slow_hooks.SlowHooks, "look", looked)
 
 
 def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks) -> None:
@@ -414,9 +414,9 @@ def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
     with running(Pausing) as agent:
         thread = threading.Thread(target=nn.Identity(), args=(torch.ones(1),))
         thread.start()
-        overdue = agent.parts.overdue
-        wait_until(lambda: len(overdue._looks) >= 3, what="some looks")
-        assert not any(overdue._looks)
+        slow_hooks = agent.parts.slow_hooks
+        wait_until(lambda: len(slow_hooks._looks) >= 3, what="some looks")
+        assert not any(slow_hooks._looks)
         agent.parts.loading.unload("pausing")
         thread.join(PATIENCE_S)
 
@@ -478,7 +478,7 @@ def test_where_no_thread_can_be_started_hooks_are_called_in_place(monkeypatch) -
         raise RuntimeError("can't start new thread")
 
     with running(Letting, Raises) as agent:
-        cold, entries = agent.parts.cold, agent.parts.registry
+        cold, entries = agent.parts.lifecycle_hooks, agent.parts.registry
         cold.close()
         monkeypatch.setattr("hookd.wire.originals.thread.start", start)
         cold.unconfigure(entries.named("letting"))
@@ -508,18 +508,18 @@ class Raises(Plugin):
 def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
     """As autograd's own between two backwards: to `sys._current_frames` it is as one that has ended."""
     with running(Slow) as agent:
-        overdue, state = agent.parts.overdue, agent.parts.local.thread
+        slow_hooks, state = agent.parts.slow_hooks, agent.parts.local.thread
         ended = threading.Thread(target=lambda: agent.parts.local.thread)
         ended.start()
         ended.join()
-        overdue._states[-1] = state
+        slow_hooks._states[-1] = state
 
         def is_forgotten():
-            overdue._found()
-            return ended.ident not in overdue._states
+            slow_hooks._running()
+            return ended.ident not in slow_hooks._states
 
         wait_until(is_forgotten, what="the end of the thread in the kernel as well")
-        assert overdue._states.pop(-1) is state
+        assert slow_hooks._states.pop(-1) is state
 
 
 class Upsetting(Plugin):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookd.target.boot.exit_exception import last_words, printed
+from hookd.target.boot.exit_exception import exit_exception, last_exception_id
 from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES, STEP_RECORD, PageReader
 from tests.support.agent import running
 
@@ -61,16 +61,16 @@ def nobody(_module) -> str:
 
 def test_the_last_exception_names_the_innermost_module_that_it_has_left(last, either_way):
     last(None)
-    assert last_words(printed(), nobody) is None
+    assert exit_exception(last_exception_id(), nobody) is None
     model = nn.Sequential(nn.Identity(), nn.Sequential(Refusing()))
     with running("timing") as agent:
         train(nn.Linear(4, 4), 1)
         for _ in range(2):  # at the first call its modules are learnt
             with pytest.raises(KeyError) as caught:
                 model(torch.zeros(1))
-        before = printed()
+        before = last_exception_id()
         last(caught.value)
-        told = last_words(before, agent.parts.models.names.name_of)
+        told = exit_exception(before, agent.parts.models.names.name_of)
         assert agent.read().incidents == []
     assert told == {
         "type": "KeyError",
@@ -84,5 +84,5 @@ def test_the_last_exception_names_the_innermost_module_that_it_has_left(last, ei
 
 def test_an_exception_from_before_the_attach_is_not_the_one_for_which_python_ends(last):
     last(ValueError("long ago"))
-    assert last_words(printed(), nobody) is None
-    assert last_words(0, nobody) == {"type": "ValueError", "message": "long ago", "where": "", "module": ""}
+    assert exit_exception(last_exception_id(), nobody) is None
+    assert exit_exception(0, nobody) == {"type": "ValueError", "message": "long ago", "where": "", "module": ""}

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from hookd.target.tensors.deferred import MANY, Buffers, Later, _Asked, _Buffer, _Copy
+from hookd.target.tensors.deferred import MANY, Buffers, Later, _Buffer, _Copy, _Request
 
 
 class Event:
@@ -60,7 +60,7 @@ def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_to
     later._buffers = buffers
     taken = [buffers.take(GPU, 64) for _ in range(3)]
     for at, buffer in enumerate(taken):
-        asked = [_Asked(None, [torch.ones(1)], told.append, lambda at=at: told.append(f"lost {at}"), None)]
+        asked = [_Request(None, [torch.ones(1)], told.append, lambda at=at: told.append(f"lost {at}"), None)]
         host = buffer.host[:1].fill_(at) if at != 1 else torch.empty(1, device="meta")
         later._sent.append((asked, [_Copy(asked, host, buffer)]))
     taken[1].event.is_over = False

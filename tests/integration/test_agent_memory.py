@@ -69,8 +69,8 @@ def tables(parts) -> list[int]:
         known._ignored,
         parts.portions.changed,
         parts.portions._candidates,
-        known.audience._tastes,
-        known.seen._called,
+        known.routing._selections,
+        known.coverage._called,
     ]
     contexts = [entry.context for entry in parts.registry.loaded.values()]
     held += [table for context in contexts for table in context._per_module]
@@ -87,7 +87,7 @@ def test_a_large_model_is_observed_near_its_root(monkeypatch) -> None:
         assert sorted(agent.plugin("counts").seen) == sorted([*names, "(root)"])
         model(X)
         states = agent.values("hookd_modules")
-        agent.parts.models.seen.publish()
+        agent.parts.models.coverage.publish()
         assert agent.values("hookd_modules")["left_out",] == 20 * 11 + 1 - 30, states
         assert [entry["level"] for entry in agent.read().logs if "more than 60 modules" in entry["message"]] == [
             "warning"

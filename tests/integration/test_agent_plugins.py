@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookd import Plugin, PluginError, hookimpl
-from hookd.target.plugins.plugin_memory import held
+from hookd.target.plugins.plugin_memory import size_of
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
@@ -504,14 +504,14 @@ def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
         assert "MB in tensors and" in told["message"]
         assert told["plugin"] == "hoards"
         kept = len(agent.plugin("hoards").kept["parts"])
-        assert held(agent.plugin("hoards")) == (4000 * kept, kept + 1)
+        assert size_of(agent.plugin("hoards")) == (4000 * kept, kept + 1)
 
 
 def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 100)
     with running(Hoards) as agent:
         nn.Identity()(torch.ones(1))
-        watch = agent.parts.watch
+        watch = agent.parts.memory_watch
         for _ in range(10):
             watch._look(agent.parts.registry.named("hoards"))
         assert agent.state("hoards") == "active"

@@ -21,7 +21,7 @@ from torch import nn
 from hookd.errors import ControlError
 from hookd.target.boot import spawn
 from hookd.target.remote.control import Connection
-from hookd.target.remote.requests import Questions
+from hookd.target.remote.requests import Queries
 from hookd.tool.attach import Control
 from hookd.tool.attach.modules import snapshot
 from hookd.tool.attach.stack import stack as look_at_stacks
@@ -231,7 +231,7 @@ def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
             with pytest.raises(ControlError) as caught:
                 evaluate(os.getpid(), {"expression": "1"}, BY)
             assert caught.value.reason == "busy"
-            assert any("eval" in one for one in agent.agent._questions.residue())
+            assert any("eval" in one for one in agent.agent._queries.residue())
             with Control.connect(os.getpid()) as control:
                 assert control.request("status")["ok"], "its own thread is free all the while"
         finally:
@@ -290,7 +290,7 @@ def test_what_is_asked_is_checked():
 def test_who_has_gone_meanwhile_has_nothing_evaluated():
     ours, theirs = socket.socketpair()
     with running("timing") as agent, ours:
-        questions = Questions(agent.parts.trees, agent.parts.evaluations, lambda: Connection(ours, 1, 2))
+        questions = Queries(agent.parts.trees, agent.parts.evaluations, lambda: Connection(ours, 1, 2))
         with theirs:
             assert questions.operations["eval"]({"expression": "1", "limit_s": 1})["number"]
         with pytest.raises(ControlError):

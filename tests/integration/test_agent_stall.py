@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hookd.target.events.liveness import Stall
+from hookd.target.events.liveness import Liveness
 from hookd.wire.page import PageReader, PageWriter
 
 
@@ -29,7 +29,7 @@ def values(page):
 
 
 def test_the_collectives_of_each_group_are_counted_and_groups_are_named_by_their_ranks(page, tmp_path):
-    stall = Stall(page)
+    stall = Liveness(page)
     stall.tick()
     assert values(page) == {("hookd_agent_ticks",): 1.0, ("hookd_compiling",): 0.0}
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -54,7 +54,7 @@ def test_the_collectives_of_each_group_are_counted_and_groups_are_named_by_their
 
 
 def test_that_torch_compiles_is_seen_from_another_thread_and_only_while_it_does(page):
-    stall, seen = Stall(page), []
+    stall, seen = Liveness(page), []
 
     def look():
         stall.tick()

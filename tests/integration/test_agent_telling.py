@@ -84,7 +84,7 @@ def test_a_signal_handler_that_raises_at_the_clock_of_a_metered_step_leaves_all_
 
     def clock() -> int:
         nonlocal is_armed
-        if is_armed and sys._getframe(1).f_code.co_name == "tell":
+        if is_armed and sys._getframe(1).f_code.co_name == "notify":
             is_armed = False
             signal.raise_signal(signal.SIGUSR1)
         return standing()
@@ -126,7 +126,7 @@ def test_a_hook_that_was_put_off_is_not_told_of_the_calls_that_are_under_way() -
         entry, plugin = agent.parts.registry.named("slow"), agent.plugin("slow")
         agent.parts.governor.stretch_to(entry, 1)
         agent.parts.governor.listen(0)
-        plugin.put_off = lambda: agent.parts.overdue._put_off(entry, 0.5)
+        plugin.put_off = lambda: agent.parts.slow_hooks._put_off(entry, 0.5)
         plugin.told.clear()
         net(torch.ones(1, 2))
         assert plugin.told == ["0.0.0"]

@@ -75,7 +75,7 @@ class Adds2(Adds):
 def counted_in_c(agent, act) -> bool:
     """Whether the entry counts calls of what `act` does."""
     models = agent.parts.models
-    agent.parts.steps._by_hand = None  # or the call would be a turn of its own, which is metered or not
+    agent.parts.steps._manual_updates = None  # or the call would be a turn of its own, which is metered or not
     models.counting.meter(is_metered=True)
     models.counting.metered_ns()
     act()

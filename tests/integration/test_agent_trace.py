@@ -297,16 +297,16 @@ def test_what_a_signal_handler_raises_while_a_recording_begins_or_ends_reaches_t
         if name == stage:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    tell, training = ours._told, Training()
+    tell, training = ours._notify_profilers, Training()
     before = signal.signal(signal.SIGUSR1, preempt)
     try:
         with running("timing") as agent:
             training.step()
-            monkeypatch.setattr(ours, "_told", told)
+            monkeypatch.setattr(ours, "_notify_profilers", told)
             _, future = traced(steps=2)
             with pytest.raises(Preempted):
                 training.steps_until(future.done)
-            monkeypatch.setattr(ours, "_told", tell)
+            monkeypatch.setattr(ours, "_notify_profilers", tell)
             assert future.exception(10).reason == "profiler-failed"
             assert_nothing_is_left(agent)
             into, future = traced(steps=2)

@@ -44,7 +44,7 @@ class Observed:
         if 0 < step < STEPS - 1:
             agent = bootstrap._agent
             agent.parts.ticks.tick(time.time() + 60 * step)
-            agent.parts.models.seen.look(is_training_thread=False)
+            agent.parts.models.coverage.look(is_training_thread=False)
             _toured(agent)
 
 

@@ -35,14 +35,14 @@ def nowhere(monkeypatch):
     monkeypatch.setattr(endpoint, "SocketFile", refuse)
 
 
-def accepted(opened: endpoint.Door) -> socket.socket:
+def accepted(opened: endpoint.Endpoint) -> socket.socket:
     opened.socket.setblocking(True)
     sock = opened.accept()
     assert sock is not None
     return sock
 
 
-def assert_speaks(opened: endpoint.Door) -> None:
+def assert_speaks(opened: endpoint.Endpoint) -> None:
     ours = control._open(os.getpid(), opened.path, 5.0)
     theirs = accepted(opened)
     with ours, contextlib.closing(theirs):
@@ -55,7 +55,7 @@ def test_a_directory_whose_name_is_no_text_is_passed_over(short, monkeypatch):
     odd = os.fsencode(short) + b"/bad\xff"
     os.mkdir(odd)
     monkeypatch.setitem(os.environb, b"XDG_RUNTIME_DIR", odd)
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     assert opened.path.encode()
     assert_speaks(opened)
     opened.close()
@@ -64,7 +64,7 @@ def test_a_directory_whose_name_is_no_text_is_passed_over(short, monkeypatch):
 
 def test_a_file_for_its_owner_alone_that_goes_when_it_is_told(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     path = Path(opened.path)
     assert path.parent == short
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
@@ -80,7 +80,7 @@ def test_a_directory_behind_a_link_is_named_without_it(short, monkeypatch):
     (short / "real").mkdir()
     (short / "link").symlink_to(short / "real")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short / "link"))
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     assert Path(opened.path).parent == short / "real"
     assert_speaks(opened)
     opened.close()
@@ -98,7 +98,7 @@ def test_a_path_that_no_socket_can_have_is_passed_over(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     assert not list(long.iterdir())
     assert len(opened.path) < 108
     opened.close()
@@ -108,7 +108,7 @@ def test_a_path_that_no_socket_can_have_is_passed_over(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("nowhere")
 def test_a_pair_where_nothing_can_be_written(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     assert opened.path.startswith("@")
     for _ in range(3):
         assert_speaks(opened)
@@ -118,7 +118,7 @@ def test_a_pair_where_nothing_can_be_written(monkeypatch):
 
 @pytest.mark.usefixtures("nowhere")
 def test_a_number_that_is_another_file_by_now_is_not_spoken_to():
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     number, _, inode = opened.path[1:].partition(":")
     for path in (f"@{number}:{int(inode) + 1}", "@9999:1", "@x:y", "@"):
         with pytest.raises(ControlError) as caught:
@@ -129,7 +129,7 @@ def test_a_number_that_is_another_file_by_now_is_not_spoken_to():
 
 @pytest.mark.usefixtures("nowhere")
 def test_what_is_no_connection_is_passed_over():
-    opened = endpoint.open_door()
+    opened = endpoint.open_endpoint()
     outer = opened._outer
     with open(os.devnull) as file:
         socket.send_fds(outer, [b"x"], [file.fileno()])
@@ -147,5 +147,5 @@ def test_no_socket_at_all_is_refused_by_name(monkeypatch):
 
     monkeypatch.setattr("_socket.socketpair", refuse)
     with pytest.raises(AttachError) as caught:
-        endpoint.open_door()
+        endpoint.open_endpoint()
     assert caught.value.reason == "no-socket"

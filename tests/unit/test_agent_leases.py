@@ -29,7 +29,9 @@ class Served:
         self._now_s, self._ticks = 1e6, []
         expire = lambda: self.ends.append(None)  # noqa: E731
         clock = lambda: self._now_s  # noqa: E731
-        self.control = Control(handle, self._ticks.append, lease_s, expire, Work(), robbed=expire, clock=clock)
+        self.control = Control(
+            handle, self._ticks.append, lease_s, expire, Work(), closed_by_program=expire, clock=clock
+        )
 
     def advance(self, seconds):
         """Move the clock by more than a tick, and wait until the leases have been checked."""

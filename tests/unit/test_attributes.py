@@ -28,7 +28,19 @@ KNOWN_BY_TYPE = {
         "module._call_impl",
     ],  # the call itself, as torch's `__call__` makes it
 }
-TAKE_ANYTHING = {"id", "type", "ref", "Ref", "_aloud", "aloud", "aloud_of", "append", "bare", "original", "plan"}
+TAKE_ANYTHING = {
+    "id",
+    "type",
+    "ref",
+    "Ref",
+    "_call_visibly",
+    "call_visibly",
+    "visible_call",
+    "append",
+    "bare",
+    "original",
+    "plan",
+}
 """What asks nothing: identities, references, containers, and the module's own call."""
 
 

@@ -55,15 +55,11 @@ class Arming:
         with self._installing:
             if self._life.is_live:
                 self._imported = len(sys.modules)
-                self._models.register()
+                self._models.patch.register()
                 self._data.install()
 
     def disarm(self) -> str:
-        """Restore everything; current calls continue to their end.
-
-        Returns:
-            `identity`, or `pass-through` if another tool has patched `nn.Module.__call__` on top of hookd.
-        """
+        """Restore everything; return `identity`, or `pass-through` if another tool has patched `__call__` on top of hookd."""
         self._steps.finish()
         with self._installing:  # a step that ends now must install nothing
             self._life.is_live = False
@@ -73,10 +69,7 @@ class Arming:
         return "identity" if restored else "pass-through"
 
     def restore_in_child(self) -> None:
-        """Restore everything in a forked child, without locks.
-
-        A thread of the parent may have held one at the fork.
-        """
+        """Restore everything in a forked child, without locks: a thread of the parent may have held one at the fork."""
         self._steps.restore()
         self._data.restore()
         self._models.restore_in_child()

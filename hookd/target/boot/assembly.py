@@ -20,28 +20,28 @@ from hookd.target.events.batching import Portions
 from hookd.target.events.boundaries import Boundaries
 from hookd.target.events.data import Data
 from hookd.target.events.dispatch import Dispatch
-from hookd.target.events.liveness import Stall
+from hookd.target.events.liveness import Liveness
 from hookd.target.events.phases import Phases
 from hookd.target.events.step_count import StepCount
 from hookd.target.events.steps import Steps
 from hookd.target.modeltree.models import Models
 from hookd.target.modeltree.snapshot import Trees
 from hookd.target.plugins.accounts import Accounts
-from hookd.target.plugins.background import Aside
+from hookd.target.plugins.background import Background
 from hookd.target.plugins.core_metrics import CoreMetrics
 from hookd.target.plugins.governor import Governor
 from hookd.target.plugins.host import PluginHost
 from hookd.target.plugins.incidents import Incidents
 from hookd.target.plugins.isolation import Readmission, Refusals
-from hookd.target.plugins.lifecycle_hooks import Cold, PluginTicks
+from hookd.target.plugins.lifecycle_hooks import LifecycleHooks, PluginTicks
 from hookd.target.plugins.listeners import Registry
 from hookd.target.plugins.loading import Loading
+from hookd.target.plugins.notifier import Notifier
 from hookd.target.plugins.plugin_errors import Errors
-from hookd.target.plugins.plugin_memory import Watch
-from hookd.target.plugins.routing import Audience
-from hookd.target.plugins.slow_hooks import Overdue
+from hookd.target.plugins.plugin_memory import MemoryWatch
+from hookd.target.plugins.routing import Routing
+from hookd.target.plugins.slow_hooks import SlowHooks
 from hookd.target.plugins.stopping import Stopping
-from hookd.target.plugins.telling import Telling
 from hookd.target.remote.changes import Changes
 from hookd.target.remote.evaluate import Evaluations
 from hookd.target.remote.marks import Marks
@@ -77,8 +77,8 @@ class Parts:
     local: Threads
     registry: Registry
     errors: Errors
-    cold: Cold
-    aside: Aside
+    lifecycle_hooks: LifecycleHooks
+    background: Background
     dispatch: Dispatch
     numeric: Numeric
     models: Models
@@ -92,8 +92,8 @@ class Parts:
     steps: Steps
     arming: Arming
     boundaries: Boundaries
-    overdue: Overdue
-    watch: Watch
+    slow_hooks: SlowHooks
+    memory_watch: MemoryWatch
     trees: Trees
     evaluations: Evaluations
     ticks: Ticks
@@ -104,13 +104,8 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
 ) -> Parts:
     """Create all parts of an agent, which does nothing until it is armed.
 
-    Args:
-        page: the agent's page.
-        process: the process that the agent is in.
-        work: counts the pieces of work of all its threads.
-        budget: the share of the step time that sampled hooks may take.
-        clock: returns the time in ns; measures steps and the time of plugins.
-        rest: leaves the interpreter to the training for a while.
+    Sampled hooks may take the share `budget` of the step time. `clock` returns the time in ns; steps and plugins are measured
+    by it. `rest` leaves the interpreter to the training for a while.
     """
 
     def host_calls(entry: Entry) -> None:
@@ -130,34 +125,34 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     registry = Registry()
     rest()
     core = CoreMetrics(page, budget=budget)
-    stall = Stall(page)
+    liveness = Liveness(page)
     # Plugins' errors and reports.
     errors = Errors(registry=registry, page=page, counter=core.plugin_errors, life=life)
     incidents = Incidents(page=page, counter=core.incidents, count=count)
-    cold = Cold(page=page, errors=errors, work=work)
-    aside = Aside(errors.failed_aside, work)
+    lifecycle_hooks = LifecycleHooks(page=page, errors=errors, work=work)
+    background = Background(errors.failed_in_background, work)
     # Dispatch of events to plugins.
     entrances = Entrances(life)
-    audience = Audience(registry, cold.select, errors.fault)
+    routing = Routing(registry, lifecycle_hooks.select, errors.fault)
     accounts = Accounts(clock)
-    telling = Telling(no_frame=no_frame, accounts=accounts, errors=errors)
+    notifier = Notifier(no_frame=no_frame, accounts=accounts, errors=errors)
     phases = Phases(
-        page=page, registry=registry, count=count, accounts=accounts, telling=telling, listeners=audience.listeners
+        page=page, registry=registry, count=count, accounts=accounts, notifier=notifier, listeners=routing.listeners
     )
     dispatch = Dispatch(
-        accounts=accounts, telling=telling, life=life, local=local, registry=registry,
-        audience=audience, phases=phases, errors=errors, entrance=entrances.entrance,
+        accounts=accounts, notifier=notifier, life=life, local=local, registry=registry,
+        routing=routing, phases=phases, errors=errors, entrance=entrances.entrance,
     )  # fmt: skip
     numeric = Numeric(dispatch.deliver)
     rest()
     models = Models(
         page=page, no_frame=no_frame, clock=clock, life=life, local=local, count=count,
-        registry=registry, audience=audience, dispatch=dispatch, numeric=numeric, gauge=core.modules, host=host_calls,
+        registry=registry, routing=routing, dispatch=dispatch, numeric=numeric, gauge=core.modules, host=host_calls,
         forget=forget_outputs, rest=rest, gentle=process.method == "attach",
     )  # fmt: skip
     counting = models.counting
     entrances.hidden = counting.hidden
-    portions = Portions(life=life, numeric=numeric, counting=counting, dispatch=dispatch, listeners=audience.listeners)
+    portions = Portions(life=life, numeric=numeric, counting=counting, dispatch=dispatch, listeners=routing.listeners)
     # Loading, unloading and stopping of plugins.
     stopping = Stopping(counting=counting, core=core, incidents=incidents, marks=marks)
     errors.stop_with(stopping.quarantine)
@@ -167,10 +162,10 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     host = PluginHost(
         page=page, process=process, life=life, local=local, count=count, marks=marks, models=models, counting=counting, portions=portions,
-        numeric=numeric, registry=registry, governor=governor, core=core, incidents=incidents, aside=aside,
+        numeric=numeric, registry=registry, governor=governor, core=core, incidents=incidents, background=background,
     )  # fmt: skip
     loading = Loading(
-        process=process, page=page, registry=registry, cold=cold, models=models,
+        process=process, page=page, registry=registry, lifecycle_hooks=lifecycle_hooks, models=models,
         governor=governor, count=count, core=core, stopping=stopping, host=host, rest=rest,
     )  # fmt: skip
     changes = Changes(
@@ -178,19 +173,19 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         stopping=stopping, core=core, incidents=incidents, own_failure=errors.own_failure,
     )  # fmt: skip
     host.pause_until(changes.is_due)
-    tracing = Tracing(process=process, count=count, loading=loading, registry=registry, aside=aside)
+    tracing = Tracing(process=process, count=count, loading=loading, registry=registry, background=background)
     # Sources of events.
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
-        listeners=audience.listeners, aloud=counting.aloud, turn=phases.turn, change=changes.boundary,
+        listeners=routing.listeners, call_visibly=counting.call_visibly, turn=phases.turn, change=changes.boundary,
         end_passing=portions.end_passing,
     )  # fmt: skip
     data = Data(
-        page=page, life=life, local=local, aloud=counting.aloud, begins=steps.begins, turn=phases.turn,
+        page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, turn=phases.turn,
         entrance=entrances.entrance,
     )  # fmt: skip
     calls = Calls(
-        page=page, life=life, local=local, dispatch=dispatch, portions=portions, telling=telling, models=models, counting=counting,
+        page=page, life=life, local=local, dispatch=dispatch, portions=portions, notifier=notifier, models=models, counting=counting,
         registry=registry, turn=phases.turn, begins=steps.forward_begins,
         require_alone=changes.require_alone,
     )  # fmt: skip
@@ -202,27 +197,29 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     steps.report_to(boundaries)
     models.plan_with(calls)
     # Work in hookd's own threads.
-    overdue = Overdue(
+    slow_hooks = SlowHooks(
         states=states, page=page, registry=registry, governor=governor, turned=counting.act_on_switches,
         errors=errors, count=count,
     )  # fmt: skip
-    watch = Watch(registry=registry, gauge=core.plugin_held, incidents=incidents, quarantine=stopping.quarantine)
-    readmission = Readmission(registry=registry, cold=cold, page=page, switch=loading.switch)
+    memory_watch = MemoryWatch(
+        registry=registry, gauge=core.plugin_held, incidents=incidents, quarantine=stopping.quarantine
+    )
+    readmission = Readmission(registry=registry, lifecycle_hooks=lifecycle_hooks, page=page, switch=loading.switch)
     refusals = Refusals(registry=registry, page=page, core=core)
-    plugin_ticks = PluginTicks(registry=registry, telling=telling, accounts=accounts, cold=cold)
+    plugin_ticks = PluginTicks(registry=registry, notifier=notifier, accounts=accounts, lifecycle_hooks=lifecycle_hooks)
     evaluations = Evaluations(
         page=page, life=life, local=local, names=models.names, steps=steps, count=count, incidents=incidents
     )
     acts = (
-        models.tick, lambda _: stall.tick(), lambda _: readmission.tick(), lambda _: watch.tick(), plugin_ticks.tick,
+        models.tick, lambda _: liveness.tick(), lambda _: readmission.tick(), lambda _: memory_watch.tick(), plugin_ticks.tick,
         lambda _: refusals.tick(),
     )  # fmt: skip
     ticks = Ticks(acts, own_failure=errors.own_failure, heartbeats=heartbeats, page=page, dropped=core.series_dropped)
     return Parts(
         page=page, process=process, rest=rest, life=life, count=count, local=local,
-        registry=registry, errors=errors, cold=cold, aside=aside, dispatch=dispatch,
+        registry=registry, errors=errors, lifecycle_hooks=lifecycle_hooks, background=background, dispatch=dispatch,
         numeric=numeric, models=models, portions=portions, stopping=stopping, governor=governor, host=host,
         loading=loading, changes=changes, tracing=tracing, steps=steps, arming=arming,
-        boundaries=boundaries, overdue=overdue, watch=watch, trees=Trees(models, registry), evaluations=evaluations,
+        boundaries=boundaries, slow_hooks=slow_hooks, memory_watch=memory_watch, trees=Trees(models, registry), evaluations=evaluations,
         ticks=ticks,
     )  # fmt: skip

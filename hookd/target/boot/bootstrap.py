@@ -75,10 +75,7 @@ def _left() -> None:
 
 
 def came() -> float | None:
-    """Return the time of the attach in unix seconds.
-
-    It identifies this process's agent; None without an agent.
-    """
+    """Return the time of the attach in unix seconds. It identifies this process's agent; None without an agent."""
     agent = _agent
     return None if agent is None else float(agent.came)
 
@@ -110,10 +107,7 @@ def _hint() -> str:
 
 
 def orphan() -> None:
-    """Limit the agent's stay, even if it was to be kept.
-
-    Called if the tool that attached it died before it saw the answer.
-    """
+    """Limit the agent's stay, because the tool that attached it died before it saw the answer."""
     agent = _agent
     if agent is not None:
         agent.orphan()

@@ -25,20 +25,16 @@ MAX_MESSAGE = 1000
 MAX_WHERE = 200
 
 
-def printed() -> int:
-    """Return the id of Python's last printed exception, 0 for none."""
+def last_exception_id() -> int:
+    """Return the id of the exception that Python printed last, 0 for none."""
     error = _last()
     return 0 if error is None else id(error)
 
 
-def last_words(before: int, name_of: Callable[[Any], str]) -> dict[str, str] | None:
-    """Return a description of the exception that Python printed last.
+def exit_exception(before: int, name_of: Callable[[Any], str]) -> dict[str, str] | None:
+    """Return a description of the exception that Python printed last; None if there is none, or if its id is `before`.
 
-    None if there is none, or if it is the one that `before` identifies.
-
-    Args:
-        before: an earlier result of `printed`.
-        name_of: returns the name of a known module, and "" for any other.
+    `name_of` returns the name of a known module, and "" for any other.
 
     Returns:
         `type` and `message`; `where`, the line of code that raised it; `module`, the innermost module whose call it has left.
@@ -59,10 +55,7 @@ def _last() -> BaseException | None:
 
 
 def _trace(traceback: TracebackType | None, name_of: Callable[[Any], str]) -> tuple[str, str]:
-    """Return where an exception was raised, and in which module's call.
-
-    The module is the innermost one whose call the exception has left.
-    """
+    """Return where an exception was raised, and the innermost module whose call it has left."""
     where = module = ""
     while traceback is not None:
         code = traceback.tb_frame.f_code

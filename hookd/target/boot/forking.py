@@ -22,8 +22,8 @@ from hookd.wire.originals import clock, thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hookd.target.plugins.background import Aside
-    from hookd.target.plugins.lifecycle_hooks import Cold
+    from hookd.target.plugins.background import Background
+    from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
     from hookd.target.remote.control import Control
 
 _LOOK_S = 0.0002
@@ -37,12 +37,13 @@ class Forks:
     It takes no lock, because a signal handler may fork during another fork of the same thread.
 
     Args:
-        control, aside, cold: the parts that have threads.
         silence: called in the child.
     """
 
-    def __init__(self, control: Control, aside: Aside, cold: Cold, silence: Callable[[], None]) -> None:
-        self._control, self._aside, self._cold = control, aside, cold
+    def __init__(
+        self, control: Control, background: Background, lifecycle_hooks: LifecycleHooks, silence: Callable[[], None]
+    ) -> None:
+        self._control, self._background, self._lifecycle_hooks = control, background, lifecycle_hooks
         self._silence = silence
         self._pid = posix.getpid()
         self._is_halted = False
@@ -54,9 +55,8 @@ class Forks:
         return AtFork(self._before, self._in_parent, self._returned, self._in_child)
 
     def _before(self) -> bool:
-        if (
-            not spawn.is_own()
-        ):  # a user's expression that is evaluated in hookd's thread may fork; it cannot wait for itself
+        # A user's expression that is evaluated in hookd's thread may fork; it cannot wait for itself.
+        if not spawn.is_own():
             self._guarded(functools.partial(self._end_all, clock.monotonic()))
         return bool(thread.is_main())
 
@@ -65,9 +65,9 @@ class Forks:
         most_s = min(spawn.PATIENCE_S, spawn.PATIENCE_S + _SHARE * (since - self._began) - self._waited_s)
         while True:
             # Repeated, because a nested fork (in a signal handler) or the end of a step in another thread may resume them.
-            self._aside.halt()
+            self._background.halt()
             self._control.halt()
-            self._cold.halt()  # last: a thread that worked for the control thread is idle now
+            self._lifecycle_hooks.halt()  # last: a thread that worked for the control thread is idle now
             left, waited_s = spawn.remaining(), clock.monotonic() - since
             self._is_halted = True
             if not left or waited_s >= max(_LEAST_S, most_s):
@@ -89,14 +89,11 @@ class Forks:
             raise errors[0]
 
     def resume(self) -> None:
-        """Restart the threads that a fork has ended.
-
-        May be called at any time, in any thread.
-        """
+        """Restart the threads that a fork has ended. May be called at any time, in any thread."""
         if not self._is_halted or posix.getpid() != self._pid:
             return
         self._is_halted = False
-        settled = [self._control.resume(), self._aside.resume()]
+        settled = [self._control.resume(), self._background.resume()]
         if not all(settled):
             self._is_halted = True
 

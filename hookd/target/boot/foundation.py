@@ -34,10 +34,7 @@ _CALLABLE = (
 
 
 class Check(NamedTuple):
-    """The result for one part.
-
-    It consists of the name, whether the part is as hookd needs it, and what was found.
-    """
+    """The result for one part. It consists of the name, whether the part is as hookd needs it, and what was found."""
 
     name: str
     holds: bool

@@ -44,10 +44,7 @@ class Process:
 
 
 def identity(config: AgentConfig) -> Identity:
-    """Return the page's identity.
-
-    `config` may override run and rank. Pids are those in the target's own namespace.
-    """
+    """Return the page's identity. `config` may override run and rank. Pids are those in the target's own namespace."""
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
     variables = dict(environ)
@@ -65,15 +62,18 @@ def identity(config: AgentConfig) -> Identity:
 
 
 def ranks() -> tuple[int, int] | None:
-    """Return rank and world size from torch.distributed.
+    """Return rank and world size from torch.distributed, None before its initialization.
 
-    None before its initialization, or without it. The environment may lack them: torch.multiprocessing.spawn passes them as
-    arguments.
+    The environment may lack them: torch.multiprocessing.spawn passes them as arguments.
     """
-    distributed: Any = getattr(sys.modules["torch"], "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return int(distributed.get_rank()), int(distributed.get_world_size())
+    used = distributed()
+    return None if used is None else (int(used.get_rank()), int(used.get_world_size()))
+
+
+def distributed() -> Any:
+    """Return torch.distributed once it is initialized, else None."""
+    module: Any = getattr(sys.modules["torch"], "distributed", None)
+    return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
 def _user() -> str:
@@ -84,10 +84,7 @@ def _user() -> str:
 
 
 def _start_ticks() -> int:
-    """Return the start time in ticks, field 22 of /proc/self/stat.
-
-    0 in a container without /proc.
-    """
+    """Return the start time in ticks, field 22 of /proc/self/stat. 0 in a container without /proc."""
     try:
         # The name in field 2 may contain any character, including spaces and parentheses.
         return int(read("/proc/self/stat").rpartition(b")")[2].split()[19])

@@ -27,10 +27,7 @@ _found: tuple[object, list[Any]] = (None, [])
 
 
 def installed() -> list[PluginConfig]:
-    """Return `name`, `entry`, `version` and `origin` of each plugin.
-
-    These are the plugins in this process's environment; none is imported.
-    """
+    """Return `name`, `entry`, `version` and `origin` of each plugin installed in this environment, without importing any."""
     plugins = {plugin.name: plugin for plugin in reversed(_entries())}
     return [_described(plugins[name]) for name in sorted(plugins)]
 
@@ -120,10 +117,7 @@ def _sources(plugin: str, module: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder.
-
-    Links to folders are not followed.
-    """
+    """Yield the paths of all files below a folder. Links to folders are not followed."""
     for name in sorted(posix.listdir(folder)):
         path = f"{folder}/{name}"
         if stat.S_ISDIR(posix.lstat(path).st_mode):

@@ -14,7 +14,7 @@ from hookd.api.plugin import Plugin
 from hookd.errors import ControlError, PluginError, several_ranks, worded
 from hookd.target.boot import foundation, installed
 from hookd.target.boot.assembly import assemble
-from hookd.target.boot.exit_exception import last_words, printed
+from hookd.target.boot.exit_exception import exit_exception, last_exception_id
 from hookd.target.boot.fork import set_at_fork
 from hookd.target.boot.forking import Forks
 from hookd.target.boot.identity import Process, identity, ranks
@@ -27,7 +27,7 @@ from hookd.target.entry.threads import frames_inside
 from hookd.target.plugins.background import DETACH_S, EXIT_S
 from hookd.target.plugins.faults import Failure
 from hookd.target.remote.control import Control
-from hookd.target.remote.requests import Questions
+from hookd.target.remote.requests import Queries
 from hookd.version import __version__
 from hookd.wire.agreement import Agreement
 from hookd.wire.originals import clock
@@ -78,13 +78,13 @@ class Agent:
         rest, budget = (loader.rest if loader is not None else lambda: None), float(config.get("budget", 0.01))
         self.parts = assemble(self._page, Process.of(who), work=self._work, budget=budget, clock=clock, rest=rest)
         self._control: Any = None
-        self._questions = Questions(self.parts.trees, self.parts.evaluations, lambda: self._control.asking)
+        self._queries = Queries(self.parts.trees, self.parts.evaluations, lambda: self._control.asking)
         self._changing: Any = None
         self._is_kept = False
         self._detached: Detached | None = None
         self._leaving: Thread | None = None
-        self._told: dict[str, PluginSettings] = {}
-        self._printed = printed()
+        self._published: dict[str, PluginSettings] = {}
+        self._known_exception = last_exception_id()
 
     def begin(self) -> None:
         """Load the plugins, patch torch, and listen for requests."""
@@ -93,11 +93,13 @@ class Agent:
             self._load(spec)
         dynamo.skip_package(__name__.partition(".")[0], self.parts.rest)
         lease_s = self._config.get("lease_s")
-        self._control = Control(self._handle, self._tick, lease_s, self._expired, self._work, robbed=self._robbed)
-        self._control.left, self._control.look = self._left, self.parts.overdue.look
+        self._control = Control(
+            self._handle, self._tick, lease_s, self._expired, self._work, closed_by_program=self._closed_by_program
+        )
+        self._control.left, self._control.look = self._left, self.parts.slow_hooks.look
         self._page.update_identity(control=self._control.path)
-        self._tell_options()
-        forks = Forks(self._control, self.parts.aside, self.parts.cold, self._silence)
+        self._publish_options()
+        forks = Forks(self._control, self.parts.background, self.parts.lifecycle_hooks, self._silence)
         self.parts.boundaries.resume = forks.resume
         if self._config.get("method") == "attach":
             note_visitor()
@@ -120,16 +122,16 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         tick, settle = functools.partial(self.parts.ticks.tick, now_s), self.parts.changes.settle
-        for part in (self._find_rank, settle, self._tell_options, tick, self._questions.tick):
+        for part in (self._find_rank, settle, self._publish_options, tick, self._queries.tick):
             try:  # this thread must continue, because it serves detach requests
                 part()
             except Failure as failure:
                 self.parts.errors.own_failure("tick", failure)
 
-    def _tell_options(self) -> None:
+    def _publish_options(self) -> None:
         """Publish each plugin's options, and its settings including the defaults, in the page."""
         entries = [loaded for loaded in self.parts.registry if loaded.state != "waiting"]
-        told: dict[str, PluginSettings] = {
+        settings: dict[str, PluginSettings] = {
             loaded.name: {
                 "options": dict(loaded.context.options),
                 "settings": {k: _text(v) for k, v in list(loaded.context.settings.items()) if v is not None},
@@ -138,16 +140,16 @@ class Agent:
             }
             for loaded in entries
         }
-        if told != self._told:
-            self._told = told
-            self._page.update_identity(plugins=told)
+        if settings != self._published:
+            self._published = settings
+            self._page.update_identity(plugins=settings)
 
     def _find_rank(self) -> None:
         """Publish the rank once torch.distributed knows it, which is often after the attach."""
-        found, process = ranks(), self.parts.process
-        if found is None or self._config.get("rank") is not None or found == (process.rank, process.world_size):
+        current, process = ranks(), self.parts.process
+        if current is None or self._config.get("rank") is not None or current == (process.rank, process.world_size):
             return
-        process.rank, process.world_size = found
+        process.rank, process.world_size = current
         self._page.update_identity(rank=process.rank, world_size=process.world_size)
 
     # -- requests
@@ -156,8 +158,9 @@ class Agent:
         op = request.get("op", "")
         operations: dict[str, Operation] = {
             "status": self._status, "keep": self._keep, "load": self._load_live, "unload": self._unload,
-            "reload": self._reload, "environment": self._environment, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
-            "detach": self._detach_on_request, **self._questions.operations,
+            "reload": self._reload,
+            "environment": lambda _: {"plugins": installed.installed()}, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
+            "detach": self._detach_on_request, **self._queries.operations,
             **self.parts.tracing.operations(lambda: self._control.asking),
         }  # fmt: skip
         if op not in operations:
@@ -166,11 +169,9 @@ class Agent:
 
     def _status(self, _request: Request) -> AgentStatus:
         parts = self.parts
-        change = (
-            parts.changes.describe()
-        )  # before `settle`, so that a change is reported as done only after its cleanup
+        change = parts.changes.describe()  # before `settle`: a change is reported as done only after its cleanup
         parts.changes.settle()
-        self._tell_options()
+        self._publish_options()
         plugins: list[PluginStatus] = [
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
@@ -208,10 +209,7 @@ class Agent:
         return {**self._change("load", None, loaded), **loaded.source}
 
     def _reload(self, request: Request) -> Changed:
-        """Replace a plugin by a new one from new source.
-
-        It gets the same options. On an error the old one stays.
-        """
+        """Replace a plugin by a new one from new source. It gets the same options. On an error the old one stays."""
         self.parts.changes.require_idle()
         spec = request["plugin"] = self._found_here(request)
         old = self.parts.registry.named(str(spec["name"]))
@@ -227,19 +225,12 @@ class Agent:
         return {**self._change("reload", old, loaded), **loaded.source}
 
     def _found_here(self, request: Request) -> PluginConfig:
-        """Return the specification of the requested plugin.
-
-        If the request has no sources, it gets those of the plugin installed in this environment.
-        """
+        """Return the requested plugin's specification; a request without sources gets those of the plugin installed here."""
         spec = request["plugin"]
         if "entry" in spec or self._loader is None:
             return spec
         found, request["sources"] = installed.find(str(spec["name"]))
         return {**spec, **found}
-
-    @staticmethod
-    def _environment(_request: Request) -> dict[str, list[PluginConfig]]:
-        return {"plugins": installed.installed()}
 
     def _renewing(self, request: Request) -> contextlib.AbstractContextManager[None]:
         sources = request.get("sources") or {}
@@ -252,15 +243,12 @@ class Agent:
         return self._change("unload", self.parts.registry.named(str(request.get("name"))), None)
 
     def _configure(self, request: Request) -> Changed:
-        """Replace a plugin by a new one with other options.
-
-        If it refuses them, the old one stays.
-        """
+        """Replace a plugin by a new one with other options. If it refuses them, the old one stays."""
         self.parts.changes.require_idle()
         loaded = self.parts.registry.named(str(request.get("name")))
         given = {k: str(v) for k, v in request.get("options", {}).items()}
-        cold, old = self.parts.cold, loaded.plugin
-        after = cold.call(old, "changed", old.changed, loaded.context.options, given)
+        lifecycle_hooks, old = self.parts.lifecycle_hooks, loaded.plugin
+        after = lifecycle_hooks.call(old, "changed", old.changed, loaded.context.options, given)
         if after == loaded.context.options:
             return {"options": after, "state": "done"}
         new = self.parts.loading.ready(type(loaded.plugin)(), after, by_name=loaded.by_name, old=loaded)
@@ -276,14 +264,11 @@ class Agent:
         parts.loading.switch(old, new)
         if old is not None:
             parts.loading.discard(old, new)
-        self._tell_options()
+        self._publish_options()
         return {"state": "done"}
 
     def _arm(self, request: Request) -> Mapping[str, object]:
-        """Start the prepared change.
-
-        With several ranks it takes place at the boundary `mark`, through the agreement in the request.
-        """
+        """Start the prepared change; with several ranks at the boundary `mark`, through the agreement in the request."""
         mark, files = request.get("mark"), self._control.asking.files
         agreement = Agreement(files.pop()) if files else None
         if (mark is None or agreement is None) and self.parts.process.world_size > 1:
@@ -316,27 +301,18 @@ class Agent:
         self.detach(10.0)
         self._leave_soon()
 
-    def _robbed(self) -> None:
-        """Detach, because the control socket was closed.
-
-        The agent is not reachable, and another one can be attached.
-        """
+    def _closed_by_program(self) -> None:
+        """Detach, because the agent is not reachable without its control socket, and another one can be attached."""
         self._page.log("warning", "the program has closed hookd's descriptors: detaching; attach again")
         self.detach(10.0)
         self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """Clean up at the end of the control thread.
-
-        That thread calls this, and still has to send an answer.
-        """
+        """Clean up at the end of the control thread. That thread calls this, and still has to send an answer."""
         self._control.end(then=self.leave)
 
     def orphan(self) -> None:
-        """Detach when no lease is left.
-
-        A later request to keep the agent prevents that.
-        """
+        """Detach when no lease is left. A later request to keep the agent prevents that."""
         if self._config.get("lease_s") is None and not self._is_kept:
             self._page.update_identity(keep=False)
             self._control.stay(ORPHAN_S)
@@ -355,9 +331,8 @@ class Agent:
         module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
         plain = module.partition(ROOM)[0]
         try:
-            kind = getattr(
-                importlib.import_module(plain) if self._loader is None else self._loader.module(module), name
-            )
+            home = importlib.import_module(plain) if self._loader is None else self._loader.module(module)
+            kind = getattr(home, name)
         except (Exception, SystemExit) as exc:
             text = f"{spec['name']}: cannot be imported in the target: {worded(exc)}"
             raise PluginError(text) from exc
@@ -379,7 +354,8 @@ class Agent:
         self._work.go_on()  # needed if another atexit function detaches after ours was called
         self.parts.tracing.abandon()
         # A training thread that calls `hookd.stop()` makes no step while it waits.
-        self.parts.changes.leave(min(timeout_s, AGREED_END_S) if self._is_own_thread() else 0.0)
+        is_own_thread = self._control is not None and self._control.is_own_thread()
+        self.parts.changes.leave(min(timeout_s, AGREED_END_S) if is_own_thread else 0.0)
         self._page.set_state("detaching")
         restored = self.parts.arming.disarm()
         deadline = clock.monotonic() + timeout_s
@@ -388,26 +364,20 @@ class Agent:
         restored = "pending" if frames_inside() else restored
         ours = self.parts
         for loaded in ours.registry:
-            ours.cold.unconfigure(loaded)
+            ours.lifecycle_hooks.unconfigure(loaded)
         residue = [
-            *ours.tracing.residue, *ours.arming.residue, *ours.cold.residue(), *ours.aside.residue(ours.registry),
-            *self._questions.residue(),
+            *ours.tracing.residue, *ours.arming.residue, *ours.lifecycle_hooks.residue(), *ours.background.residue(ours.registry),
+            *self._queries.residue(),
         ]  # fmt: skip
         self._detached = {"restored": restored, "residue": residue}
         return self._detached
-
-    def _is_own_thread(self) -> bool:
-        return self._control is not None and self._control.is_own_thread()
 
     def _is_inside(self) -> bool:
         """Whether this thread is inside a call that stores to the page when it ends."""
         return self.parts.local.thread.top is not None
 
     def leave_outside(self) -> None:
-        """Leave, also if the caller is inside an observed call.
-
-        In that case another thread leaves, which waits for the end of that call.
-        """
+        """Leave; if the caller is inside an observed call, in another thread, which waits for the end of that call."""
         if self._is_inside():
             if self._leaving is None:
                 self._leaving = Thread(self.leave)
@@ -428,8 +398,8 @@ class Agent:
             clock.sleep(0.05)
         self.parts.models.patch.close()
         self.parts.numeric.close()
-        self.parts.aside.close(DETACH_S)
-        self.parts.cold.close()
+        self.parts.background.close(DETACH_S)
+        self.parts.lifecycle_hooks.close()
         with contextlib.suppress(ValueError):
             self._page.set_state("detached")
         self.parts.changes.close()
@@ -441,21 +411,18 @@ class Agent:
         self._page.close()  # last, because a waiting tool takes the end of the page for the end of the agent
 
     def _exiting(self) -> None:
-        """Publish the end of the interpreter, and remove the socket file.
-
-        The end is published in the page, which a reader may still have open.
-        """
+        """Publish the end of the interpreter for readers that have the page open, and remove the socket file."""
         if self._detached is not None:  # the agent is leaving at this moment
             self._work.end(TICK_END_S)
             return
         with contextlib.suppress(*Failure):
             self.parts.steps.finish()
             self.parts.tracing.exiting()
-            self._questions.exiting()
-        self.parts.aside.finish(EXIT_S)
+            self._queries.exiting()
+        self.parts.background.finish(EXIT_S)
         self._work.end(TICK_END_S)
         with contextlib.suppress(Exception):
-            last = last_words(self._printed, self.parts.models.names.name_of)
+            last = exit_exception(self._known_exception, self.parts.models.names.name_of)
             if last is not None:
                 self._page.update_identity(exception=last)
         with contextlib.suppress(ValueError):
@@ -464,10 +431,7 @@ class Agent:
             self._control.unlink()
 
     def _silence(self) -> None:
-        """Disable the agent in a forked child; takes no lock.
-
-        The child has no patches, page, socket or threads.
-        """
+        """Disable the agent in a forked child; takes no lock. The child has no patches, page, socket or threads."""
         self.parts.life.is_live = False
         self.parts.tracing.forget()
         self.parts.arming.restore_in_child()

@@ -100,10 +100,7 @@ class Loader:
         return module
 
     def _module(self, name: str) -> ModuleType:
-        """Return a module by its private name; import it if necessary.
-
-        Its parent packages are imported as well.
-        """
+        """Return a module by its private name; import it if necessary. Its parent packages are imported as well."""
         module = self._loaded.get(name)
         if module is not None:
             return module
@@ -164,24 +161,18 @@ class Loader:
                 self._let_go(name, module)
 
     def _renewed(self, files: Mapping[str, str | bytes]) -> set[str]:
-        """Return the carried top-level modules whose sources differ from `files`.
-
-        A different set of files is a difference, too.
-        """
+        """Return the carried top-level modules whose sources, or set of files, differ from `files`."""
         new: dict[str, dict[str, bytes]] = {}
-        held: dict[str, dict[str, bytes]] = {}
-        for sources, by_top in ((files, new), (self._files, held)):
+        carried: dict[str, dict[str, bytes]] = {}
+        for sources, by_top in ((files, new), (self._files, carried)):
             for path, source in sources.items():
                 if path.endswith(".py"):  # the marks between pieces are not a difference
                     text = source.encode() if isinstance(source, str) else bytes(source)
                     by_top.setdefault(_top(path), {})[path] = text.replace(b"\f", b"")
-        return {top for top in new if top in held and held[top] != new[top]} - {"hookd"}
+        return {top for top in new if top in carried and carried[top] != new[top]} - {"hookd"}
 
     def _taken_out(self, tops: set[str]) -> dict[str, ModuleType]:
-        """Remove and return the modules below some top-level modules.
-
-        The result has their private names.
-        """
+        """Remove and return the modules below some top-level modules. The result has their private names."""
         names = [name for name in self._loaded if public(name).partition(".")[0] in tops]
         out = {name: self._loaded.pop(name) for name in names}
         _withdraw(out)
@@ -220,10 +211,7 @@ class Loader:
 
     @staticmethod
     def _let_go(name: str, module: ModuleType) -> None:
-        """Remove a module's references to the loader.
-
-        typing's caches keep some functions, which must not reach the payload.
-        """
+        """Remove a module's references to the loader: typing's caches keep some functions, which must not reach the payload."""
         getattr(sys.modules.get("typing"), "_overload_registry", {}).pop(name, None)
         for attribute in ("__loader__", "__spec__"):
             getattr(module, "__dict__", {}).pop(attribute, None)
@@ -233,14 +221,14 @@ class Loader:
 
         Implements a finder for the directory of a carried package, for `importlib.import_module(".part", __package__)`.
         """
-        found = self._find(name)
-        if found is None:
+        path = self._find(name)
+        if path is None:
             return None
         me: Any = self
-        spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + found, is_package=_is_package(found))
+        spec = importlib.machinery.ModuleSpec(name, me, origin=_SOURCE_ROOT + path, is_package=_is_package(path))
         spec.has_location = True
-        if _is_package(found):
-            location = _SOURCE_ROOT + found.rpartition("/")[0]
+        if _is_package(path):
+            location = _SOURCE_ROOT + path.rpartition("/")[0]
             spec.submodule_search_locations = [location]
             sys.path_importer_cache[location] = me
         return spec
@@ -250,10 +238,7 @@ class Loader:
         return
 
     def exec_module(self, module: ModuleType) -> None:
-        """Implement the loader protocol: run the module piece by piece.
-
-        Other threads wait for the interpreter meanwhile.
-        """
+        """Implement the loader protocol: run the module piece by piece, so that other threads get the interpreter."""
         name, space = module.__name__, vars(module)
         space["__builtins__"] = self._builtins
         self._loading[name] = module
@@ -266,10 +251,7 @@ class Loader:
             del self._loading[name]
 
     def rest(self) -> None:
-        """Leave the interpreter to the training.
-
-        A rest is longer than the time for which hookd has held the interpreter since the last rest.
-        """
+        """Leave the interpreter to the training for longer than hookd has held it since the last rest."""
         if self._gentle:
             _collect_young()
             busy_s = time.thread_time() - self._rested_at
@@ -313,10 +295,7 @@ def _private(name: str) -> str:
 
 
 def public(name: str) -> str:
-    """Return the name by which carried code imports a module.
-
-    The name of a module that is not carried stays the same.
-    """
+    """Return the name by which carried code imports a module; that of other modules stays the same."""
     top, dot, rest = name.partition(".")
     return ("hookd" if top == _PRIVATE else top.removeprefix(_PRIVATE + "_")) + dot + rest
 
@@ -345,10 +324,7 @@ def _top(path: str) -> str:
 
 
 def _forget_lines(tops: Iterable[str] | None = None) -> None:
-    """Remove carried sources from `linecache`, which tracebacks fill.
-
-    With `tops`, only those of these top-level modules.
-    """
+    """Remove carried sources from `linecache`, which tracebacks fill: all, or those of the top-level modules `tops`."""
     linecache = sys.modules.get("linecache")
     for path in list(getattr(linecache, "cache", ())):
         if path.startswith(_SOURCE_ROOT) and (tops is None or _top(path[len(_SOURCE_ROOT) :]) in tops):
@@ -360,10 +336,7 @@ def _is_package(path: str) -> bool:
 
 
 class RefusalError(Exception):
-    """A refusal that the tool reports as its error class `kind`.
-
-    `hookd.errors` is not loaded here yet.
-    """
+    """A refusal that the tool reports as its error class `kind`. `hookd.errors` is not loaded here yet."""
 
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(message)
@@ -371,10 +344,7 @@ class RefusalError(Exception):
 
 
 def _sleep(seconds: float) -> None:
-    """Sleep without `time.sleep`, which may have been replaced.
-
-    See `hookd/wire/originals.py`, which is loaded later.
-    """
+    """Sleep without `time.sleep`, which may have been replaced; `hookd/wire/originals.py` is loaded later."""
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415
 
     _signal.sigtimedwait((), seconds)

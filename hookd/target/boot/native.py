@@ -84,10 +84,7 @@ def objects(library: Any, name: str) -> tuple[Any, ...]:
 
 
 def unload(library: Any) -> None:
-    """Unload a library (musl's dlclose keeps it mapped).
-
-    No thread may be inside it, or call it later.
-    """
+    """Unload a library (musl's dlclose keeps it mapped). No thread may be inside it, or call it later."""
     import _ctypes  # noqa: PLC0415  # always there beside ctypes
 
     _ctypes.dlclose(library._handle)

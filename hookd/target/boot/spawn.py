@@ -33,9 +33,6 @@ PATIENCE_S = 1.0
 class Thread:
     """A thread without signals, which does not delay the end of the process.
 
-    Args:
-        function: the function that it runs.
-
     Attributes:
         ident: its key in `sys._current_frames`; None before it has begun.
     """
@@ -53,7 +50,7 @@ class Thread:
             ControlError: reason "no-threads": the system does not create one.
         """
         beginning = functools.partial(self._run)
-        held = weakref.ref(beginning)
+        reference = weakref.ref(beginning)
         _forget_gone()
         _LIVING.add(self)
         try:
@@ -64,7 +61,7 @@ class Thread:
         del beginning
         # Without memory for its first frame, the thread ends before it begins, and releases `beginning`.
         while not self._begun.wait(_LOOK_S):
-            if held() is None:
+            if reference() is None:
                 self._forget()
                 raise _no_thread()
 
@@ -104,10 +101,7 @@ def _nothing() -> None:
 
 
 class _Visitor:
-    """The injected thread that brought the agent in.
-
-    hookd did not start it here, and it ends by itself.
-    """
+    """The injected thread that brought the agent in. hookd did not start it here, and it ends by itself."""
 
     is_over = True
 
@@ -121,10 +115,7 @@ def note_visitor() -> None:
 
 
 def remaining() -> list[Thread | _Visitor]:
-    """Return the threads for which a fork waits.
-
-    The kernel still knows them.
-    """
+    """Return the threads for which a fork waits. The kernel still knows them."""
     _forget_gone()
     return [living for living in [*_LIVING] if living.awaited_s < PATIENCE_S]
 
@@ -160,10 +151,7 @@ def is_own() -> bool:
 
 
 def forget() -> None:
-    """Remove the dummy that `threading` has created for this thread.
-
-    It creates one when its name is asked there; the dummy would stay forever.
-    """
+    """Remove the dummy that `threading` creates for this thread when asked for its name; it would stay forever."""
     known, ident = threading._active, threading.get_ident()  # type: ignore[attr-defined]
     if isinstance(known.get(ident), threading._DummyThread):
         known.pop(ident, None)

@@ -28,17 +28,13 @@ class Standby:
     An error of it is reported only to `hookd run`.
 
     Args:
-        start: starts an agent.
         directory: directory in which `hookd run` looks for reports of failures, see `_site/sitecustomize.py`.
     """
 
     def __init__(self, start: Callable[[], None], directory: str) -> None:
         self._start, self._directory = start, directory
-        watched = (
-            (torch.optim.Optimizer, "__init__"),
-            (torch.optim.Optimizer, "zero_grad"),
-            (torch.autograd, "backward"),
-        )
+        optimizer = torch.optim.Optimizer
+        watched = (optimizer, "__init__"), (optimizer, "zero_grad"), (torch.autograd, "backward")
         self._replaced = [Replaced(owner, name, self._watch) for owner, name in watched]
 
     def _watch(self, original: Any) -> Any:
@@ -57,8 +53,8 @@ class Standby:
         try:
             self._start()
         except Exception as exc:  # noqa: BLE001  the training must not notice
-            self._tell(exc)
+            self._log(exc)
 
-    def _tell(self, exc: Exception) -> None:
+    def _log(self, exc: Exception) -> None:
         with contextlib.suppress(OSError):
             write(f"{self._directory}/failed-{posix.getpid()}", worded(exc).encode())

@@ -70,10 +70,7 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 
 
 def codes(files: Mapping[str, bytes], path: str) -> Iterator[CodeType]:
-    """Yield the code of a module's pieces.
-
-    The tool has compiled it if its Python has the same bytecode.
-    """
+    """Yield the code of a module's pieces. The tool has compiled it if its Python has the same bytecode."""
     compiled = files.get(path + "c", b"")
     if compiled.startswith(importlib.util.MAGIC_NUMBER):
         yield from marshal.loads(compiled[len(importlib.util.MAGIC_NUMBER) :])  # noqa: S302  from our own tool
@@ -138,18 +135,14 @@ class _Mailbox:
         return self.word(32) != 0
 
     def close(self) -> None:
-        """Free the memory of the mailbox.
-
-        The first page stays if code in it may still be queued.
-        """
+        """Free the memory of the mailbox. The first page stays if code in it may still be queued."""
         size = self.word(40)
         keep = 0 if self.word(8) == self.word(64) else 4096
         if self._fd is not None:
             import posix  # noqa: PLC0415
 
-            with contextlib.suppress(
-                OSError
-            ):  # the program may have closed this descriptor, and use its number for another file
+            # The program may have closed this descriptor, and use its number for another file.
+            with contextlib.suppress(OSError):
                 if self._look(self._fd) == self._what:
                     posix.close(self._fd)
         if not self._base:
@@ -261,10 +254,7 @@ def _wait_for_trainer(box: _Mailbox, request: Message) -> Started | None:
 
 
 def _work() -> str | None:
-    """Return the module of the function that a child of multiprocessing runs.
-
-    None if that has not begun; "" in other processes.
-    """
+    """Return the module of a multiprocessing child's function: None if it has not begun, "" in other processes."""
     process = sys.modules.get("multiprocessing.process")
     target = getattr(process.current_process(), "_target", None) if process is not None else None
     words = "".join(getattr(sys, "orig_argv", ()))

@@ -19,7 +19,6 @@ class Ticks:
 
     Args:
         acts: functions that are called in this order, each with the time in unix seconds.
-        own_failure: handles an exception of one of them.
         heartbeats: the threads' heartbeats; those of ended threads are released.
         page: counts the series that it has dropped.
         dropped: the metric for that count.

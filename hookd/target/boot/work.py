@@ -28,10 +28,7 @@ class Work:
 
     @contextlib.contextmanager
     def piece(self) -> Iterator[None]:
-        """Enclose one piece of work.
-
-        Once the process ends, wait for its end instead.
-        """
+        """Enclose one piece of work; once the process ends, wait for its end instead."""
         while not self._begins():
             self._may_begin.wait()  # CPython's own code, which may be unwound
         try:
@@ -55,10 +52,7 @@ class Work:
         self._may_begin.set()
 
     def end(self, timeout_s: float) -> None:
-        """Allow no further work, and wait until none is in progress.
-
-        It waits for at most `timeout_s`.
-        """
+        """Allow no further work, and wait up to `timeout_s` until none is in progress."""
         with self._lock:
             self._may_begin.clear()
             is_idle = not self._under_way

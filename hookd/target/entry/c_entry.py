@@ -29,9 +29,10 @@ from hookd.target.entry import hidden
 from hookd.target.entry.patch import HAS_COMPILED_IMPL, SKIP, is_pristine
 from hookd.target.entry.threads import ThreadState
 from hookd.target.events import backward, batching
+from hookd.target.events.phases import STEP
 from hookd.target.tensors import layout, torch_state
 from hookd.target.tensors.kernel import DTYPES
-from hookd.wire.page import CALL_RECORD, MODULE, STEP
+from hookd.wire.page import CALL_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,37 +47,24 @@ if TYPE_CHECKING:
 VERSION = 22
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 SHAPES = 256
-"""Number of shapes that entry.c can tell apart."""
+"""Number of shapes that entry.c can distinguish."""
 ROOM = 100
 """Recursion levels that hookd may need: with fewer left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
-_LOOKED_AT = 32
+_SEARCHED_INTS = 32
 """Number of ints at the beginning of the interpreter's thread state that are searched for its depth.
 
 The thread state has more than 200 bytes. Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14.
 """
 _OF_THREAD = (
-    "top",
-    "busy",
-    "backwards",
-    "beat",
-    "inner",
-    "lost",
-    "again",
-    "flows",
-    "kept",
-    "returned",
-    "latest",
-    "newest",
-    "hidden",
-    "base",
-    "profiled",
-)
+    "top", "busy", "backwards", "beat", "inner", "lost", "again", "flows", "kept", "returned", "latest", "newest", "hidden",
+    "base", "profiled",
+)  # fmt: skip
 """Attributes of a `ThreadState` that entry.c reads and sets, in its order."""
 
 
-_OF_TELLING = ("tell", "tell_plainly", "no_frame", "versions")
-"""Functions that told.c calls (`hookd.target.plugins.telling`)."""
+_OF_NOTIFIER = ("notify", "notify_plainly", "no_frame", "versions")
+"""Functions that told.c calls (`hookd.target.plugins.notifier`)."""
 _OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
 """Functions that graph.c calls (`hookd.target.entry.calls`)."""
 
@@ -109,29 +97,29 @@ class Gradients(IntFlag):
     ADDS = 256
 
     @classmethod
-    def of(cls, heard: list[Listener]) -> Gradients:
+    def of(cls, listeners: list[Listener]) -> Gradients:
         """Return the flags for listeners to `backward_pre` and `backward`."""
-        wanted = cls(0)
-        for listener in heard:
+        flags = cls(0)
+        for listener in listeners:
             has_left = listener.hook == "backward"
             if listener.totals is not None:
-                wanted |= cls.ADDS
+                flags |= cls.ADDS
             elif listener.unless_finite:
-                wanted |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
+                flags |= cls.KEEPS_OUT | (cls.CHECKS | cls.KEEPS_IN if has_left else cls.CHECKS_BEFORE)
             else:
-                wanted |= cls.HEARS if has_left else cls.HEARS_BEFORE
+                flags |= cls.HEARS if has_left else cls.HEARS_BEFORE
             if has_left:
-                wanted |= cls.WALKS
+                flags |= cls.WALKS
             if "grad_output" in listener.arguments:
-                wanted |= cls.KEEPS_OUT
+                flags |= cls.KEEPS_OUT
             if "grad_input" in listener.arguments:
-                wanted |= cls.KEEPS_IN
+                flags |= cls.KEEPS_IN
             if not TIMES.isdisjoint(listener.arguments):
-                wanted |= cls.TIMED
-        return wanted
+                flags |= cls.TIMED
+        return flags
 
 
-class Wanted(IntFlag):
+class CallValues(IntFlag):
     """Flags for the values that listeners take of a call.
 
     The module and its output are always there. The values are the same as in `hookd/native/entry.h`.
@@ -144,10 +132,10 @@ class Wanted(IntFlag):
     QUIET = 16
 
     @classmethod
-    def of(cls, heard: list[Listener]) -> Wanted:
+    def of(cls, listeners: list[Listener]) -> CallValues:
         """Return the flags for listeners to calls."""
-        names = {name for listener in heard for name in listener.arguments}
-        wanted = cls(0)
+        names = {name for listener in listeners for name in listener.arguments}
+        flags = cls(0)
         for flag, ours in (
             (cls.INPUTS, {"inputs", "kwargs"}),
             (cls.VERSIONS, {"versions"}),
@@ -155,8 +143,8 @@ class Wanted(IntFlag):
             (cls.IS_AGAIN, {"is_again"}),
         ):
             if not names.isdisjoint(ours):
-                wanted |= flag
-        return wanted | cls.QUIET if any(listener.needs_quiet for listener in heard) else wanted
+                flags |= flag
+        return flags | cls.QUIET if any(listener.needs_quiet for listener in listeners) else flags
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -168,37 +156,28 @@ class _Host(ctypes.Structure):
     """The objects that the C entry needs; the same as in entry.c."""
 
     _fields_ = (
-        *(
-            (name, ctypes.py_object)
-            for name in ("local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_TELLING)
-        ),
-        *((name, ctypes.py_object) for name in ("tensor", "parameter", "whole", "modes", "tracing", "unseen")),
-        *(
-            (name, ctypes.py_object)
-            for name in ("dispatching", "transforms", "autocast", "capturing", "compiler", "cuda")
-        ),
-        *((name, ctypes.py_object) for name in _OF_GRAPHS),
-        *((name, ctypes.py_object) for name in ("hooked", "grad_enabled", "sequence", "will_run")),
-        *((name, ctypes.py_object) for name in ("task", "queue", "carrier", "profile", "tool")),
+        *((name, ctypes.py_object) for name in (
+            "local", "unwind", "remember", "next_seq", "suspect", "shown", "hand", *_OF_NOTIFIER, "tensor", "parameter",
+            "whole", "modes", "tracing", "unseen", "dispatching", "transforms", "autocast", "capturing", "compiler", "cuda",
+            *_OF_GRAPHS, "hooked", "grad_enabled", "sequence", "will_run", "task", "queue", "carrier", "profile", "tool",
+        )),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
-        ("gate", ctypes.c_void_p),
-        ("largest", ctypes.c_void_p),
-        ("summary", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("gate", "largest", "summary")),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
-        *((name, ctypes.c_size_t) for name in ("phase", "kind", "ring", "records", "most", "each")),
-        *((name, ctypes.c_size_t) for name in (*_OF_THREAD, "waits")),
-    )
+        *((name, ctypes.c_size_t) for name in (
+            "phase", "kind", "ring", "records", "most", "each", *_OF_THREAD, "waits",
+        )),
+    )  # fmt: skip
 
 
 class Counted(NamedTuple):
     """The configuration for counting a module's calls; an attribute of the plan.
 
-    Calls are counted unless the shape is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.tell`,
-    `Entry.hear`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
+    Calls are counted unless the shape is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.set_listeners`,
+    `Entry.set_flow_listeners`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
 
     Attributes:
-        module: the module.
         shape: number of the shape; the modules of a shape have the same listeners.
         remembers: whether outputs are recorded, as a plan does.
         checks: whether outputs are looked at, for listeners to `suspect`.
@@ -233,20 +212,7 @@ class Plans(dict[int, Any]):
         self._clear: Callable[..., int] = native.function(library, "hookd_entry_clear")
         there, size, cells = ctypes.py_object, ctypes.c_size_t, ctypes.c_void_p
         self._count = native.function(
-            library,
-            "hookd_entry_count",
-            place,
-            there,
-            there,
-            size,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            size,
-            size,
-            size,
-            cells,
-            cells,
+            library, "hookd_entry_count", place, there, there, size, *[ctypes.c_int] * 3, *[size] * 3, cells, cells
         )
 
     def __setitem__(self, key: int, plan: Any) -> None:
@@ -258,13 +224,11 @@ class Plans(dict[int, Any]):
             module, number = counted.module, float(counted.module.id)
             calls = [places for totals in counted.totals for places in totals.places_of(module)]
             back = [(places, totals.standing) for totals in counted.backward for places in totals.places_of(module)]
-            shown = [place for one in counted.shown for place in (one.standing, one.place_of(module))]
+            shown = [place for published in counted.shown for place in (published.standing, published.place_of(module))]
             cells = [index for places in (*calls, *(places for places, _ in back)) for index in places]
-            lasting = [one.buffer_info()[0] for one in (*(standing for _, standing in back), *shown)]
-            kept, sizes = (
-                (counted.remembers, counted.checks, counted.is_timed),
-                (len(calls), len(back), len(counted.shown)),
-            )
+            lasting = [array.buffer_info()[0] for array in (*(standing for _, standing in back), *shown)]
+            kept = counted.remembers, counted.checks, counted.is_timed
+            sizes = len(calls), len(back), len(counted.shown)
             arrays = (ctypes.c_int64 * len(cells))(*cells), (ctypes.c_void_p * len(lasting))(*lasting)
             if self._count(key, module, number, counted.shape, *kept, *sizes, *arrays):
                 raise MemoryError
@@ -280,10 +244,7 @@ class Plans(dict[int, Any]):
         super().clear()
 
     def close(self) -> None:
-        """Forget all modules, and disconnect from the table.
-
-        Some of the modules may be freed later.
-        """
+        """Forget all modules, and disconnect from the table: some of the modules may be freed later."""
         self.clear()
         self._put = self._drop = self._count = self._clear = _ignore
 
@@ -297,9 +258,16 @@ class Entry:
 
     Attributes:
         original: the function, which is not replaced.
-        plans: plans by id(module).
         why_patched: "", because `nn.Module.__call__` is not replaced.
         hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
+        arm: sets whether a shape's calls go through their plans, or are counted.
+        check: sets whether `Portions.suspect` is called for outputs of counted calls that are not finite, and whether for all
+            others as well; returns the number of outputs since the last time that could not be looked at.
+        hand: sets whether large outputs of a shape are looked at as well, and those handed over that C cannot look at.
+        meter: sets whether the time of counted calls is measured.
+        let_go: keeps only the last recorded calls of a thread, with weak references; returns how many records are left as
+            they are.
+        too_deep: returns the number of calls that were too deep to be observed, since the last time.
     """
 
     why_patched = ""
@@ -315,22 +283,24 @@ class Entry:
         there, size = ctypes.py_object, ctypes.c_size_t
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
-        self._arm = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._tell = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
-        made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
-        self._check, self._meter, self._let_go = made["check"], made["meter"], made["let_go"]
+        self.arm: Callable[[int, bool], int] = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self._set_listeners = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
+        made = {function.__name__: function for function in native.objects(library, "hookd_entry_methods")}
+        self.check: Callable[[bool, bool], int] = made["check"]
+        self.let_go: Callable[[ThreadState, int], int] = made["let_go"]
+        self.meter: Callable[[bool], None] = made["meter"]
         self._largest, self._number = made["largest"], made["number"]
         self._quiet, self._leave = made["quiet"], made["leave"]
         self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
         self._walk = made["walk"]
-        self._hand = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
+        self.hand: Callable[[int, bool], int] = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
-        self._hear = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
+        self._set_flow_listeners = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
-        self._deep = native.function(library, "hookd_entry_deep")
+        self.too_deep: Callable[[], int] = native.function(library, "hookd_entry_deep")
         self.hidden = native.caller(library, "hookd_entry_hidden")
-        self._aloud = native.caller(library, "hookd_entry_aloud")
+        self._call_visibly = native.caller(library, "hookd_entry_aloud")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
         self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there)
@@ -388,31 +358,21 @@ class Entry:
         """
         shallow, deep, deeper = (self._numbers_at(levels) for levels in (0, 5, 12))
         for sign in (-1, 1):
-            found = [
-                index
-                for index, number in enumerate(shallow)
-                if (deep[index] - number, deeper[index] - number) == (5 * sign, 12 * sign)
-            ]
-            if len(found) == 1:
-                self._set_depth(4 * found[0], sign > 0, sys.getrecursionlimit(), room)
+            steps = 5 * sign, 12 * sign
+            indices = [at for at, n in enumerate(shallow) if (deep[at] - n, deeper[at] - n) == steps]
+            if len(indices) == 1:
+                self._set_depth(4 * indices[0], sign > 0, sys.getrecursionlimit(), room)
 
     def _numbers_at(self, levels: int) -> list[int]:
         """Return the first numbers of the thread state, some levels further down."""
         if levels:
             return self._numbers_at(levels - 1)
-        numbers = (ctypes.c_int * _LOOKED_AT)()
-        self._look(numbers, _LOOKED_AT)
+        numbers = (ctypes.c_int * _SEARCHED_INTS)()
+        self._look(numbers, _SEARCHED_INTS)
         return list(numbers)
 
-    def too_deep(self) -> int:
-        """Return the number of calls that were too deep to be observed, since the last time."""
-        return int(self._deep())
-
     def find_layout(self) -> layout.Layout | None:
-        """Return the memory layout of torch's tensors, None if unknown.
-
-        The first call takes some milliseconds.
-        """
+        """Return the memory layout of torch's tensors, None if unknown. The first call takes some milliseconds."""
         if not self._found:
             self._found.append(layout.find(_DTYPES))
         return self._found[0]
@@ -452,11 +412,11 @@ class Entry:
         # Only the address: a reference would keep the page from being closed.
         cells = ctypes.addressof(ctypes.c_char.from_buffer(page.cells))
         host = _Host(
-            local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_TELLING),
+            local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_NOTIFIER),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
             hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
-            *numeric.addresses(), cells, STEP - MODULE, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
+            *numeric.addresses(), cells, STEP, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
         torch_state.quiet, torch_state.leave = self._quiet, self._leave
@@ -468,109 +428,42 @@ class Entry:
             numeric.at_once = self._largest
             numeric.number_at_once = self._number
 
-    def arm(self, shape: int, *, is_armed: bool) -> None:
-        """Set whether a shape's calls go through their plans, or are counted."""
-        self._arm(shape, is_armed)
+    def set_listeners(self, shape: int, listeners: list[Listener]) -> None:
+        """Set the observers of `forward_pre` and `forward`, in calling order, for the counted calls of a shape."""
+        before = [listener for listener in listeners if listener.hook == "forward_pre"]
+        after = [listener for listener in listeners if listener.hook != "forward_pre"]
+        self._set_listeners(shape, before if listeners else None, after, CallValues.of(listeners))
 
-    def tell(self, shape: int, heard: list[Listener]) -> None:
-        """Set the listeners for the counted calls of a shape.
-
-        `hookd.target.plugins.telling` describes how they are called.
-
-        Args:
-            shape: number of the shape.
-            heard: observers of `forward_pre` and `forward` that are switched on, in the order of calling.
-        """
-        before = [listener for listener in heard if listener.hook == "forward_pre"]
-        after = [listener for listener in heard if listener.hook != "forward_pre"]
-        self._tell(shape, before if heard else None, after, Wanted.of(heard))
-
-    def hear(self, shape: int, heard: list[Listener] | None) -> None:
-        """Set the gradient listeners for the counted calls of a shape.
-
-        The graph is hooked for them.
-
-        Args:
-            shape: number of the shape.
-            heard: observers that are switched on, in a list that is not changed later; None to hook nothing.
-        """
-        listeners = None if heard is None else [listener for listener in heard if listener.totals is None]
-        self._hear(shape, listeners, Gradients.of(heard or []))
-
-    def check(self, *, checks: bool, alert: bool) -> int:
-        """Set whether the outputs of counted calls are looked at.
-
-        Args:
-            checks: whether to call `Portions.suspect` for outputs that are not finite.
-            alert: whether to call it for all other outputs as well.
-
-        Returns:
-            The number of outputs since the last time that could not be looked at.
-        """
-        passed: int = self._check(checks, alert)
-        return passed
-
-    def hand(self, shape: int, *, hands: bool) -> None:
-        """Set whether large outputs of a shape are looked at as well.
-
-        Outputs that C cannot look at are then handed over.
-        """
-        self._hand(shape, hands)
-
-    def meter(self, *, is_metered: bool) -> None:
-        """Set whether the time of counted calls is measured."""
-        self._meter(is_metered)
-
-    def let_go(self, thread: ThreadState, last: int) -> int:
-        """Keep only the last recorded calls, with weak references.
-
-        Return the number of records that are left as they are.
-        """
-        left: int = self._let_go(thread, last)
-        return left
+    def set_flow_listeners(self, shape: int, listeners: list[Listener] | None) -> None:
+        """Hook the graph of a shape's counted calls for these observers, in a list that is not changed later; None: hook nothing."""
+        called = None if listeners is None else [listener for listener in listeners if listener.totals is None]
+        self._set_flow_listeners(shape, called, Gradients.of(listeners or []))
 
     def metered_ns(self) -> list[int]:
-        """Return the time spent in C in metered steps, since the last time.
-
-        Returns:
-            [4] ns: counted calls, hooks on graphs, showing outputs, and looking at large outputs.
-        """
+        """Return the [4] ns spent in C since the last time: on counted calls, graph hooks, shown outputs, large outputs."""
         spent = (ctypes.c_int64 * 4)()
         self._spent(spent)
         return list(spent)
 
-    def aloud(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call_visibly(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training from hidden code, visible to profilers."""
-        return self._aloud(function, args, kwargs)
+        return self._call_visibly(function, args, kwargs)
 
-    def aloud_of(self, module: Any) -> Callable[..., Any]:
-        """Return a function that runs a module without hookd, visible to profilers.
-
-        `torch.profiler` recognizes a module's call by the code of this function.
-        """
-        return partial(self.aloud, self._whole, module)
+    def visible_call(self, module: Any) -> Callable[..., Any]:
+        """Return a function that runs a module without hookd; `torch.profiler` recognizes a module's call by its code."""
+        return partial(self.call_visibly, self._whole, module)
 
     def register(self) -> None:
         """No-op: torch.compile reads the code of a function, never its entry."""
 
     def restore(self) -> str:
-        """Restore the function's own entry.
-
-        Returns:
-            A message if another tool has entered it after hookd, so that hookd's entry has to stay; else "".
-        """
+        """Restore the function's own entry; return a message if that is impossible, because another tool has entered it, else ""."""
         is_foreign = self._unwatch(self.original, _SIZE)
-        return (
-            "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
-            if is_foreign
-            else ""
-        )
+        message = "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
+        return message if is_foreign else ""
 
     def close(self) -> None:
-        """Free all memory.
-
-        The code stays loaded while a call that began in it still runs in any thread, or a graph still has its hooks.
-        """
+        """Free all memory; the code stays loaded while a call that began in it runs, or a graph has its hooks."""
         self.plans.close()
         torch_state.quiet, torch_state.leave = torch_state.ask, torch_state.leave_in_python
         backward.marks, backward.walk_in_c = backward.NO_MARKS, backward.no_walk
@@ -580,10 +473,7 @@ class Entry:
 
 
 def _for_marks() -> tuple[Any, Any, Any]:
-    """Return two functions of torch and a tensor for `hookd/native/marks.c`.
-
-    Nones if torch lacks the functions.
-    """
+    """Return two functions of torch and a tensor for `hookd/native/marks.c`. Nones if torch lacks the functions."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
     if None in (task, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
@@ -593,18 +483,12 @@ def _for_marks() -> tuple[Any, Any, Any]:
 
 
 def _has_usual_layout() -> bool:
-    """Whether Python objects begin as the C code expects.
-
-    They do in a CPython that is neither a trace-refs nor a free-threaded build.
-    """
+    """Whether Python objects begin as the C code expects: this is neither a trace-refs nor a free-threaded build."""
     return sys.version_info >= (3, 10) and not hasattr(sys, "getobjects") and "t" not in getattr(sys, "abiflags", "")
 
 
 def _offset(instance: Any, name: str) -> int | None:
-    """Return the offset of one of an object's `__slots__`, in bytes.
-
-    None if it cannot be found.
-    """
+    """Return the offset of one of an object's `__slots__`, in bytes, or None if it cannot be found."""
     mark, before = object(), getattr(instance, name)
     setattr(instance, name, mark)
     words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))

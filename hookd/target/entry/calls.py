@@ -14,6 +14,7 @@ from hookd.target.entry.patch import bare_of
 from hookd.target.entry.plan import was_stopped
 from hookd.target.entry.threads import is_inside
 from hookd.target.events import backward
+from hookd.target.events.phases import EVENTS, PHASE
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
 from hookd.target.plugins.values import values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
@@ -30,30 +31,24 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.listeners import Registry
-    from hookd.target.plugins.telling import Telling
+    from hookd.target.plugins.notifier import Notifier
     from hookd.wire.page import PageWriter
 
 FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
-EVENTS, PHASE = pages.EVENTS - pages.MODULE, pages.PHASE - pages.MODULE
-"""Cells of a heartbeat, relative to its module cell."""
 
 
 class Calls:
     """Maintains a thread's state, its phase and the hooks on the graph.
 
     Args:
-        telling: calls the listeners of a call.
         turn: switches a thread to another phase.
         begins: called at each outermost call.
         require_alone: stops plugins that may change the training of one rank only.
 
     Attributes:
-        cells: cells of the page.
         record: puts a record into the page's recorder.
-        local: the state of the calling thread.
-        accounts: the accounts of metered steps.
         bare: returns the function that runs a module as if hookd were not there.
-        aloud_of: returns the same for a plan that is hidden from a profiler: the module itself stays visible.
+        visible_call: returns the same for a plan that is hidden from a profiler: the module itself stays visible.
     """
 
     def __init__(  # noqa: PLR0913
@@ -64,7 +59,7 @@ class Calls:
         local: Threads,
         dispatch: Dispatch,
         portions: Portions,
-        telling: Telling,
+        notifier: Notifier,
         models: Models,
         counting: Counting,
         registry: Registry,
@@ -74,27 +69,24 @@ class Calls:
     ) -> None:
         self.cells: Any = page.cells
         self.record: Callable[..., None] = page.record
-        self.local, self.dispatch, self.portions, self.tell = local, dispatch, portions, telling.tell
+        self.local, self.dispatch, self.portions, self.notify = local, dispatch, portions, notifier.notify
         self.accounts = dispatch.accounts
-        self._telling = telling
+        self._notifier = notifier
         self._page, self._life, self._clock = page, life, dispatch.accounts.clock
-        self.bare, self.aloud_of = bare_of(models.patch.original), counting.aloud_of
+        self.bare, self.visible_call = bare_of(models.patch.original), counting.visible_call
         self._models, self._counting, self._registry = models, counting, registry
         self._turn, self._call_begins, self._require_alone = turn, begins, require_alone
-        self._is_unobserved_told = False
+        self._is_unobserved_logged = False
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
         """Return the functions that the C entry calls, by name."""
         return {
-            "unwind": self.unwind, **self._telling.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
+            "unwind": self.unwind, **self._notifier.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
             "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
-        """Restore the thread's state after an exception has left a call.
-
-        This also calls the listeners of `forward_error`.
-        """
+        """Restore the thread's state after an exception has left a call, and call the listeners of `forward_error`."""
         thread.busy = False
         if thread.held and not is_from_signal_handler(error):
             self.portions.hand_over(thread)  # an output among them may be the reason for the exception
@@ -110,10 +102,7 @@ class Calls:
     def hook_outputs(
         self, module: Module, args: tuple[Any, ...], output: Any, entered: backward.Entered, recompute: bool = False
     ) -> Any:
-        """Hook the graph that a call has made.
-
-        In a recompute, the graph is hooked only if it will be used (reentrant).
-        """
+        """Hook the graph that a call has made; in a recompute, only if the graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
             return output
         mark = self._clock()
@@ -172,22 +161,16 @@ class Calls:
             self._turn(thread, thread.outside)
 
     def output_shown(self, module: Module, output: Any) -> None:
-        """Call the listeners of `output_summary` for a counted call.
-
-        The C entry calls this where it cannot do the work itself.
-        """
+        """Call the listeners of `output_summary` for a counted call where the C entry cannot do the work itself."""
         dispatch = self.dispatch
         listeners = dispatch.switched_on("output_summary", module)
         if listeners and self._life.is_live:
-            dispatch.tell(listeners, values_of(module, output=output))
+            dispatch.notify(listeners, values_of(module, output=output))
 
     def _may_hook(self) -> bool:
-        """Whether to hook the graph of an outermost call; asked once for each.
-
-        The C code asks this, too (`hookd/native/graph.c`).
-        """
+        """Whether to hook the graph of an outermost call; asked once for each, also in C (`hookd/native/graph.c`)."""
         if is_autograd_compiled():
-            self._tell_unobserved()
+            self._log_unobserved()
             return False
         return not is_unreal()
 
@@ -198,12 +181,9 @@ class Calls:
         self.dispatch.own_failure("the backward of a module", error)
 
     def hook_inputs(self, thread: ThreadState, args: tuple[Any, ...]) -> backward.Entered | None:
-        """Return the state of the graph before a call.
-
-        None if the graph is not to be hooked.
-        """
+        """Return the state of the graph before a call, or None if the graph is not to be hooked."""
         if is_autograd_compiled():
-            self._tell_unobserved()
+            self._log_unobserved()
             return None
         mark = self._clock()
         entered = None
@@ -216,7 +196,7 @@ class Calls:
             entered.lost = thread.lost  # the time lost until now is outside of the call
         return entered
 
-    def _tell_unobserved(self) -> None:
-        if not self._is_unobserved_told:
-            self._is_unobserved_told = True
+    def _log_unobserved(self) -> None:
+        if not self._is_unobserved_logged:
+            self._is_unobserved_logged = True
             self._page.log("info", "backward passes are compiled: gradients inside the model are not observed")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Listener, Registry
     from hookd.target.tensors.statistics import Numeric
 
-TOLD = ("forward_pre", "forward")
+CALLED_FROM_C = ("forward_pre", "forward")
 """Hooks whose observers are called from C."""
 
 
@@ -36,9 +36,6 @@ class Counting:
     """Configures the entry for the calls of modules.
 
     Switches and shapes change; the modules' plans do not.
-
-    Args:
-        patch: observes the calls of modules.
 
     Attributes:
         hidden: calls a function of hookd's hidden from a profiler; None if calls are not entered in C.
@@ -64,11 +61,7 @@ class Counting:
             self._entry.find_layout()
 
     def begin(self, host: Callable[[Entry], None]) -> None:
-        """Count calls from now on.
-
-        Args:
-            host: passes the entry the objects that it needs.
-        """
+        """Count calls from now on; `host` passes the entry the objects that it needs."""
         if self._entry is not None:
             host(self._entry)
             self._entry.leave_room()
@@ -80,27 +73,22 @@ class Counting:
 
     # -- the parts of plans
 
-    def heard(self, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
+    def planned(self, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
         """Return the listeners that a plan calls.
 
         Without the C entry `suspect` is left out: looking at all outputs in every step would be too expensive.
         """
-        return (
-            listeners
-            if self._entry is not None
-            else tuple(listener for listener in listeners if listener.hook != "suspect")
-        )
+        if self._entry is not None:
+            return listeners
+        return tuple(listener for listener in listeners if listener.hook != "suspect")
 
-    def shape(self, heard: tuple[Listener, ...]) -> Shape:
-        """Return the shape of the modules with these listeners.
-
-        Its number is SHAPES if the entry has no number left.
-        """
-        shape = self._shapes.get(heard)
+    def shape(self, listeners: tuple[Listener, ...]) -> Shape:
+        """Return the shape of the modules with these listeners; its number is SHAPES if the entry has none left."""
+        shape = self._shapes.get(listeners)
         if shape is None:
             # Numbers from before the last change are not reused yet, because modules with them may still be called.
             is_one_more = len(self._shapes) < SHAPES // 2
-            shape = self._shapes[heard] = Shape(heard, next(self._numbers) if is_one_more else SHAPES)
+            shape = self._shapes[listeners] = Shape(listeners, next(self._numbers) if is_one_more else SHAPES)
             self._in_use.append(weakref.ref(shape))
             self._arm(shape)
         return shape
@@ -109,34 +97,28 @@ class Counting:
         """Return what the C entry counts for a module; None without the entry."""
         if self._entry is None:
             return None
-        heard = shape.listeners
-        totals = [listener.totals for listener in heard if isinstance(listener.totals, Totals)]
-        back = [listener.totals for listener in heard if isinstance(listener.totals, BackwardTotals)]
-        shown = [listener.totals for listener in heard if isinstance(listener.totals, Shown)]
-        checks = any(listener.hook == "suspect" for listener in heard)
-        return Counted(module, shape.number, remembers(heard), checks, is_timed(heard), totals, back, shown)
+        listeners = shape.listeners
+        totals = [listener.totals for listener in listeners if isinstance(listener.totals, Totals)]
+        back = [listener.totals for listener in listeners if isinstance(listener.totals, BackwardTotals)]
+        shown = [listener.totals for listener in listeners if isinstance(listener.totals, Shown)]
+        checks = any(listener.hook == "suspect" for listener in listeners)
+        return Counted(module, shape.number, remembers(listeners), checks, is_timed(listeners), totals, back, shown)
 
     def begin_anew(self) -> list[Shape]:
-        """Begin with new shapes, and return the old ones.
-
-        Pass these to `end` once no module has them any more.
-        """
+        """Begin with new shapes, and return the old ones. Pass these to `end` once no module has them any more."""
         self._in_use = [ref for ref in self._in_use if ref() is not None]
         old = list(self._shapes.values())
         if self._entry is not None:
             for shape in old:
-                self._entry.hear(shape.number, None)
+                self._entry.set_flow_listeners(shape.number, None)
         self._shapes.clear()
         return old
 
     def end(self, old: list[Shape]) -> None:
-        """Stop calling the listeners of these shapes.
-
-        Until now the training may have called modules with their old plans.
-        """
+        """Stop calling the listeners of these shapes, with which the training may have called modules until now."""
         if self._entry is not None:
             for shape in old:
-                self._entry.tell(shape.number, [])
+                self._entry.set_listeners(shape.number, [])
 
     # -- switches
 
@@ -153,14 +135,10 @@ class Counting:
         """Set whether the calls of the step that begins are metered."""
         self._dispatch.accounts.is_metered = is_metered
         if self._entry is not None:
-            self._entry.meter(is_metered=is_metered)
+            self._entry.meter(is_metered)
 
     def metered_ns(self) -> list[int]:
-        """Return the time spent in C in the metered step that is over.
-
-        Returns:
-            [4] ns: calls without a plan, hooks on graphs, showing outputs, and looking at large outputs.
-        """
+        """Return the [4] ns that `Entry.metered_ns` returns, for the metered step that is over; zeros without the entry."""
         return [0] * 4 if self._entry is None else self._entry.metered_ns()
 
     def _arm_all(self) -> None:
@@ -175,21 +153,20 @@ class Counting:
         """
         if self._entry is None:
             return
-        heard, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
-        switches = (is_seen, *[listener.is_on for listener in heard])
+        listeners, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
+        switches = (is_seen, *[listener.is_on for listener in listeners])
         if switches == shape.armed:  # only switches of other shapes were turned
             return
-        flowing = [listener for listener in heard if listener.hook in FLOWS and listener.is_on]
-        is_plain = not any(
-            listener.mutates for listener in flowing
-        )  # mutators of gradients are called by hooks in Python
-        self._entry.hear(number, flowing if flowing and is_plain else None)
-        called = _not_in_c(heard, hears_in_c=is_plain, looks_in_c=is_seen)
-        self._entry.hand(number, hands=is_seen and _looks_at_all(heard))
-        is_told = all(listener.hook in TOLD and not listener.mutates for listener in called)
-        is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in heard)
-        self._entry.arm(number, is_armed=is_stopped or not is_told)
-        self._entry.tell(number, called if is_told else [])
+        flowing = [listener for listener in listeners if listener.hook in FLOWS and listener.is_on]
+        # Mutators of gradients are called by hooks in Python.
+        is_plain = not any(listener.mutates for listener in flowing)
+        self._entry.set_flow_listeners(number, flowing if flowing and is_plain else None)
+        called = _not_in_c(listeners, hears_in_c=is_plain, looks_in_c=is_seen)
+        self._entry.hand(number, is_seen and _looks_at_all(listeners))
+        is_in_c = all(listener.hook in CALLED_FROM_C and not listener.mutates for listener in called)
+        is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in listeners)
+        self._entry.arm(number, is_stopped or not is_in_c)
+        self._entry.set_listeners(number, called if is_in_c else [])
         shape.armed = switches
 
     # -- outputs
@@ -197,24 +174,18 @@ class Counting:
     def _check(self) -> None:
         """Set whether the entry looks at outputs: while a plugin listens to `suspect`."""
         if self._entry is not None:
-            heard = self._registry.ordered("suspect")
-            self.looks = self._numeric.looks_in_c() and any(listener.is_on for listener in heard)
+            listeners = self._registry.ordered("suspect")
+            self.looks = self._numeric.looks_in_c() and any(listener.is_on for listener in listeners)
             self.passed()
 
     def alert(self) -> None:
-        """Report every call that returns, until `calm`.
-
-        Called when an output was not finite. Plans hold their calls during this time.
-        """
+        """Report every call that returns, because an output was not finite; plans hold their calls until `calm`."""
         if not self.is_alert:
             self.is_alert = True
             self._check()
 
     def calm(self) -> None:
-        """End an alert, because the outermost call is over.
-
-        From now on, only calls whose output is not finite are reported.
-        """
+        """End an alert after the outermost call: report only calls whose output is not finite."""
         self.is_alert = False
         self._check()
 
@@ -223,19 +194,13 @@ class Counting:
         self._passed += 1
 
     def passed(self) -> int:
-        """Return the number of calls so far whose outputs could not be looked at.
-
-        This counts the calls of all threads.
-        """
+        """Return the number of calls so far, in all threads, whose outputs could not be looked at."""
         if self._entry is not None:
-            self._passed += self._entry.check(checks=self.looks, alert=self.is_alert)
+            self._passed += self._entry.check(self.looks, self.is_alert)
         return self._passed
 
     def has_seen_all(self, thread: ThreadState, plugin: int) -> bool:
-        """Implement `Context.has_seen_all`.
-
-        Calls that C has handed over were seen by the plugins that listen to `forwards` at their modules.
-        """
+        """Implement `Context.has_seen_all`; calls handed over by C were seen by the listeners to `forwards` at their modules."""
         return (
             self.looks
             and thread.passed == self.passed()
@@ -246,55 +211,42 @@ class Counting:
         )
 
     def let_go(self, thread: ThreadState, last: int) -> int:
-        """Make the entry release the outputs that it keeps alive.
-
-        Return the number of records that it has left as they are.
-        """
+        """Make the entry release the outputs that it keeps alive; return the number of records left as they are."""
         return len(thread.returned) if self._entry is None else self._entry.let_go(thread, last)
 
     # -- hiding from a profiler
 
-    def aloud_of(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a function that runs a module without hookd, visible to profilers.
+    def visible_call(self, module: nn.Module) -> Callable[..., Any]:
+        """Return a function that runs a module without hookd, for plans that are called from C."""
+        return self._entry.visible_call(module)  # type: ignore[union-attr]
 
-        For plans that are called from C.
-        """
-        return self._entry.aloud_of(module)  # type: ignore[union-attr]
-
-    def aloud(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call_visibly(self, thread: ThreadState, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the training from hidden code, visible to profilers."""
         if thread.hidden and self._entry is not None:
-            return self._entry.aloud(function, *args, **kwargs)
+            return self._entry.call_visibly(function, *args, **kwargs)
         return function(*args, **kwargs)
 
 
-def _looks_at_all(heard: tuple[Listener, ...]) -> bool:
-    """Whether a plugin that listens to `suspect` takes all outputs in this step.
-
-    This includes large outputs and those on a device.
-    """
-    on = [listener for listener in heard if listener.is_on]
+def _looks_at_all(listeners: tuple[Listener, ...]) -> bool:
+    """Whether a plugin that listens to `suspect` takes all outputs, also large ones and those on a device."""
+    on = [listener for listener in listeners if listener.is_on]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"}
     return any(listener.hook == "forwards" and listener.plugin in suspecting for listener in on)
 
 
-def _not_in_c(heard: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
+def _not_in_c(listeners: tuple[Listener, ...], *, hears_in_c: bool, looks_in_c: bool) -> list[Listener]:
     """Return the active listeners that the entry alone does not serve.
 
-    Args:
-        heard: all listeners.
-        hears_in_c: whether the entry hooks the graph for listeners to gradients.
-        looks_in_c: whether the entry looks at outputs.
+    It may hook the graph for listeners to gradients (`hears_in_c`), and look at outputs (`looks_in_c`).
     """
-    on = [listener for listener in heard if listener.is_on and not isinstance(listener.totals, Totals)]
+    on = [listener for listener in listeners if listener.is_on and not isinstance(listener.totals, Totals)]
     suspecting = {listener.plugin for listener in on if listener.hook == "suspect"} if looks_in_c else ()
     return [
         listener
         for listener in on
         if listener.hook not in ("forward_error", "suspect")  # plans do not call these
         and not (listener.hook in FLOWS and hears_in_c)
-        and not (
-            listener.hook == "forwards" and listener.plugin in suspecting
-        )  # C looks at these outputs, or hands them over
+        # C looks at these outputs, or hands them over.
+        and not (listener.hook == "forwards" and listener.plugin in suspecting)
         and listener.hook != "output_summary"  # likewise, or C calls `Calls.output_shown`
     ]

@@ -26,11 +26,7 @@ _WITHOUT_CODE = frozenset(
 _FRAMES: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
-def _never() -> bool:
-    return False
-
-
-is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
+is_dynamo_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", lambda: False)
 
 
 def stand_in(ours: Any, original: Any) -> None:
@@ -40,10 +36,7 @@ def stand_in(ours: Any, original: Any) -> None:
 
 
 def skip_frames(code: CodeType) -> None:
-    """Exclude frames of this code from compilation by dynamo.
-
-    This does not import dynamo, and survives its reset.
-    """
+    """Exclude frames of this code from compilation by dynamo. This does not import dynamo, and survives its reset."""
     if hasattr(_FRAMES, "set_code_exec_strategy"):
         action = _FRAMES._FrameAction
         strategy = _FRAMES._FrameExecStrategy(action.SKIP, action.DEFAULT)
@@ -53,10 +46,7 @@ def skip_frames(code: CodeType) -> None:
 
 
 def skip_package(package: str, rest: Callable[[], None]) -> None:
-    """Exclude all functions of a package's loaded modules from compilation.
-
-    Takes 5 ms for the first agent of a process, and calls `rest` after each module.
-    """
+    """Exclude a package's loaded functions from compilation: 5 ms the first time, with a `rest` after each module."""
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module not in _SKIPPED and module is not None:
             for code in _codes(vars(module), name):
@@ -66,10 +56,7 @@ def skip_package(package: str, rest: Callable[[], None]) -> None:
 
 
 def _codes(namespace: Any, module: str) -> Iterator[CodeType]:
-    """Yield the code of all functions of a module and its classes.
-
-    Nested functions are included.
-    """
+    """Yield the code of all functions of a module and its classes. Nested functions are included."""
     for value in list(namespace.values()):
         if isinstance(value, type):
             if value.__module__ == module:

@@ -69,13 +69,7 @@ class Entrances:
 
 
 def hooked(library: Any) -> Callable[..., Any]:
-    """Return the function that the training calls to run a hook of `hookd/native/graph.c`.
-
-    It hides itself from a profiler.
-
-    Args:
-        library: the library of the C entry.
-    """
+    """Return the function that the training calls to run a hook of `hookd/native/graph.c`; it hides itself from a profiler."""
     made = library["hookd_entry_graph"]
     made.argtypes, made.restype = (), ctypes.py_object
     run = made()

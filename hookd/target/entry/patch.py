@@ -27,19 +27,13 @@ HAS_COMPILED_IMPL = hasattr(nn.Module, "_compiled_call_impl")
 
 
 def is_pristine(call: Any) -> bool:
-    """Whether `nn.Module.__call__` is torch's own.
-
-    If it is, hookd may run its body instead of calling it.
-    """
+    """Whether `nn.Module.__call__` is torch's own. If it is, hookd may run its body instead of calling it."""
     code = getattr(call, "__code__", None)
     return code is not None and code.co_filename == nn.Module._call_impl.__code__.co_filename
 
 
 def bare_of(original: Any) -> Callable[[nn.Module], Callable[..., Any]]:
-    """Return a function that returns a module's own call, without hookd.
-
-    The result is called directly, so that no frame of hookd's is left on the stack.
-    """
+    """Return a function that returns a module's own call, to be called directly: no frame of hookd's is left."""
     if not is_pristine(original):
         return functools.partial(MethodType, original)
     return _chosen if HAS_COMPILED_IMPL else attrgetter("_call_impl")
@@ -68,23 +62,19 @@ def make_call(plans: dict[int, Any], missing: Callable[..., Any], original: Any)
         return plan(self, args, kwargs)
 
     call: Any = functools.update_wrapper(__call__, original)
-    call.__code__ = call.__code__.replace(
-        co_filename="<hookd call>"
-    )  # so that a traceback of the training does not show hookd's source
+    # A traceback of the training does not show hookd's source.
+    call.__code__ = call.__code__.replace(co_filename="<hookd call>")
     del call.__wrapped__
     dynamo.stand_in(call, original)
     return call
 
 
 def is_in_flight() -> bool:
-    """Whether this thread is inside a module's call.
-
-    The call may have begun before the attach, or be one of an unnamed module.
-    """
-    codes = {nn.Module._call_impl.__code__}
+    """Whether this thread is inside a module's call, be it one from before the attach or of an unnamed module."""
+    code = nn.Module._call_impl.__code__
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in codes:
+        if frame.f_code is code:
             return True
         frame = frame.f_back
     return False
@@ -96,8 +86,6 @@ class ClassPatch:
     The original is restored only if the replacement is still in place.
 
     Attributes:
-        original: the original function.
-        plans: plans by id(module).
         why_patched: the reason why calls are not entered in C, for a person.
     """
 
@@ -113,26 +101,18 @@ class ClassPatch:
         self.register()
 
     def register(self) -> None:
-        """Register the replacement with dynamo.
-
-        Called again from time to time, because dynamo may be loaded later.
-        """
+        """Register the replacement with dynamo. Called again from time to time, because dynamo may be loaded later."""
         dynamo.replace_call(self.original, self.ours)
 
     def restore(self) -> str:
-        """Restore the original function.
-
-        Returns:
-            A message if another patch on top of ours prevents it, else "".
-        """
+        """Restore the original function; return a message if another patch on top of ours prevents it, else ""."""
         dynamo.replace_call(self.ours, self.original)
         if nn.Module.__dict__["__call__"] is self.ours:
             nn.Module.__call__ = self.original  # type: ignore[method-assign]
-        is_original = nn.Module.__dict__["__call__"] is self.original
+        if nn.Module.__dict__["__call__"] is self.original:
+            return ""
         return (
-            ""
-            if is_original
-            else "nn.Module.__call__: another tool has patched it on top of hookd; hookd's function stays and calls through"
+            "nn.Module.__call__: another tool has patched it on top of hookd; hookd's function stays and calls through"
         )
 
     def close(self) -> None:
@@ -156,10 +136,7 @@ class Replaced:
         setattr(owner, name, self.ours)
 
     def restore(self) -> bool:
-        """Restore the original.
-
-        Return False if something else has replaced the wrapper in the meantime.
-        """
+        """Restore the original; return False if something else has replaced the wrapper in the meantime."""
         if self.owner.__dict__.get(self.name) is not self.ours:
             return False
         setattr(self.owner, self.name, self.original)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hookd.target.entry.shape import without_output
-from hookd.target.entry.threads import is_inside
+from hookd.target.entry.threads import graph_task, is_inside
+from hookd.target.events.phases import STEP
 from hookd.target.plugins.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
-from hookd.wire.page import CALL_RECORD, MODULE, STEP
+from hookd.wire.page import CALL_RECORD
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,18 +20,15 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.target.entry.c_entry import Counted
     from hookd.target.entry.calls import Calls
-    from hookd.target.entry.shape import Heard, Shape
+    from hookd.target.entry.shape import ActiveListeners, Shape
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.backward import Entered
 
-    Stood = tuple[int, int, int]
+    Start = tuple[int, int, int]
     """`ThreadState.inner` and `ThreadState.again` when a call began, and the time in ns."""
 
 FILE = "<hookd plan>"
 """File name of a plan's frame in a traceback, so that a traceback of the training does not show hookd's source."""
-_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
-_STEP = STEP - MODULE
-"""The step cell of a heartbeat, relative to its module cell."""
 
 
 class Plan:
@@ -42,9 +38,6 @@ class Plan:
     limit.
 
     Args:
-        calls: does the work around a call that does not concern plugins.
-        module: the module as plugins see it.
-        shape: the shape with the module's listeners.
         is_wrapped: whether the module may be inside a wrapper of the same name.
 
     Attributes:
@@ -67,63 +60,63 @@ class Plan:
         calls, module, shape = self._calls, self._module, self._shape
         accounts = calls.accounts
         is_metered = accounts.is_metered  # read once: a new step may begin in `calls.begins`
-        away = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
+        left_at = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
         thread = calls.local.thread
-        bare = calls.aloud_of(called) if thread.hidden else calls.bare(called)
+        bare = calls.visible_call(called) if thread.hidden else calls.bare(called)
         # A mutator's changes must not become part of a trace; observers of tensors are not called in one.
         if thread.busy or (shape.mutates and is_unreal()):
             return bare(*args, **kwargs)
         top: Any = thread.top
-        mine: Any = (module, top, self._number, id(called)) if self._is_wrapped else (module, top, self._number)
-        if self._is_wrapped and self._is_nested(top) and top[3:] != mine[3:]:
+        own_top: Any = (module, top, self._number, id(called)) if self._is_wrapped else (module, top, self._number)
+        if self._is_wrapped and self._is_nested(top) and top[3:] != own_top[3:]:
             # If a wrapper calls a module of the same name, only the wrapper's call is reported. A module that calls itself is
             # reported again.
-            thread.top = (module, top[1], *mine[2:])
+            thread.top = (module, top[1], *own_top[2:])
             try:
                 return bare(*args, **kwargs)
             finally:
                 thread.top = top
-        recompute = (top is None or thread.backwards != 0) and _graph_task() != -1
+        recompute = (top is None or thread.backwards != 0) and graph_task() != -1
         values = values_of(module, args, kwargs, recompute=recompute)
         flow: Entered | None = None
-        stood: Stood | None = None
+        start: Start | None = None
         try:
-            thread.top = mine
+            thread.top = own_top
             calls.cells[thread.beat] = self._number
             if is_metered:
-                calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + _STEP])
+                calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + STEP])
             if top is None and not recompute:
                 calls.begins(thread)
-            heard = shape.heard[recompute] or shape.find(recompute)
-            if heard.is_told_before:
-                args, kwargs, flow = self._tell_before(thread, top, heard, values, is_metered)
-            if heard.is_timed:
-                stood = thread.inner, thread.again, accounts.clock()
+            listeners = shape.active[recompute] or shape.find(recompute)
+            if listeners.acts_before:
+                args, kwargs, flow = self._notify_before(thread, top, listeners, values, is_metered)
+            if listeners.is_timed:
+                start = thread.inner, thread.again, accounts.clock()
             if is_metered:
-                accounts.settle(*away)
+                accounts.settle(*left_at)
             output = bare(*args, **kwargs)
             if is_metered:
-                away = accounts.clock(), accounts.charged
-            if stood is not None:
-                _take_time(thread, accounts.clock(), stood, flow, values)
-            heard = shape.heard[recompute] or shape.find(recompute)
-            if heard.is_told_after:
+                left_at = accounts.clock(), accounts.charged
+            if start is not None:
+                _take_time(thread, accounts.clock(), start, flow, values)
+            listeners = shape.active[recompute] or shape.find(recompute)
+            if listeners.acts_after:
                 values[OUTPUT] = output
-                output = self._tell_after(thread, top, heard, flow, values, is_metered)
+                output = self._notify_after(thread, top, listeners, flow, values, is_metered)
         except BaseException as error:
             calls.unwind(thread, top, module, error)
-            if recompute and stood is not None and was_stopped(error):
-                _take_time(thread, accounts.clock(), stood, flow, values)
-                self._tell_stopped(thread, top, values, is_metered)
+            if recompute and start is not None and was_stopped(error):
+                _take_time(thread, accounts.clock(), start, flow, values)
+                self._notify_stopped(thread, top, values, is_metered)
             raise
         thread.top = top
-        if heard.remembers:
+        if listeners.remembers:
             calls.portions.remember(thread, module, args, kwargs, output)
         calls.cells[thread.beat] = 0.0 if top is None else top[2]
         if top is None and not recompute:
             calls.ends(thread)
         if is_metered:
-            accounts.settle(*away)
+            accounts.settle(*left_at)
         return output
 
     run.__code__ = run.__code__.replace(co_filename=FILE)
@@ -131,78 +124,62 @@ class Plan:
     def _is_nested(self, top: Any) -> bool:
         return top is not None and top[0] is self._module
 
-    def _tell_before(
-        self, thread: ThreadState, top: Any, heard: Heard, values: list[Any], is_metered: bool
+    def _notify_before(
+        self, thread: ThreadState, top: Any, listeners: ActiveListeners, values: list[Any], is_metered: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any], Entered | None]:
-        """Call the listeners before the module runs.
-
-        Returns:
-            The arguments and keyword arguments for the call, and the state of the graph.
-        """
+        """Call the listeners before the module runs; return the call's args and kwargs, and the state of the graph."""
         calls = self._calls
-        if heard.before:
-            calls.tell(thread, heard.before, values, is_metered)
-        if heard.root_before and not self._is_nested(top):
-            calls.tell(thread, heard.root_before, values, is_metered)
+        if listeners.before:
+            calls.notify(thread, listeners.before, values, is_metered)
+        if listeners.root_before and not self._is_nested(top):
+            calls.notify(thread, listeners.root_before, values, is_metered)
         args, kwargs = values[INPUTS], values[KWARGS]
-        hooks_graph = heard.has_flows and calls.dispatch.hears_gradients
+        hooks_graph = listeners.has_flows and calls.dispatch.hears_gradients
         flow = calls.hook_inputs(thread, args) if hooks_graph else None
-        if heard.wants_versions:
+        if listeners.wants_versions:
             values[VERSIONS] = versions_of(args, kwargs)
         return args, kwargs, flow
 
-    def _tell_after(  # noqa: PLR0917  at every call
+    def _notify_after(  # noqa: PLR0917  at every call
         self,
         thread: ThreadState,
         top: Any,
-        heard: Heard,
+        listeners: ActiveListeners,
         flow: Entered | None,
         values: list[Any],
         is_metered: bool,
     ) -> Any:
         """Call the listeners after the module, and return its output."""
         calls, module = self._calls, self._module
-        if heard.wants_is_again:
+        if listeners.wants_is_again:
             values[IS_AGAIN] = is_inside(top, module)
-        if heard.after:
-            calls.tell(thread, heard.after, values, is_metered)
-        if heard.holds or heard.suspects:
-            versions = () if heard.is_replaced else values[VERSIONS]
+        if listeners.after:
+            calls.notify(thread, listeners.after, values, is_metered)
+        if listeners.holds or listeners.suspects:
+            versions = () if listeners.is_replaced else values[VERSIONS]
             call = module, values[INPUTS], values[KWARGS], values[OUTPUT], versions
-            if heard.holds:
+            if listeners.holds:
                 calls.portions.hold(thread, *call)
-            if heard.suspects:
+            if listeners.suspects:
                 calls.portions.look(thread, *call)
-        if heard.root_after and not self._is_nested(top):
-            calls.tell(thread, heard.root_after, values, is_metered)
+        if listeners.root_after and not self._is_nested(top):
+            calls.notify(thread, listeners.root_after, values, is_metered)
         if flow is None:
             return values[OUTPUT]
         return calls.hook_outputs(module, values[INPUTS], values[OUTPUT], flow, values[RECOMPUTE])
 
-    def _tell_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
-        """Call the listeners for a recompute that torch has ended early.
-
-        It has taken time as well.
-        """
-        heard = self._shape.find(recompute=True)
+    def _notify_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
+        """Call the listeners for a recompute that torch has ended early. It has taken time as well."""
+        active = self._shape.find(recompute=True)
         values[IS_AGAIN] = is_inside(top, self._module)
-        listeners = heard.after if self._is_nested(top) else heard.after + heard.root_after
+        listeners = active.after if self._is_nested(top) else active.after + active.root_after
         if listeners := without_output(listeners):
-            self._calls.tell(thread, listeners, values, is_metered)
+            self._calls.notify(thread, listeners, values, is_metered)
 
 
-def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | None, values: list[Any]) -> None:
-    """Take the time of a call.
-
-    Args:
-        thread: the calling thread, with its times so far: `inner` in observed calls, `lost` in hookd's own hooks on the graph,
-            `again` in recomputes.
-        ended: time at which the call returned, in ns.
-        stood: the times when the call began.
-        flow: the state of the graph at entry, if the graph is hooked.
-        values: receives `elapsed_ns` and `self_ns`.
-    """
-    inner, again, started = stood
+def _take_time(thread: ThreadState, ended: int, start: Start, flow: Entered | None, values: list[Any]) -> None:
+    """Store `elapsed_ns` and `self_ns` of a call that returned at `ended` ns, and add them to the thread's times."""
+    inner, again, started = start
     elapsed = ended - started if flow is None else ended - started - (thread.lost - flow.lost)
     values[ELAPSED], values[SELF] = elapsed, elapsed - thread.inner + inner
     # One store each: an exception leaves them consistent, and an inner call is not counted twice.
@@ -212,8 +189,5 @@ def _take_time(thread: ThreadState, ended: int, stood: Stood, flow: Entered | No
 
 
 def was_stopped(error: BaseException) -> bool:
-    """Whether this exception ends a recompute of torch.utils.checkpoint early (2.1 to 2.14).
-
-    It is not an error then.
-    """
+    """Whether this exception, which is not an error, ends a recompute of torch.utils.checkpoint early (2.1 to 2.14)."""
     return type(error).__name__ == "_StopRecomputationError"

@@ -15,11 +15,10 @@ _AFTER = ("forward", "output_summary", "root_forward")
 """Hooks that are called when a module has returned."""
 
 
-class Heard:
+class ActiveListeners:
     """The listeners that are switched on, arranged for a call of a module.
 
     Args:
-        listeners: all listeners, in the order of calling.
         recompute: whether this is for recomputes: calls that activation checkpointing repeats inside a backward.
 
     Attributes:
@@ -27,8 +26,8 @@ class Heard:
         root_before: the same, for the outermost call of a model as a whole.
         after: listeners that are called when the module has returned.
         root_after: the same, for the outermost call of a model as a whole.
-        is_told_before: whether there is anything to do before the module runs.
-        is_told_after: whether there is anything to do when it has returned.
+        acts_before: whether there is anything to do before the module runs.
+        acts_after: whether there is anything to do when it has returned.
         holds: whether the call is handed over in a portion.
         suspects: whether the call is checked and reported if it is a suspect.
         remembers: whether the output is recorded here; a portion records its outputs itself.
@@ -41,71 +40,69 @@ class Heard:
     """
 
     __slots__ = (
-        "after", "before", "has_flows", "holds", "is_replaced", "is_timed", "is_told_after", "is_told_before", "remembers", "root_after", "root_before", "suspects", "wants_is_again", "wants_versions",
+        "acts_after", "acts_before", "after", "before", "has_flows", "holds", "is_replaced", "is_timed", "remembers",
+        "root_after", "root_before", "suspects", "wants_is_again", "wants_versions",
     )  # fmt: skip
 
     def __init__(self, listeners: tuple[Listener, ...], *, recompute: bool) -> None:
         # A recompute must return what the first pass returned, so mutators are called again, as torch's hooks are.
-        told = [one for one in listeners if not recompute or one.mutates or "recompute" in one.arguments]
-        on = [one for one in told if one.is_on]
-        self.before = [one for one in on if one.hook == "forward_pre"]
-        self.root_before = [one for one in on if one.hook == "root_forward_pre"]
-        self.after = [one for one in on if one.hook in ("forward", "output_summary")]
-        self.root_after = [one for one in on if one.hook == "root_forward"]
-        portions = [one for one in on if one.hook == "forwards"]
+        called = [
+            listener for listener in listeners if not recompute or listener.mutates or "recompute" in listener.arguments
+        ]
+        on = [listener for listener in called if listener.is_on]
+        self.before = [listener for listener in on if listener.hook == "forward_pre"]
+        self.root_before = [listener for listener in on if listener.hook == "root_forward_pre"]
+        self.after = [listener for listener in on if listener.hook in ("forward", "output_summary")]
+        self.root_after = [listener for listener in on if listener.hook == "root_forward"]
+        portions = [listener for listener in on if listener.hook == "forwards"]
         self.holds = bool(portions)
         # A plugin that takes portions finds the suspects in them itself.
-        looking = {one.plugin for one in portions}
-        self.suspects = not recompute and any(one.hook == "suspect" and one.plugin not in looking for one in on)
-        self.remembers = not recompute and remembers(listeners) and not any(one.remembers for one in portions)
-        told_after = [one for one in told if one.hook in _AFTER]
-        wanted = {name for one in told_after if one.is_on for name in one.arguments}
-        self.wants_versions = self.holds or self.suspects or "versions" in wanted
-        self.wants_is_again = "is_again" in wanted
-        self.is_timed = is_timed(told)
-        self.is_replaced = any(one.mutates and one.hook != "root_forward" for one in told_after)
-        self.has_flows = any(one.hook in FLOWS for one in listeners)
-        self.is_told_before = bool(self.before or self.root_before or self.has_flows or self.wants_versions)
-        self.is_told_after = bool(self.after or self.root_after or self.has_flows or self.holds or self.suspects)
+        looking = {listener.plugin for listener in portions}
+        self.suspects = not recompute and any(
+            listener.hook == "suspect" and listener.plugin not in looking for listener in on
+        )
+        self.remembers = not recompute and remembers(listeners) and not any(listener.remembers for listener in portions)
+        after = [listener for listener in called if listener.hook in _AFTER]
+        asked = {name for listener in after if listener.is_on for name in listener.arguments}
+        self.wants_versions = self.holds or self.suspects or "versions" in asked
+        self.wants_is_again = "is_again" in asked
+        self.is_timed = is_timed(called)
+        self.is_replaced = any(listener.mutates and listener.hook != "root_forward" for listener in after)
+        self.has_flows = any(listener.hook in FLOWS for listener in listeners)
+        self.acts_before = bool(self.before or self.root_before or self.has_flows or self.wants_versions)
+        self.acts_after = bool(self.after or self.root_after or self.has_flows or self.holds or self.suspects)
 
 
 class Shape:
     """The modules that have the same listeners.
 
-    Args:
-        listeners: the listeners, in the order of calling.
-        number: the shape's number in the C entry.
-
     Attributes:
         mutates: whether any listener may change the training.
-        heard: the active listeners for a call, and for a recompute; None until `find` has set them.
+        active: the active listeners for a call, and for a recompute; None until `find` has set them.
         armed: the switches for which the C entry was last set; None if it was not set yet.
     """
 
-    __slots__ = ("__weakref__", "armed", "heard", "listeners", "mutates", "number")
+    __slots__ = ("__weakref__", "active", "armed", "listeners", "mutates", "number")
 
     def __init__(self, listeners: tuple[Listener, ...], number: int) -> None:
         self.listeners, self.number = listeners, number
         self.mutates = any(listener.mutates for listener in listeners)
-        self.heard: list[Heard | None] = [None, None]
+        self.active: list[ActiveListeners | None] = [None, None]
         self.armed: tuple[bool, ...] | None = None
 
-    def find(self, recompute: bool) -> Heard:
+    def find(self, recompute: bool) -> ActiveListeners:
         """Return the listeners for a call that is made now, and cache them."""
-        known = self.heard  # `turned` replaces this list, so an outdated result is not stored in the new one
-        heard = known[recompute] = Heard(self.listeners, recompute=recompute)
-        return heard
+        known = self.active  # `turned` replaces this list, so an outdated result is not stored in the new one
+        active = known[recompute] = ActiveListeners(self.listeners, recompute=recompute)
+        return active
 
     def turned(self) -> None:
         """Drop the cached listeners, because a switch was turned."""
-        self.heard = [None, None]
+        self.active = [None, None]
 
 
 def is_timed(listeners: Iterable[Listener]) -> bool:
-    """Whether a listener takes the time of a call.
-
-    Listeners that are switched off in this step count as well.
-    """
+    """Whether a listener takes the time of a call. Listeners that are switched off in this step count as well."""
     return any(listener.hook in _AFTER and not TIMES.isdisjoint(listener.arguments) for listener in listeners)
 
 
@@ -115,8 +112,5 @@ def remembers(listeners: tuple[Listener, ...]) -> bool:
 
 
 def without_output(listeners: list[Listener]) -> list[Listener]:
-    """Return the listeners for a recompute that torch ends early.
-
-    Such a recompute has no output.
-    """
+    """Return the listeners for a recompute that torch ends early, so that it has no output."""
     return [listener for listener in listeners if not listener.mutates and "output" not in listener.arguments]

@@ -29,7 +29,8 @@ RING = 32
 _HERE = __file__.rpartition("target/")[0]
 _DAEMON = f"{_HERE}tool/"
 _FORK = f"{_HERE}target/boot/fork.py"
-_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+"""Returns the number of the backward that the calling thread runs; -1 outside of one."""
 
 
 class ThreadState:
@@ -119,8 +120,7 @@ class Heartbeats:
     def release_ended(self) -> None:
         """Release the heartbeats of threads that have ended."""
         with contextlib.suppress(OSError):  # they stay if there is no /proc in the container, or no descriptor left
-            alive = {int(task) for task in posix.listdir("/proc/self/task")}
-            for native in set(self._bases) - alive:
+            for native in set(self._bases) - living_threads():
                 self._page.release_thread(self._bases.pop(native))
 
 
@@ -130,7 +130,6 @@ class Threads(Local):
     It is created at the thread's first access.
 
     Args:
-        heartbeats: the heartbeats of all threads.
         states: the `local.thread` of all threads, by ident.
     """
 
@@ -138,9 +137,18 @@ class Threads(Local):
         # A thread-local object runs this once in each thread that accesses it.
         ident = thread.get_native_id()
         base = heartbeats.begin(ident, _name())
-        states[thread.get_ident()] = self.thread = ThreadState(
-            ident, base + MODULE, is_engine=_graph_task() != -1 and ident not in _python_threads()
-        )
+        known = (python.native_id for python in threading._active.copy().values())  # type: ignore[attr-defined]
+        is_engine = graph_task() != -1 and ident not in known
+        states[thread.get_ident()] = self.thread = ThreadState(ident, base + MODULE, is_engine=is_engine)
+
+
+def living_threads() -> set[int]:
+    """Return the kernel's ids of this process's threads.
+
+    Raises:
+        OSError: the container has no /proc, or no descriptor is left.
+    """
+    return set(map(int, posix.listdir("/proc/self/task")))
 
 
 def is_inside(top: Top | None, module: Module) -> bool:
@@ -150,10 +158,6 @@ def is_inside(top: Top | None, module: Module) -> bool:
             return True
         top = top[1]
     return False
-
-
-def _python_threads() -> set[int | None]:
-    return {thread.native_id for thread in threading._active.copy().values()}  # type: ignore[attr-defined]
 
 
 def _name() -> str:

@@ -12,8 +12,8 @@ A branch of the graph may be unused. So when the first hook runs, the engine is 
 never hold a node that leads to it: the graph would be a reference cycle that is never freed. Nodes are held only by hooks on
 nodes with a higher sequence number, which run earlier.
 
-If only the time of a call is wanted, `hookd/native/marks.c` usually takes it. It is told to end what it times inside of a call
-that is hooked here, before that call ends.
+If only the time of a call is wanted, `hookd/native/marks.c` usually takes it. Before a call that is
+hooked here ends, `marks.c` ends what it times inside of it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class Entered:
     """The state of the graph when a module is entered.
 
     Attributes:
-        thread: the thread that runs the module.
         lost: `thread.lost` when the call itself begins.
         sequence: sequence number of the graph's next node.
         edges: the edges of the positional inputs, None for an input that needs no gradient.
@@ -139,7 +138,7 @@ class Flow:
         keeps_out: whether a listener takes the gradients of the outputs; if not, they are not held, so torch can reuse their
             memory.
         is_timed: whether a listener takes the time, which needs a hook on the last node.
-        heard: the listeners at the time of the call.
+        listeners: the listeners at the time of the call.
         elapsed_ns: duration of this backward, see `hookd.api.hookspecs.backward`; 0 until it is done.
         self_ns: the same without nested modules.
         maker: id of the state of the thread that has made the nodes.
@@ -148,15 +147,16 @@ class Flow:
     """
 
     __slots__ = (
-        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "heard", "inner", "is_open", "is_timed",
-        "keeps_in", "keeps_out", "local", "lost", "low", "maker", "module", "mutates", "self_ns", "started", "thread", "turn", "was_used",
+        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "inner", "is_open",
+        "is_timed", "keeps_in", "keeps_out", "listeners", "local", "lost", "low", "maker", "module", "mutates",
+        "self_ns", "started", "thread", "turn", "was_used",
     )  # fmt: skip
 
-    def __init__(self, module: Module, dispatch: Dispatch, local: Threads, heard: list[Listener]) -> None:
-        asked = frozenset(argument for one in heard for argument in one.arguments)
-        mutates = any(one.mutates for one in heard)
+    def __init__(self, module: Module, dispatch: Dispatch, local: Threads, listeners: list[Listener]) -> None:
+        asked = frozenset(argument for listener in listeners for argument in listener.arguments)
+        mutates = any(listener.mutates for listener in listeners)
         self.module = module
-        self.heard = heard
+        self.listeners = listeners
         self.dispatch = dispatch
         self.local = local
         self.mutates = mutates
@@ -176,13 +176,7 @@ class Flow:
         self.grads_in, self.grads_out, self.due = [None] * inputs, [None] * outputs, [0] * inputs
 
     def open(self, due_out: int, ends: list[Entry], mark: int) -> None:
-        """Begin a backward.
-
-        Args:
-            due_out: number of nodes with outputs that will run.
-            ends: the entries that will run.
-            mark: time at which its first hook was called, in ns.
-        """
+        """Begin a backward whose first hook was called at `mark` ns; `due_out` nodes with outputs and the entries `ends` will run."""
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
         self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
@@ -236,11 +230,7 @@ class Entry:
 
 
 def begin(thread: ThreadState, args: tuple[Any, ...]) -> Entered | None:
-    """Record the state of the graph before a module runs.
-
-    Returns:
-        None if no graph is being built, or not one of the training's.
-    """
+    """Return the state of the graph before a module runs; None if no graph of the training's is being built."""
     if not _is_grad_enabled() or is_unreal():
         return None
     with unseen():
@@ -257,14 +247,9 @@ def is_reentrant() -> bool:
 
 
 def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, heard_backward: bool) -> Any:
-    """Hook the nodes that a call of a module made.
+    """Hook the nodes that a call of a module made; `entered` is the result of `begin`.
 
-    Args:
-        flow: the flow of this call.
-        args: its positional inputs.
-        output: its output, possibly nested.
-        entered: the result of `begin`.
-        heard_backward: whether a plugin listens to `backward`, which needs a walk through the module's nodes.
+    Listeners to `backward` (`heard_backward`) need a walk through the module's nodes.
 
     Returns:
         The output. For a mutator, an input that was returned unchanged (Identity, Dropout in eval) is replaced by a view:
@@ -319,10 +304,7 @@ def _made(outputs: list[torch.Tensor], entered: Entered, *, passed_too: bool) ->
 
 
 def _hook_passed(flow: Flow, passed: list[tuple[int, int]], entered: Entered) -> None:
-    """Hook the input's own node as a fallback.
-
-    An in-place operation on the view drops the view's node.
-    """
+    """Hook the input's own node as a fallback. An in-place operation on the view drops the view's node."""
     for slot, i in passed:
         edge = entered.edges[i]
         if edge is not None and edge[0]._sequence_nr() < _ACCUMULATE:
@@ -372,13 +354,13 @@ class _Walk:
         self.entries: list[Entry] = [] if found is None else [Entry(*one) for one in found[1]]
         if found is not None:
             return
-        wanted = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
+        edges = [(*edge, at) for at, edge in enumerate(entered.edges) if edge is not None]
         todo = [n for n in outputs if n._sequence_nr() >= entered.sequence]
         while todo and len(self.seen) < _WALK_LIMIT:
             node = todo.pop()
             if node not in self.seen:
                 self.seen[node] = None
-                self._look(node, wanted, entered.sequence, todo)
+                self._look(node, edges, entered.sequence, todo)
         if self.seen and (timed or not self.entries):
             last = min(self.seen, key=lambda n: n._sequence_nr())
             if not any(entry.node is last for entry in self.entries):
@@ -396,15 +378,11 @@ class _Walk:
             self.entries.append(Entry(node, places))
 
 
-def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
-    """Return the pre-hook of one node that made outputs.
+def _before(flow: Flow, slots: list[Slot], outputs: list[Any], own: list[Entry], later: list[Entry]) -> Any:
+    """Return the pre-hook of one node.
 
-    Args:
-        flow: the flow of the call.
-        mine: the outputs of this node.
-        outputs: the later nodes that made outputs.
-        own: this node as an entry, if it is one.
-        later: the later entries.
+    The node has made the outputs in `slots`, and is the entry in `own`, if it is one. The nodes in `outputs` and the entries
+    in `later` run after it.
     """
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -414,11 +392,11 @@ def _before(flow: Flow, mine: list[Slot], outputs: list[Any], own: list[Entry], 
             ends = own + [e for e in later if will_run(e.node)]
             flow.open(1 + sum(1 for n in outputs if will_run(n)), ends, mark)
         thread = flow.thread
-        for slot in mine if flow.keeps_out else ():
+        for slot in slots if flow.keeps_out else ():
             flow.grads_out[slot.at] = grads[slot.nr]
         if flow.mutates:  # mutators get None for outputs that this node did not make
-            _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in mine])
-        new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in mine}) if flow.mutates else None
+            _replace(flow, "backward_pre", flow.grads_out, [slot.at for slot in slots])
+        new = _with(grads, {slot.nr: flow.grads_out[slot.at] for slot in slots}) if flow.mutates else None
         flow.due_out -= 1
         if not flow.due_out:
             flow.dispatch.flow("backward_pre", flow, tuple(flow.grads_out), mutators=False)
@@ -439,10 +417,7 @@ def added(one: Any, other: Any) -> Any:
 
 
 def _harmless(flow: Flow, hook: Any) -> Any:
-    """Return a hook that reports hookd's own errors.
-
-    Autograd would otherwise raise them in the training.
-    """
+    """Return a hook that reports hookd's own errors. Autograd would otherwise raise them in the training."""
 
     def guarded(*grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         try:
@@ -451,9 +426,8 @@ def _harmless(flow: Flow, hook: Any) -> Any:
             flow.dispatch.own_failure("the backward of a module", failure)
             return None
 
-    return flow.dispatch.entrance(
-        guarded
-    )  # does nothing in a compiled backward, whose graph may be older than the compilation
+    # It does nothing in a compiled backward, whose graph may be older than the compilation.
+    return flow.dispatch.entrance(guarded)
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:
@@ -473,9 +447,8 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         accounts = flow.dispatch.accounts
         mark, before = accounts.clock(), accounts.charged
         thread = flow.thread
-        add = (
-            operator.add if flow.mutates else added
-        )  # a sum that flows on into the training is an operation of the training
+        # A sum that flows on into the training is an operation of the training.
+        add = operator.add if flow.mutates else added
         for at, i in places if flow.keeps_in else ():
             share = grads_in[at]
             if share is not None:

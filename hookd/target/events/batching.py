@@ -57,11 +57,7 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 class Portions:
-    """Holds calls until there are enough of them, separately for each thread.
-
-    Args:
-        listeners: returns the listeners of a hook at a module.
-    """
+    """Holds calls until there are enough of them, separately for each thread."""
 
     def __init__(
         self,
@@ -78,10 +74,7 @@ class Portions:
         self._candidates: set[Module] = set()
 
     def _is_finite(self, tensor: torch.Tensor) -> bool:
-        """Whether all numbers of a tensor are surely finite.
-
-        If that cannot be found out at once, the result is False, and the plugins look at the tensor themselves.
-        """
+        """Whether all numbers of a tensor are surely finite; if not, the plugins look at the tensor themselves."""
         try:
             return not torch_state.is_unreal() and self._numeric.is_surely_finite(tensor)
         except Failure as failure:
@@ -142,15 +135,9 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Hold a counted call whose output C cannot look at.
+        """Hold a counted call that `thread` has left, and whose output C cannot look at.
 
-        Args:
-            thread: the calling thread, which has left the call.
-            module: the module that was called.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            output: the output.
-            before: the version of the only input at entry, or the versions of all inputs; None if unknown.
+        `before` is the version of the only input at entry, or the versions of all inputs; None if unknown.
 
         Raises:
             TrainingError: a plugin raised it.
@@ -172,12 +159,9 @@ class Portions:
             accounts.settle(begun, charged)
 
     def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Hand over the held calls, and one that may not wait.
+        """Hand over the held calls, and the one at the top of the thread's stack, which may not wait.
 
-        Args:
-            thread: the calling thread.
-            call: the call at the top of its stack; its `version` is not known yet.
-            failure: the error that reading the version raised; None if it was not read.
+        The call's `version` is not known yet; `failure` is the error that reading it raised, None if it was not read.
         """
         version = -1
         if failure is not None and is_from_signal_handler(failure):
@@ -231,17 +215,9 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Report a suspect that the C entry has counted.
+        """Report a suspect that the C entry has counted: its output is not finite, or an earlier call's output was not.
 
-        Its output is not finite, or an earlier call's output was not.
-
-        Args:
-            thread: the calling thread, which has left the call.
-            module: the module that was called.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            output: the output.
-            before: the version of the only input at entry, or the versions of all inputs; None if unknown.
+        The arguments are those of `hold_counted`.
 
         Raises:
             TrainingError: a plugin raised it.
@@ -258,10 +234,7 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Check the output of a call that ran through its plan.
-
-        The C entry does the same for calls that it counts.
-        """
+        """Check the output of a call that ran through its plan. The C entry does the same for calls that it counts."""
         counting = self._counting
         if not counting.is_alert:
             is_root = thread.top is None or thread.top[1] is None
@@ -273,10 +246,7 @@ class Portions:
         self._suspect(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, thread.top, False)))
 
     def _is_good(self, output: Any) -> bool | None:
-        """Whether all numbers of an output are finite or -inf.
-
-        None if that cannot be found out at once.
-        """
+        """Whether all numbers of an output are finite or -inf. None if that cannot be found out at once."""
         outputs = [tensor for tensor in (output if type(output) is tuple else (output,)) if tensor is not None]
         try:
             if torch_state.is_unreal() or torch_state.function_modes() or len(outputs) > 8:
@@ -305,15 +275,12 @@ class Portions:
                 call = call._replace(version=_version(call.output))
             listeners = dispatch.switched_on("suspect", call.module)
             if listeners:
-                dispatch.tell(listeners, {"call": call})
+                dispatch.notify(listeners, {"call": call})
         except Failure as failure:
             dispatch.own_failure("a call that has returned a NaN", failure)
 
     def let_go(self, thread: ThreadState) -> None:
-        """Stop keeping outputs alive, because the outermost call is over.
-
-        Without gradients the outputs are forgotten altogether: no backward will need them.
-        """
+        """Stop keeping outputs alive after the outermost call; without gradients forget them: no backward needs them."""
         if not torch.is_grad_enabled():
             thread.returned.clear()
             thread.latest[:] = [None] * len(thread.latest)
@@ -331,10 +298,7 @@ class Portions:
 
     @staticmethod
     def _weak(record: Any, thread: ThreadState) -> Any:
-        """Return a record of a call that keeps nothing alive.
-
-        It does not refer to the call's inputs.
-        """
+        """Return a record of a call that keeps nothing alive. It does not refer to the call's inputs."""
         call = _named(record)
         if isinstance(call, Returned):
             return call
@@ -342,10 +306,7 @@ class Portions:
 
     @staticmethod
     def end_passing(thread: ThreadState) -> None:
-        """End the references to tensors that may be buffers.
-
-        The training may be about to swap the buffers of a model.
-        """
+        """End the references to tensors that may be buffers, because the training may be about to swap a model's buffers."""
         while thread.passing:
             thread.passing.pop().end()
 
@@ -370,13 +331,13 @@ class Portions:
             return
         try:
             with torch_state.unseen():
-                self._tell(thread, calls, size)
+                self._notify(thread, calls, size)
                 self._learn(thread, calls)
             self._numeric.later.collect()  # a model can be called for long inside of one outermost call
         except Failure as failure:
             self._dispatch.own_failure("calls that were held", failure)
 
-    def _tell(self, thread: ThreadState, calls: list[Call], size: int) -> None:
+    def _notify(self, thread: ThreadState, calls: list[Call], size: int) -> None:
         dispatch = self._dispatch
         listeners = dispatch.switched_on("forwards", None)
         if any(listener.remembers for listener in listeners):
@@ -386,14 +347,11 @@ class Portions:
             if len(listeners) > 1:
                 theirs = [call for call in calls if listener in self._listeners("forwards", call.module)]
             if theirs:
-                dispatch.tell([listener], {"calls": theirs})
+                dispatch.notify([listener], {"calls": theirs})
 
     @staticmethod
     def _note(thread: ThreadState, calls: list[Call], size: int) -> None:
-        """Record the calls of a portion.
-
-        All but the last are known to be small.
-        """
+        """Record the calls of a portion. All but the last are known to be small."""
         *waited, last = calls
         if thread.kept + size <= KEPT + ENOUGH:
             thread.returned += waited
@@ -430,10 +388,7 @@ class Portions:
                 self.changed.add(module.id)
 
     def _settle(self, thread: ThreadState) -> None:
-        """Make the candidates wait, except those whose output was changed in place.
-
-        Only outputs that still exist can be checked.
-        """
+        """Make the candidates wait, except those whose output was changed in place, if it still exists."""
         seen = [(record, record.ref()) for record in self.returned(thread)]
         self._changes(
             record.module
@@ -451,18 +406,12 @@ class Portions:
 
 
 def _versions(before: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the versions of a call's inputs at entry; empty if unknown.
-
-    `before` is in the form that the C entry passes.
-    """
+    """Return the versions of a call's inputs at entry, from the form in which the C entry passes them; empty if unknown."""
     return () if before is None else before if isinstance(before, tuple) else (before,)
 
 
 def _version(output: Any) -> int:
-    """Return the version of a plain tensor, otherwise -1.
-
-    An inference tensor has no version.
-    """
+    """Return the version of a plain tensor, otherwise -1. An inference tensor has no version."""
     try:
         return output._version if type(output) is _Tensor else -1  # noqa: SLF001
     except RuntimeError:
@@ -470,10 +419,7 @@ def _version(output: Any) -> int:
 
 
 def _unrolled(thread: ThreadState) -> list[Any]:
-    """Return a thread's records, with the calls from its ring.
-
-    Each of these calls takes the place of its module in `returned`.
-    """
+    """Return a thread's records, with the calls from its ring in the places of their modules in `returned`."""
     records: list[Any] = list(thread.returned)
     place, left = thread.newest, RING
     for at in range(len(records) - 1, -1, -1):
@@ -481,10 +427,10 @@ def _unrolled(thread: ThreadState) -> list[Any]:
             module, output, version = thread.latest[3 * place : 3 * place + 3]
             is_there = left > 0 and module is records[at]
             left -= is_there
-            records[at] = (
-                (module, (), output, version) if is_there else _new(Returned, (records[at], _gone, -1, (), True))
-            )
-            place = (place - 1) % RING if is_there else place
+            if is_there:
+                records[at], place = (module, (), output, version), (place - 1) % RING
+            else:
+                records[at] = _new(Returned, (records[at], _gone, -1, (), True))
     return records
 
 
@@ -504,10 +450,7 @@ def _named(record: Call | Returned | tuple[Any, ...]) -> Call | Returned:
 
 
 def _gone() -> None:
-    """Return None, as a dead weak reference does.
-
-    Stands for an output that was finite and is not kept.
-    """
+    """Return None, as a dead weak reference does. Stands for an output that was finite and is not kept."""
 
 
 def _as_returned(call: Call) -> Returned:

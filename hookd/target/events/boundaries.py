@@ -1,12 +1,10 @@
-"""The agent's work between two steps, in the training thread.
-
-`hookd.target.events.steps` finds the boundaries.
-"""
+"""The agent's work between two steps, in the training thread. `hookd.target.events.steps` finds the boundaries."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookd.target.events.phases import STEP
 from hookd.target.plugins.faults import Failure
 from hookd.wire import page as pages
 
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from hookd.target.remote.tracing import Tracing
     from hookd.target.tensors.deferred import Later
     from hookd.wire.page import PageWriter
-
-STEP = pages.STEP - pages.MODULE
-"""The step cell of a heartbeat, relative to its module cell."""
 
 
 class Boundaries:
@@ -64,13 +59,9 @@ class Boundaries:
         self.resume: Callable[[], None] = lambda: None
 
     def step_over(self, steps: int, *, in_call: bool) -> None:
-        """Publish a completed step.
+        """Publish a completed step, or several that were made without an optimizer; events belong to it until `step_done`.
 
-        Further events belong to it until `step_done`.
-
-        Args:
-            steps: number of steps; several that were made without an optimizer may be published together.
-            in_call: whether a call of a model has begun since.
+        `in_call` says whether a call of a model has begun since.
         """
         try:
             self._deliver_numbers()
@@ -106,10 +97,7 @@ class Boundaries:
             self._dispatch.own_failure("the beginning of a step", failure)
 
     def call_begins(self) -> None:
-        """Begin a call of a model in a process that does not train.
-
-        Such a call is a turn, as a step is.
-        """
+        """Begin a call of a model in a process that does not train. Such a call is a turn, as a step is."""
         try:
             self._deliver_numbers()
             self._step_calls.inc()

@@ -2,7 +2,7 @@
 
 `_BaseDataLoaderIter.__next__` returns a batch, with and without workers, and `DataLoader.__iter__` starts the workers
 (torch/utils/data/dataloader.py, 1.11 to 2.14). Both are replaced in the class, which also covers existing iterators.
-Other ways of loading data do not count as `data`: they cannot be told from other code.
+Other ways of loading data do not count as `data`: they cannot be distinguished from other code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hookd.target.entry.patch import Replaced
-from hookd.wire.page import MODULE, PHASES
-from hookd.wire.page import PHASE as PHASE_CELL
+from hookd.target.events.phases import PHASE
+from hookd.wire.page import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.wire.page import PageWriter
 
-PHASE = PHASE_CELL - MODULE
 DATA = PHASES.index("data")
 _SEEN = (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__"))
 
@@ -30,7 +29,7 @@ class Data:
     """Switches a thread to the phase `data` while it waits for a DataLoader.
 
     Args:
-        aloud: calls a function of the training, visible to profilers.
+        call_visibly: calls a function of the training, visible to profilers.
         begins: called when something other than an optimizer's step begins.
         turn: switches a thread to another phase.
         entrance: makes the functions that the training calls.
@@ -42,20 +41,17 @@ class Data:
         page: PageWriter,
         life: Life,
         local: Threads,
-        aloud: Callable[..., Any],
+        call_visibly: Callable[..., Any],
         begins: Callable[[], None],
         turn: Callable[[ThreadState, int], None],
         entrance: Callable[..., Callable[..., Any]],
     ) -> None:
         self._cells, self._life, self._local = page.cells, life, local
-        self._aloud, self._begins, self._turn, self._entrance = aloud, begins, turn, entrance
+        self._call_visibly, self._begins, self._turn, self._entrance = call_visibly, begins, turn, entrance
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:
-        """Replace both methods, once the module is loaded.
-
-        Called again at each step, because the module may be imported later.
-        """
+        """Replace both methods once their module is loaded; called at each step, because it may be imported later."""
         module = sys.modules.get("torch.utils.data.dataloader")
         if module is not None and not self._replaced:
             owners = [(getattr(module, owner, None), name) for owner, name in _SEEN]
@@ -77,15 +73,15 @@ class Data:
             thread = local.thread
             phase = int(cells[thread.beat + PHASE])
             if phase == DATA or thread.busy:
-                return aloud(thread, original, self)
+                return call_visibly(thread, original, self)
             try:
                 begins()
                 turn(thread, DATA)
-                return aloud(thread, original, self)
+                return call_visibly(thread, original, self)
             finally:
                 if life.is_live:
                     turn(thread, phase)
 
-        cells, life, local, aloud = self._cells, self._life, self._local, self._aloud
+        cells, life, local, call_visibly = self._cells, self._life, self._local, self._call_visibly
         begins, turn = self._begins, self._turn
         return self._entrance(waited, original)

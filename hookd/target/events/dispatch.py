@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.plugins.telling import REPLACED
+from hookd.target.plugins.notifier import REPLACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,21 +20,15 @@ if TYPE_CHECKING:
     from hookd.target.events.phases import Phases
     from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Listener, Registry
+    from hookd.target.plugins.notifier import Notifier
     from hookd.target.plugins.plugin_errors import Errors
-    from hookd.target.plugins.routing import Audience
-    from hookd.target.plugins.telling import Telling
+    from hookd.target.plugins.routing import Routing
 
 
 class Dispatch:
     """Calls listeners one after the other, each guarded.
 
-    Args:
-        audience: finds the listeners of a hook.
-        telling: calls the listeners.
-        errors: takes the exceptions that leave a plugin.
-
     Attributes:
-        accounts: the accounts of metered steps.
         hears_gradients: whether any plugin listens to gradients in the step in progress.
         entrance: makes the functions that the training calls (`hookd.target.entry.hidden`).
         own_failure: handles an error of hookd itself (`hookd.target.plugins.plugin_errors`).
@@ -44,27 +38,24 @@ class Dispatch:
         self,
         *,
         accounts: Accounts,
-        telling: Telling,
+        notifier: Notifier,
         life: Life,
         local: Threads,
         registry: Registry,
-        audience: Audience,
+        routing: Routing,
         phases: Phases,
         errors: Errors,
         entrance: Callable[..., Callable[..., Any]],
     ) -> None:
         self.accounts, self.entrance, self.own_failure = accounts, entrance, errors.own_failure
-        self._life, self._local, self._tell = life, local, telling.tell
-        self._registry, self._listeners, self._phases = registry, audience.listeners, phases
+        self._life, self._local, self._notify = life, local, notifier.notify
+        self._registry, self._listeners, self._phases = registry, routing.listeners, phases
         self._fault = errors.fault
         self.hears_gradients = False
         self._on: dict[str, list[Listener]] = {}  # active listeners by hook; only of hooks without a module
 
     def switched_on(self, hook: str, module: Module | None) -> list[Listener]:
-        """Return the active listeners of a hook.
-
-        For a module's hook, these are the listeners at `module`.
-        """
+        """Return the active listeners of a hook. For a module's hook, these are the listeners at `module`."""
         on = self._on  # `turned` replaces it
         listeners = on.get(hook) if module is None else None
         if listeners is None:
@@ -74,30 +65,24 @@ class Dispatch:
         return listeners
 
     def turned(self) -> None:
-        """Drop the cached listeners.
-
-        Called when a switch was turned, or a plugin was loaded or unloaded.
-        """
+        """Drop the cached listeners. Called when a switch was turned, or a plugin was loaded or unloaded."""
         self._on = {}
         self._phases.turned()
 
     def emit(self, hook: str, values: dict[str, Any], module: Module | None = None) -> None:
-        """Call the listeners of a hook, and ignore their results.
-
-        For hooks that are not part of a plan.
-        """
+        """Call the listeners of a hook, and ignore their results. For hooks that are not part of a plan."""
         listeners = self._on.get(hook) if module is None else None
         if listeners is None:
             listeners = self.switched_on(hook, module)
         thread = self._local.thread
         if listeners and not thread.busy:
-            self._tell(thread, listeners, values, self.accounts.is_metered)
+            self._notify(thread, listeners, values, self.accounts.is_metered)
 
-    def tell(self, listeners: list[Listener], values: Any) -> None:
-        """Call listeners, unless a plugin is running in this thread; see `Telling.tell`."""
+    def notify(self, listeners: list[Listener], values: Any) -> None:
+        """Call listeners, unless a plugin is running in this thread; see `Notifier.notify`."""
         thread = self._local.thread
         if not thread.busy:
-            self._tell(thread, listeners, values, self.accounts.is_metered)
+            self._notify(thread, listeners, values, self.accounts.is_metered)
 
     def flow(self, hook: str, flow: Flow, grads: tuple[Any, ...], *, mutators: bool) -> Any:
         """Call the listeners of a module's gradients: either the mutators or the observers.
@@ -111,14 +96,10 @@ class Dispatch:
         if not self._life.is_live:
             return None
         if mutators:
-            heard = [listener for listener in self.switched_on(hook, flow.module) if listener.mutates]
+            listeners = [listener for listener in self.switched_on(hook, flow.module) if listener.mutates]
         else:  # the backward of a sampled call is reported even if it ends in a step that is not sampled
-            heard = [
-                listener
-                for listener in flow.heard
-                if listener.hook == hook and not listener.mutates and listener.is_active
-            ]
-        if not heard:
+            listeners = [one for one in flow.listeners if one.hook == hook and not one.mutates and one.is_active]
+        if not listeners:
             return None
         values = {
             "module": flow.module, "grad_input": tuple(flow.grads_in), "grad_output": tuple(flow.grads_out),
@@ -126,13 +107,13 @@ class Dispatch:
         }  # fmt: skip
         replaces = REPLACED[hook]
         values[replaces] = grads
-        self.tell(heard, values)
+        self.notify(listeners, values)
         return None if values[replaces] is grads else values[replaces]
 
     def flowed(  # noqa: PLR0913, PLR0917  `hookd/native/graph.c` calls it
         self,
         module: Module,
-        heard: list[Listener],
+        at_call: list[Listener],
         has_left: bool,
         is_bad: bool,
         grad_input: tuple[Any, ...],
@@ -140,39 +121,22 @@ class Dispatch:
         elapsed_ns: int,
         self_ns: int,
     ) -> None:
-        """Call the observers of a module that was hooked in C.
+        """Call the observers of a module that was hooked in C, of its listeners `at_call`, the time of the call.
 
-        Args:
-            module: the module.
-            heard: its listeners at the time of the call.
-            has_left: whether the gradients have left the module (`backward`), or have entered it (`backward_pre`).
-            is_bad: whether some gradient is not known to be finite; listeners with `unless_finite` are called only then.
-            grad_input: the gradients that have left, None where there is none.
-            grad_output: the gradients that have entered.
-            elapsed_ns: the time until now.
-            self_ns: the same without nested modules.
+        The gradients have left the module (`backward`) or entered it (`backward_pre`). Listeners with `unless_finite` are
+        called only if some gradient is not known to be finite (`is_bad`).
         """
         hook = "backward" if has_left else "backward_pre"
-        listeners = [
-            listener
-            for listener in heard
-            if listener.hook == hook and (is_bad or not listener.unless_finite) and listener.is_active
-        ]
+        listeners = [one for one in at_call if one.hook == hook and (is_bad or not one.unless_finite) and one.is_active]
         if listeners and self._life.is_live:
             values = {
-                "module": module,
-                "grad_input": grad_input,
-                "grad_output": grad_output,
-                "elapsed_ns": elapsed_ns,
+                "module": module, "grad_input": grad_input, "grad_output": grad_output, "elapsed_ns": elapsed_ns,
                 "self_ns": self_ns,
-            }
-            self.tell(listeners, values)
+            }  # fmt: skip
+            self.notify(listeners, values)
 
     def deliver(self, context: Context, then: Callable[[list[float]], None], numbers: list[float]) -> None:
-        """Pass numbers that have arrived to the plugin that asked for them.
-
-        A plugin that is no longer active does not get them.
-        """
+        """Pass numbers that have arrived to the plugin that asked for them, if it is still active."""
         loaded = next((e for e in self._registry if e.context is context), None)
         if loaded is None or loaded.state != "active":
             return

@@ -25,11 +25,8 @@ _CONVERTS = "torch/_dynamo/convert_frame.py"
 _COMPILES = "torch/_inductor/compile_fx.py"
 
 
-class Stall:
-    """Publishes issued collectives, and whether torch compiles.
-
-    For hookd's own thread only.
-    """
+class Liveness:
+    """Publishes issued collectives, and whether torch compiles. For hookd's own thread only."""
 
     def __init__(self, page: PageWriter) -> None:
         self._ticks = Counter(
@@ -70,26 +67,20 @@ def _compiles(frame: Any) -> bool:
 
 
 def _issued() -> Iterator[tuple[str, int]]:
-    """Yield each process group's name and its last collective's number.
-
-    Yields nothing if torch does not provide it.
-    """
+    """Yield each process group's name and its last collective's number. Yields nothing if torch does not provide it."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names: set[str] = set()
     try:
         for group, ranks in list(world.pg_group_ranks.items())[:MAX_GROUPS] if world is not None else ():
             name = _unique(_ranks(sorted(ranks)), names)
-            if (number := _sequence(group)) is not None:
+            if (number := collectives_of(group)) is not None:
                 yield name, number
     except Exception:  # noqa: BLE001  these are torch's internals, which differ between versions
         return
 
 
-def _sequence(group: Any) -> int | None:
-    """Return the number of a group's last collective; takes about 1 us.
-
-    Collectives of all its backends count.
-    """
+def collectives_of(group: Any) -> int | None:
+    """Return the number of a group's last collective; takes about 1 us. Collectives of all its backends count."""
     # torch/csrc/distributed/c10d/ProcessGroup.hpp `getSequenceNumberForGroup`, 2.0 to 2.14: gloo and nccl have it.
     ask = getattr(group, "_get_sequence_number_for_group", None)
     try:
@@ -99,10 +90,7 @@ def _sequence(group: Any) -> int | None:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Return a group's name, made of its ranks: 0-3,8.
-
-    The name is the same on all of them.
-    """
+    """Return a group's name, made of its ranks: 0-3,8. The name is the same on all of them."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -114,10 +102,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """Return a unique name for a group.
-
-    Groups of the same ranks are numbered in creation order, which is the same on all ranks.
-    """
+    """Return a unique name; groups of the same ranks are numbered in creation order, the same on all ranks."""
     number = next(n for n in range(1, MAX_GROUPS + 1) if (name if n == 1 else f"{name}#{n}") not in taken)
     unique = name if number == 1 else f"{name}#{number}"
     taken.add(unique)

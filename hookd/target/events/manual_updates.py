@@ -53,11 +53,8 @@ class Place(NamedTuple):
     name: str
 
 
-class Seen(NamedTuple):
-    """The ids and versions of a trained parameter and its gradient.
-
-    Those of the gradient are 0 if there is none.
-    """
+class ParameterState(NamedTuple):
+    """The ids and versions of a trained parameter and its gradient. Those of the gradient are 0 if there is none."""
 
     parameter: int
     version: int
@@ -65,14 +62,12 @@ class Seen(NamedTuple):
     gradient_version: int
 
 
-class ByHand:
+class ManualUpdates:
     """Finds steps by looking at some parameters.
 
     It looks in the training thread, when a forward or a backward begins.
 
     Args:
-        names: the models whose parameters are watched.
-        own_failure: handles errors of hookd itself.
         by_backward: whether each forward after a backward begins a step, because this torch has no global optimizer hooks
             (before 2.0). This is also switched on after UNEXPLAINED backwards without a step.
     """
@@ -112,10 +107,7 @@ class ByHand:
         return self._over() if has_moved and had_graph else 0
 
     def backward_begins(self) -> int:
-        """Return the same as `forward_begins`, at a backward.
-
-        Gradients may be cleared after the forward.
-        """
+        """Return the same as `forward_begins`, at a backward. Gradients may be cleared after the forward."""
         is_over = False
         try:
             for model in self._models.values():
@@ -142,13 +134,10 @@ class ByHand:
         """Return the number of unreported steps at the end of the training."""
         steps = self.forward_begins()
         self._is_believed = True
-        return steps or self._told()
+        return steps or self._take_believed()
 
     def is_turn(self, module: Module) -> bool:
-        """Whether the previous call of the largest model stands for a step.
-
-        It does if no backward has followed it.
-        """
+        """Whether the previous call of the largest model stands for a step. It does if no backward has followed it."""
         if self._has_backward or module.root != self._main:
             return False
         last, self._called = self._called, module.root
@@ -160,9 +149,9 @@ class ByHand:
         self._backwards = 0
         self._seen += 1
         self._is_believed = self._is_believed or self._seen >= BELIEVED
-        return self._told()
+        return self._take_believed()
 
-    def _told(self) -> int:
+    def _take_believed(self) -> int:
         steps, self._seen = (self._seen, 0) if self._is_believed else (0, self._seen)
         return steps
 
@@ -171,14 +160,14 @@ class ByHand:
         live = {(model.ordinal, id(root)): root for model, root in self._names.live_roots()}
         if live.keys() == self._models.keys():
             return
-        self._models = {key: one for key, one in self._models.items() if key in live}
-        room = MOST - sum(len(one.places) for one in self._models.values())
+        self._models = {key: watched for key, watched in self._models.items() if key in live}
+        room = MOST - sum(len(watched.places) for watched in self._models.values())
         for key, root in live.items():
             if key not in self._models:
-                one = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
-                room -= len(one.places)
+                watched = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
+                room -= len(watched.places)
         # A loss or a metric has no parameters, so it does not count as a model.
-        sizes = {ordinal: one.size for (ordinal, _), one in self._models.items() if one.size}
+        sizes = {ordinal: watched.size for (ordinal, _), watched in self._models.items() if watched.size}
         self._main = max(sizes, key=sizes.__getitem__, default=0)
 
 
@@ -196,8 +185,8 @@ class Watched:
         self._root, self._most = weakref.ref(root), most
         self.size = 0
         self.places: list[Place] = []
-        self.before: list[Seen | None] = []
-        self.after: list[Seen | None] = []
+        self.before: list[ParameterState | None] = []
+        self.after: list[ParameterState | None] = []
         self.search()
 
     def search(self) -> None:
@@ -211,7 +200,7 @@ class Watched:
             self.places = list(islice((place for place in places if _look(place) is not None), self._most))
         self.before = self.after = self.look()
 
-    def look(self) -> list[Seen | None]:
+    def look(self) -> list[ParameterState | None]:
         """Return the current state of each watched parameter."""
         with plainly():
             return list(map(_look, self.places))
@@ -222,31 +211,25 @@ def _places(root: nn.Module) -> Iterator[Place]:
         yield from (Place(weakref.ref(module), name) for name in parameters_of(module))
 
 
-def _look(place: Place) -> Seen | None:
-    """Return the state of a parameter.
-
-    None if it is gone, not trained, or currently replaced by a computed tensor.
-    """
+def _look(place: Place) -> ParameterState | None:
+    """Return a parameter's state; None if it is gone, not trained, or now replaced by a computed tensor."""
     module = place.module()
     parameter = None if module is None else entries(attributes_of(module).get("_parameters")).get(place.name)
     if parameter is None or not (_requires_grad(parameter) and _is_leaf(parameter)) or _Tensor.is_inference(parameter):
         return None
     grad = _grad(parameter)
     if grad is None or _Tensor.is_inference(grad):
-        return Seen(id(parameter), _version(parameter), 0, 0)
-    return Seen(id(parameter), _version(parameter), id(grad), _version(grad))
+        return ParameterState(id(parameter), _version(parameter), 0, 0)
+    return ParameterState(id(parameter), _version(parameter), id(grad), _version(grad))
 
 
-def _have_moved(before: list[Seen | None], now: list[Seen | None]) -> bool:
-    """Whether any parameter was written to.
-
-    A parameter that was replaced by another tensor does not count.
-    """
+def _have_moved(before: list[ParameterState | None], now: list[ParameterState | None]) -> bool:
+    """Whether any parameter was written to. A parameter that was replaced by another tensor does not count."""
     both = ((then, one) for then, one in zip(before, now) if then is not None and one is not None)
     return any(then.parameter == one.parameter and then.version != one.version for then, one in both)
 
 
-def _are_cleared(after: list[Seen | None], now: list[Seen | None]) -> bool:
+def _are_cleared(after: list[ParameterState | None], now: list[ParameterState | None]) -> bool:
     """Whether a gradient of the last backward was removed, replaced or written to.
 
     A parameter that was replaced by another one counts if the new one has no gradient.

@@ -14,7 +14,7 @@ MOST_SIZES = 1000
 """Largest number of row sizes that are remembered; at this number all are forgotten, as each step may create optimizers."""
 
 
-class Together:
+class OptimizerRow:
     """Infers which optimizers together make one step of the training.
 
     It uses the order in which they step. Optimizers that step with nothing else in between form a *row*. The expected
@@ -38,10 +38,9 @@ class Together:
         return _is_in(self._row, optimizer)
 
     def add(self, optimizer: Any) -> bool:
-        """Add an optimizer that has stepped to the row.
+        """Add an optimizer that has stepped to the row; return whether it makes a step of the training.
 
-        Returns:
-            Whether it makes a step of the training: it is the first of its row that has also stepped since the last such step.
+        The first of a row that has also stepped since the last such step does.
         """
         makes_step = not self._is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
         if makes_step:
@@ -54,14 +53,11 @@ class Together:
         return makes_step
 
     def _is_new_turn(self) -> bool:
-        """Whether an optimizer that is new in this turn makes a step.
-
-        It does if it is the first one, or if the training keeps creating new optimizers.
-        """
+        """Whether an optimizer new in this turn makes a step: it is the first, or the training keeps creating optimizers."""
         others = len(self._turn) - len(self._row)
         return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the row has its expected length."""
         return len(self._row) >= self._size()
 

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Listener, Registry
-    from hookd.target.plugins.telling import Telling
+    from hookd.target.plugins.notifier import Notifier
     from hookd.wire.page import PageWriter
 
 OTHER = pages.PHASES.index("other")
-PHASE = pages.PHASE - pages.MODULE
-"""The phase cell of a heartbeat, relative to its module cell."""
-
+EVENTS, PHASE, STEP = (cell - pages.MODULE for cell in (pages.EVENTS, pages.PHASE, pages.STEP))
+"""Cells of a heartbeat, relative to its module cell."""
 _TRAINING = tuple(pages.PHASES.index(name) for name in ("backward", "optimizer"))
 """Phases that a thread which only evaluates is never in."""
 OFTEN_NS = 100_000_000
@@ -47,32 +46,24 @@ class Spent:
         unshown_ns: time not shown yet, by phase.
         trains: whether the thread has run a backward or an optimizer; the time of a thread that never does is not counted.
         steps: whether the thread has ended a step.
-        asked: counters at the last change of phase; when they change, the time before belongs to none of the new ones.
+        counters: counters at the last change of phase; when they change, the time before belongs to none of the new ones.
     """
 
-    __slots__ = ("asked", "phase", "shown_ns", "since_ns", "steps", "trains", "unshown_ns")
+    __slots__ = ("counters", "phase", "shown_ns", "since_ns", "steps", "trains", "unshown_ns")
 
     def __init__(self) -> None:
         self.phase = self.since_ns = self.shown_ns = 0
         self.unshown_ns = [0] * len(pages.PHASES)
         self.trains = self.steps = False
-        self.asked: Wanted | None = None
+        self.counters: PhaseCounters | None = None
 
 
-Wanted = list[dict[int, "CounterChild"]]
+PhaseCounters = list[dict[int, "CounterChild"]]
 """Each requested counter's series, by phase."""
 
 
 class Phases:
-    """Publishes the phase of each thread.
-
-    The phase goes to the thread's heartbeat, to plugins that listen, and into the counters that add phases up.
-
-    Args:
-        count: number of the step in progress.
-        telling: calls the plugins.
-        listeners: returns the listeners of a hook.
-    """
+    """Publishes the phase of each thread: to its heartbeat, to plugins that listen, and to counters that add phases up."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -81,29 +72,26 @@ class Phases:
         registry: Registry,
         count: StepCount,
         accounts: Accounts,
-        telling: Telling,
+        notifier: Notifier,
         listeners: Callable[[str, Module | None], list[Listener]],
     ) -> None:
         self._cells, self._record = page.cells, page.record
-        self._registry, self._count, self._accounts, self._tell = registry, count, accounts, telling.tell
+        self._registry, self._count, self._accounts, self._notify = registry, count, accounts, notifier.notify
         self._listeners = listeners
-        self._wanted: Wanted = []
-        self._heard: list[Listener] = []
+        self._counters: PhaseCounters = []
+        self._active: list[Listener] = []
         self._is_known = False
 
     def turned(self) -> None:
-        """Drop the cached listeners and counters.
-
-        Called when a switch was turned, or a plugin was loaded or unloaded.
-        """
+        """Drop the cached listeners and counters, because a switch was turned, or a plugin was loaded or unloaded."""
         self._is_known = False
 
     def _find(self) -> None:
         active = [entry.context for entry in self._registry if entry.state == "active"]
-        found = [series for context in active for series in context.phases]
-        if [id(series) for series in found] != [id(series) for series in self._wanted]:
-            self._wanted = found
-        self._heard = [listener for listener in self._listeners("phase", None) if listener.is_on]
+        counters = [series for context in active for series in context.phases]
+        if [id(series) for series in counters] != [id(series) for series in self._counters]:
+            self._counters = counters
+        self._active = [listener for listener in self._listeners("phase", None) if listener.is_on]
         self._is_known = True
 
     def turn(self, thread: ThreadState, phase: int) -> None:
@@ -116,39 +104,39 @@ class Phases:
             return
         if not self._is_known:
             self._find()
-        wanted, heard = self._wanted, self._heard
-        if not wanted and not heard:
+        counters, listeners = self._counters, self._active
+        if not counters and not listeners:
             return
         now_ns = accounts.clock()
-        if wanted:
+        if counters:
             spent = thread.spent
-            if spent.asked is not wanted:
-                spent.asked, spent.since_ns = wanted, 0
+            if spent.counters is not counters:
+                spent.counters, spent.since_ns = counters, 0
             if spent.since_ns:
                 spent.unshown_ns[spent.phase] += now_ns - spent.since_ns
             spent.phase, spent.since_ns = phase, now_ns
             if phase in _TRAINING:
                 spent.trains = True
             if spent.trains and (not spent.steps or now_ns - spent.shown_ns > OFTEN_NS):
-                _show(spent, wanted)
-        if heard:
-            self._tell(thread, heard, {"name": pages.PHASES[phase], "now_ns": now_ns}, accounts.is_metered)
+                _show(spent, counters)
+        if listeners:
+            self._notify(thread, listeners, {"name": pages.PHASES[phase], "now_ns": now_ns}, accounts.is_metered)
 
     def step_done(self, spent: Spent) -> None:
         """Add a thread's time until its last change of phase to the counters."""
         if not self._is_known:
             self._find()
-        wanted = self._wanted
-        if wanted and spent.asked is wanted:
+        counters = self._counters
+        if counters and spent.counters is counters:
             spent.steps = True
-            _show(spent, wanted)
+            _show(spent, counters)
 
 
-def _show(spent: Spent, wanted: Wanted) -> None:
+def _show(spent: Spent, counters: PhaseCounters) -> None:
     spent.shown_ns = spent.since_ns
     for phase, ns in enumerate(spent.unshown_ns):
         if ns:
             spent.unshown_ns[phase] = 0
-            for series in wanted:
+            for series in counters:
                 if phase in series:
                     series[phase].inc(ns * 1e-9)

@@ -1,7 +1,4 @@
-"""The number of the step in progress.
-
-Only `hookd.target.events.steps` counts; all other code reads.
-"""
+"""The number of the step in progress. Only `hookd.target.events.steps` counts; all other code reads."""
 
 from __future__ import annotations
 
@@ -32,17 +29,10 @@ class StepCount:
         return self.done + (0 if self.is_open else 1)
 
     def absolute(self) -> int:
-        """Return the step in progress, from 1, counted from the training's beginning.
-
-        If that is unknown, it is counted from the attach.
-        """
-        return (
-            self.done + (not self.is_open) + (self.offset or 0)
-        )  # does not call `number`, for speed: plugins call this some ten times a step
+        """Return the step in progress, from 1, counted from the training's beginning, or from the attach if that is unknown."""
+        # It does not call `number`, for speed: plugins call this some ten times a step.
+        return self.done + (not self.is_open) + (self.offset or 0)
 
     def origin(self) -> str:
-        """Return the step in progress in words.
-
-        If the beginning of the training is unknown, the text says that the attach is counted from.
-        """
+        """Return the step in progress in words, and where counting began if that is not the training's beginning."""
         return f"step {self.absolute()}" + ("" if self.offset is not None else " (counted from the attach)")

@@ -23,14 +23,14 @@ import torch
 from hookd.api import nested
 from hookd.api.passive import attributes_of, entries, peek
 from hookd.target.entry.patch import Replaced
-from hookd.target.events.manual_updates import ByHand
-from hookd.target.events.optimizer_groups import Together
+from hookd.target.events.manual_updates import ManualUpdates
+from hookd.target.events.optimizer_groups import OptimizerRow
+from hookd.target.events.phases import PHASE
 from hookd.target.plugins.faults import Failure
 from hookd.target.tensors.host_memory import is_readable
 from hookd.target.tensors.torch_state import unseen
 from hookd.wire.originals import thread as threads
-from hookd.wire.page import MODULE, PHASES
-from hookd.wire.page import PHASE as PHASE_CELL
+from hookd.wire.page import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,6 @@ except ImportError:  # torch < 2.0
 
 TRIES = 32
 """How often an optimizer without state is asked for its own count of steps, at two attempts per step."""
-PHASE = PHASE_CELL - MODULE
 OTHER, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("other", "backward", "optimizer"))
 
 
@@ -61,9 +60,7 @@ class Steps:
 
     Args:
         count: the count of steps; only this class changes it.
-        names: the models, whose parameters may be updated without an optimizer.
-        listeners: returns the listeners of a hook.
-        aloud: calls a function of the training, visible to profilers.
+        call_visibly: calls a function of the training, visible to profilers.
         turn: switches a thread to another phase.
         change: carries out the changes of plugins that are due at the beginning of a step.
         end_passing: ends the references to tensors that may be buffers of a model.
@@ -80,7 +77,7 @@ class Steps:
         dispatch: Dispatch,
         names: Names,
         listeners: Callable[[str, Module | None], list[Listener]],
-        aloud: Callable[..., Any],
+        call_visibly: Callable[..., Any],
         turn: Callable[[ThreadState, int], None],
         change: Callable[[], None],
         end_passing: Callable[[ThreadState], None],
@@ -88,24 +85,22 @@ class Steps:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
-        self._listeners, self._aloud, self._turn = listeners, aloud, turn
+        self._listeners, self._call_visibly, self._turn = listeners, call_visibly, turn
         self._change, self._end_passing = change, end_passing
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
-        self._together = Together()
-        self._asked: weakref.WeakValueDictionary[int, Any] = (
-            weakref.WeakValueDictionary()
-        )  # by id, because an optimizer may not be hashable
-        self._stateless: dict[
-            int, int
-        ] = {}  # number of attempts, by id of optimizers without state: SGD without momentum
+        self._row = OptimizerRow()
+        # By id, because an optimizer may not be hashable.
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._examined: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._attempts: dict[int, int] = {}  # of optimizers without state, such as SGD without momentum
         self._handles: list[Any] = []
         self._backward: Replaced | None = None
-        self._by_hand: ByHand | None = ByHand(
+        # None once an optimizer of torch has stepped.
+        self._manual_updates: ManualUpdates | None = ManualUpdates(
             names=names, own_failure=dispatch.own_failure, by_backward=not self.has_hooks
-        )  # None once an optimizer of torch has stepped
+        )
 
     def report_to(self, boundaries: Boundaries) -> None:
         """Set the receiver of steps, before the first one."""
@@ -126,12 +121,9 @@ class Steps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        restored = self._backward is None or self._backward.restore()
-        return (
-            []
-            if restored
-            else ["torch.autograd.backward: another tool has patched it on top of hookd, so it was not restored"]
-        )
+        if self._backward is None or self._backward.restore():
+            return []
+        return ["torch.autograd.backward: another tool has patched it on top of hookd, so it was not restored"]
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that have made a step since the attach."""
@@ -142,9 +134,10 @@ class Steps:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return None
-            self._by_hand = None  # before the closure runs, which may do what looks like a step without an optimizer
-            if self._together.is_in_row(optimizer):
-                self._together.end_row()
+            # Before the closure runs, which may do what looks like a step without an optimizer.
+            self._manual_updates = None
+            if self._row.is_in_row(optimizer):
+                self._row.end_row()
                 self._close()
             thread = self._local.thread
             phase = int(self._cells[thread.beat + PHASE])
@@ -166,7 +159,7 @@ class Steps:
         def observed(*args: Any, **kwargs: Any) -> Any:
             if not self._life.is_live:
                 return closure(*args, **kwargs)
-            result = self._aloud(self._local.thread, closure, *args, **kwargs)
+            result = self._call_visibly(self._local.thread, closure, *args, **kwargs)
             if self._life.is_live:
                 self._dispatch.emit("closure_done", {"optimizer": optimizer, "step": self._count.absolute()})
             return result
@@ -195,9 +188,9 @@ class Steps:
             self._find_offset(optimizer, completed=1)
         finally:  # a signal handler may raise while a plugin runs
             self._known[id(optimizer)] = optimizer
-            if self._together.add(optimizer):
+            if self._row.add(optimizer):
                 self._end()
-            if self._together.is_whole():
+            if self._row.is_complete():
                 self._close()
 
     def _end(self, steps: int = 1, *, in_call: bool = False) -> None:
@@ -230,41 +223,35 @@ class Steps:
         Only the thread that has made the step closes it; if that was a thread of autograd's engine, any thread does.
         """
         if self._stepper in (0, threads.get_ident()):
-            self._together.end_row()
+            self._row.end_row()
             self._close()
 
     def finish(self) -> None:
-        """Close the completed step at the end of the training.
-
-        A step of an optimizer is closed only in the thread that has made it.
-        """
+        """Close the completed step at the end of the training; an optimizer's step only in the thread that made it."""
         if self._stepper == threads.get_ident():
             self._close()
-        by_hand = self._by_hand
-        if by_hand is not None and threads.is_main() and (steps := by_hand.finish()):
+        manual_updates = self._manual_updates
+        if manual_updates is not None and threads.is_main() and (steps := manual_updates.finish()):
             self._end(steps)
             self._close()
 
     def _find_offset(self, optimizer: Any, completed: int) -> None:
-        """Read the absolute step number from the optimizer's state.
+        """Read the absolute step number from the state that an optimizer has from its first step on, once per optimizer.
 
-        This is done once per optimizer, if it needs no device sync.
-
-        Args:
-            optimizer: the optimizer, which has its state from its first step on.
-            completed: 1 if its state already counts the step in progress, else 0.
+        Nothing is read if that would need a device sync. `completed` is 1 if the state already counts the step in progress,
+        else 0.
         """
-        if self._asked.get(id(optimizer)) is optimizer:
+        if self._examined.get(id(optimizer)) is optimizer:
             return
         try:
             states = peek(optimizer, "state")  # by parameter; a copy of this dict would hash the parameters
             first = next(iter(dict.values(states)), None) if issubclass(type(states), dict) else None
             if first is None:
-                times = self._stateless[id(optimizer)] = self._stateless.get(id(optimizer), 0) + 1
+                times = self._attempts[id(optimizer)] = self._attempts.get(id(optimizer), 0) + 1
                 if times >= TRIES:
-                    self._asked[id(optimizer)] = optimizer
+                    self._examined[id(optimizer)] = optimizer
                 return
-            self._asked[id(optimizer)] = optimizer
+            self._examined[id(optimizer)] = optimizer
             step, before = _whole_number(entries(first).get("step")), self._count.number() - 1
             if step is not None and step + 1 - completed > before + (self._count.offset or 0):
                 self._count.offset = offset = max(0, step - before - completed)
@@ -278,7 +265,7 @@ class Steps:
                 return original(*args, **kwargs)
             thread = self._local.thread
             if thread.busy or thread.backwards:
-                return self._aloud(thread, original, *args, **kwargs)
+                return self._call_visibly(thread, original, *args, **kwargs)
             return self._observed_backward(thread, original, args, kwargs)
 
         return self._dispatch.entrance(backward, original)
@@ -292,7 +279,7 @@ class Steps:
             self._announce(args, kwargs)
             self._turn(thread, BACKWARD)
             started = self._clock()
-            return self._aloud(thread, original, *args, **kwargs)
+            return self._call_visibly(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
             if self._life.is_live:
@@ -300,9 +287,9 @@ class Steps:
                 self._turn(thread, phase)
                 self._dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._end_passing(thread)
-            by_hand = self._by_hand
-            if by_hand is not None:
-                by_hand.backward_done()
+            manual_updates = self._manual_updates
+            if manual_updates is not None:
+                manual_updates.backward_done()
 
     def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -314,37 +301,30 @@ class Steps:
             self._dispatch.own_failure("loss", failure)
 
     def forward_begins(self, thread: ThreadState) -> None:
-        """Handle the beginning of an outermost call.
-
-        It closes the last step, and may end a step without an optimizer.
-        """
+        """Handle the beginning of an outermost call, which closes the last step, and may end one without an optimizer."""
         self.begins()
         self._boundaries.collect_numbers()
-        by_hand = self._by_hand
-        if by_hand is None:
+        manual_updates = self._manual_updates
+        if manual_updates is None:
             return
-        if steps := by_hand.forward_begins():
+        if steps := manual_updates.forward_begins():
             self._end(steps, in_call=True)
             self._close()
             self._change()
-        elif thread.top is not None and not self._count.done and by_hand.is_turn(thread.top[0]):
+        elif thread.top is not None and not self._count.done and manual_updates.is_turn(thread.top[0]):
             self._count.calls += 1
             self._boundaries.call_begins()
 
     def _backward_begins(self) -> None:
         self.begins()
-        by_hand = self._by_hand
-        if by_hand is not None and (steps := by_hand.backward_begins()):
+        manual_updates = self._manual_updates
+        if manual_updates is not None and (steps := manual_updates.backward_begins()):
             self._end(steps)
             self._close()
 
 
 def _whole_number(step: Any) -> int | None:
-    """Return the value of an optimizer's `step`.
-
-    Returns:
-        None if it is not a finite number, or if reading it would wait for a device or run a tensor subclass's own code.
-    """
+    """Return an optimizer's `step`; None if it is not finite, or if reading it would sync or run a subclass's code."""
     if type(step) is torch.Tensor:
         with unseen(), torch._C._DisableTorchDispatch():
             step = step.item() if step.device.type == "cpu" and step.numel() == 1 and is_readable(step) else None

@@ -14,8 +14,9 @@ from hookd.target.entry.c_entry import ROOM, CannotEnterError, Entry
 from hookd.target.entry.counting import Counting
 from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
 from hookd.target.entry.plan import Plan
+from hookd.target.entry.threads import graph_task
 from hookd.target.modeltree.mode import Mode
-from hookd.target.modeltree.module_coverage import Seen
+from hookd.target.modeltree.module_coverage import Coverage
 from hookd.target.modeltree.names import Model, Names, Ref, has_more
 from hookd.target.modeltree.parameters import Parameters
 from hookd.target.plugins.faults import Failure
@@ -32,11 +33,10 @@ if TYPE_CHECKING:
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.listeners import Loaded, Registry
-    from hookd.target.plugins.routing import Audience
+    from hookd.target.plugins.routing import Routing
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 _compiler = getattr(torch, "compiler", torch)
 MOST = 2048
 """The most modules of a model that is observed whole: learning a module costs 7 KB and a millisecond."""
@@ -61,8 +61,6 @@ class Models:
 
     Args:
         no_frame: switches dynamo's frame evaluation.
-        count: the count of steps.
-        audience: knows the listeners of each module.
         gauge: `hookd_modules`.
         host: makes the entry count calls; called at each `install`.
         forget: called with the modules of a model that is gone.
@@ -74,9 +72,7 @@ class Models:
     Attributes:
         learning: the models with a portion that is still to be learnt, or left out.
         closed: their ordinals.
-        counting: controls the entry in C.
         lock: held while plans are made or removed.
-        seen: the coverage of each module.
     """
 
     def __init__(  # noqa: PLR0913
@@ -89,7 +85,7 @@ class Models:
         local: Threads,
         count: StepCount,
         registry: Registry,
-        audience: Audience,
+        routing: Routing,
         dispatch: Dispatch,
         numeric: Numeric,
         gauge: Gauge,
@@ -110,14 +106,14 @@ class Models:
         self.patch = call_patch(self._make_missing())
         self.plans = self.patch.plans
         self.counting = Counting(self.patch, registry=registry, dispatch=dispatch, numeric=numeric)
-        self._is_deep_told = False
-        self.audience = audience
+        self._is_deep_logged = False
+        self.routing = routing
         self._ignored: dict[int, Ref] = {}
         self._died_at: dict[int, float] = {}
         self._parameters = Parameters(names=self.names, life=life, registry=registry, dispatch=dispatch)
         self._mode = Mode(names=self.names, life=life, local=local, dispatch=dispatch)
         self.lock = RLock()
-        self.seen = Seen(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
+        self.coverage = Coverage(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
 
     def plan_with(self, calls: Calls) -> None:
         """Set the calls that plans are made for; they are set late, because they use the models themselves."""
@@ -136,16 +132,8 @@ class Models:
         self.counting.begin(self._host)
         self.patch.install()
 
-    def register(self) -> None:
-        """Register the patch with dynamo; repeated from time to time, because dynamo may be imported later."""
-        self.patch.register()
-
     def restore(self) -> tuple[bool, list[str]]:
-        """Undo `install`.
-
-        Returns:
-            Whether `__call__` is the original again, and descriptions of the patches that could not be undone.
-        """
+        """Undo `install`; return whether `__call__` is the original, and descriptions of patches that could not be undone."""
         self._numeric.ask_again()
         left = self.patch.restore()
         residue = [*([left] if left else []), *self._mode.restore()]
@@ -155,7 +143,7 @@ class Models:
             self.learning.clear()
             self.closed.clear()
             self._parameters.restore()
-            self.seen.restore()
+            self.coverage.restore()
         return not left, residue
 
     def restore_in_child(self) -> None:
@@ -180,7 +168,7 @@ class Models:
             if plan is not None and plan is not SKIP:
                 return plan(module, args, kwargs)
             if thread.hidden:
-                return models.counting.aloud_of(module)(*args, **kwargs)
+                return models.counting.visible_call(module)(*args, **kwargs)
             return bare(module)(*args, **kwargs)
 
         return missing
@@ -190,7 +178,7 @@ class Models:
         frame = self._no_frame(None)  # dynamo must not compile this code
         try:
             thread = self._local.thread
-            if thread.busy or _graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
+            if thread.busy or graph_task() != -1 or getattr(_compiler, "_is_compiling_flag", False):
                 return None
             with self.lock:
                 if not self._life.is_live:
@@ -212,7 +200,7 @@ class Models:
             for inside in self.names.below(root, MOST):  # the new model replaces them, and names their modules anew
                 self._end(inside)
             model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
-            self._tell_if_cut(model)
+            self._log_if_cut(model)
             if not self._may_wait():
                 self.names.proceed(model)
             if model.walk is None:
@@ -230,15 +218,15 @@ class Models:
         return self._gentle and self._may_leave_out()
 
     def _may_leave_out(self) -> bool:
-        return not any(one.mutates for hook in MODULE for one in self._registry.ordered(hook))
+        return not any(listener.mutates for hook in MODULE for listener in self._registry.ordered(hook))
 
-    def _tell_if_cut(self, model: Model) -> None:
+    def _log_if_cut(self, model: Model) -> None:
         if model.is_cut:
             text = (
-                f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are "
+                f"{model.signature[0].__name__} has more than {MOST} modules: the {OF_LARGER} nearest to its root are"
             )
             rest = "observed, and what happens in the others is that of the module that they are in"
-            self._page.log("warning", text + rest)
+            self._page.log("warning", f"{text} {rest}")
 
     @property
     def is_learning(self) -> bool:
@@ -275,7 +263,7 @@ class Models:
         if model.walk is None:
             self._open(model)
             self._parameters.hook(model)
-            self.seen.learnt(model)
+            self.coverage.learnt(model)
 
     def _learn_inside(self, module: nn.Module, thread: ThreadState) -> None:
         """Learn a module that was added to its model after the model was learnt, or that belongs to none.
@@ -301,7 +289,7 @@ class Models:
     def _leave_out(self, model: Model, module: nn.Module) -> None:
         """Record that a module is not observed; after `_LEFT_AT_ONCE`, the rest wait for the next outermost call."""
         self._ignore(module)
-        self.seen.note_left_out()
+        self.coverage.note_left_out()
         model.left_now += 1
         if model.left_now >= _LEFT_AT_ONCE:
             self._close(model)
@@ -319,10 +307,6 @@ class Models:
     def size(self) -> int:
         """Return the number of known modules."""
         return len(self.names.known)
-
-    def states(self) -> list[tuple[Module, str]]:
-        """Return each module with its state in `hookd_modules`."""
-        return self.seen.states()
 
     def left_out(self) -> int:
         """Return the number of modules called and not observed: the rest of a large model, and modules outside any model."""
@@ -345,13 +329,13 @@ class Models:
     # -- plans
 
     def prepare_plugin(self, entry: Loaded) -> None:
-        """Ask a new plugin about all known modules; raises what `Audience.prepare` raises."""
-        self.audience.prepare(entry, [module for _, _, module in list(self.names.known.values())])
+        """Ask a new plugin about all known modules; raises what `Routing.prepare` raises."""
+        self.routing.prepare(entry, [module for _, _, module in list(self.names.known.values())])
 
     def replan(self) -> None:
         """Make all plans again after a plugin came or went."""
         with self.lock:
-            self.audience.changed()
+            self.routing.changed()
             self._dispatch.turned()
             old = self.counting.begin_anew()
             if not self._may_wait():
@@ -375,7 +359,7 @@ class Models:
     def _plan_model(self, model: Model) -> None:
         self._plan_modules([key for key, (_, owner, _) in list(self.names.known.items()) if owner is model])
         self._parameters.hook(model)
-        self.seen.learnt(model)
+        self.coverage.learnt(model)
 
     def _plan_modules(self, keys: list[int]) -> None:
         for key in keys:
@@ -389,15 +373,15 @@ class Models:
         _, model, module = self.names.known[key]
         if key in model.compiled:
             return SKIP
-        if module.depth and not self.audience.of_calls(module):
+        if module.depth and not self.routing.of_calls(module):
             return SKIP
-        return self.seen.plan(module, self._made(key, model, module).run)
+        return self.coverage.plan(module, self._made(key, model, module).run)
 
     def _made(self, key: int, model: Model, module: Module) -> Plan:
         assert self._calls is not None, "plan_with"
         is_wrapped = key in model.wrapped or not module.depth
         counting = self.counting
-        shape = counting.shape(counting.heard(self.audience.of_calls(module)))
+        shape = counting.shape(counting.planned(self.routing.of_calls(module)))
         plan = Plan(self._calls, module, shape, is_wrapped=is_wrapped)
         if not is_wrapped:
             plan.counted = counting.counted(module, shape)
@@ -410,22 +394,22 @@ class Models:
         # Outside the call that begins a step, an exception of a signal handler may have left a stale stack.
         if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
-        self.seen.look(is_training_thread=True)
+        self.coverage.look(is_training_thread=True)
 
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish changed coverage."""
-        self._tell_if_deep()
-        self.seen.look(is_training_thread=False)
+        self._log_if_deep()
+        self.coverage.look(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
         for model in dead:
             if now_s - self._died_at[model.ordinal] > _FORGET_AFTER_S:
                 self._drop(model)
 
-    def _tell_if_deep(self) -> None:
+    def _log_if_deep(self) -> None:
         """Log once that calls were too deep to be observed."""
-        if self.counting.too_deep() and not self._is_deep_told:
-            self._is_deep_told = True
+        if self.counting.too_deep() and not self._is_deep_logged:
+            self._is_deep_logged = True
             self._page.log(
                 "warning",
                 f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "
@@ -450,10 +434,10 @@ class Models:
         self._forget_outputs(model.names.values())
         for module in model.names.values():
             self._page.retire_module(module.id)
-        self.audience.forget(model.names.values())
+        self.routing.forget(model.names.values())
         self._page.compact()
-        self.seen.forget(model.names.values())
-        self.seen.publish()
+        self.coverage.forget(model.names.values())
+        self.coverage.publish()
 
 
 def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:

@@ -35,24 +35,21 @@ _SETTLED_S = 10.0
 class First:
     """Stands in for a module's plan until the module is called."""
 
-    __slots__ = ("module", "plan", "seen")
+    __slots__ = ("coverage", "module", "plan")
 
-    def __init__(self, seen: Seen, module: Module, plan: Any) -> None:
-        self.seen, self.module, self.plan = seen, module, plan
+    def __init__(self, coverage: Coverage, module: Module, plan: Any) -> None:
+        self.coverage, self.module, self.plan = coverage, module, plan
 
     def __call__(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the call, install the plan, and run it."""
-        self.seen.note(self, id(called))
+        self.coverage.note(self, id(called))
         return self.plan(called, args, kwargs)
 
 
-class Seen:
+class Coverage:
     """Follows which modules are called, compiled, scripted, bypassed or never called.
 
     Args:
-        models: has the plans, and their lock.
-        names: the names of the models.
-        count: the count of steps.
         gauge: `hookd_modules`.
         entrance: wraps a function that the training calls.
     """
@@ -111,14 +108,14 @@ class Seen:
         """Return the state of each module; "" if it is never called itself, or no plugin listens there."""
         states: dict[int, tuple[Module, str]] = {}
         for key, (ref, model, module) in list(self._names.known.items()):
-            held = ref()
-            if held is not None and key not in model.wrapped:  # it counts as one module with its wrapper
-                states.setdefault(module.id, (module, self.state(key, held, model, module)))
+            nn_module = ref()
+            if nn_module is not None and key not in model.wrapped:  # it counts as one module with its wrapper
+                states.setdefault(module.id, (module, self.state(key, nn_module, model, module)))
         return list(states.values())
 
-    def state(self, key: int, held: nn.Module, model: Model, module: Module) -> str:
-        """Return the state of one module of a model; `key` is the id of `held`."""
-        if issubclass(type(held), torch.jit.ScriptModule):
+    def state(self, key: int, nn_module: nn.Module, model: Model, module: Module) -> str:
+        """Return the state of one module of a model; `key` is the id of `nn_module`."""
+        if issubclass(type(nn_module), torch.jit.ScriptModule):
             return SCRIPTED
         if key in model.compiled:
             return COMPILED
@@ -129,7 +126,7 @@ class Seen:
         if module.id in self._bypassed:
             return BYPASSED
         # Containers such as ModuleList are never called: they have no forward of their own.
-        return "" if has_no_forward(held) else NEVER_CALLED
+        return "" if has_no_forward(nn_module) else NEVER_CALLED
 
     def _is_settled(self, model: Model) -> bool:
         has_stepped = self._count.done > model.learnt_step
@@ -149,16 +146,16 @@ class Seen:
         # A parameter that two modules share gets its gradient through either.
         shared = {
             id(p)
-            for held, number in known
-            if held is not None and number not in missing
-            for p in parameters_of(held).values()
+            for nn_module, number in known
+            if nn_module is not None and number not in missing
+            for p in parameters_of(nn_module).values()
         }
-        for held, number in known:
-            if held is not None and number in missing and number not in self._watched:
+        for nn_module, number in known:
+            if nn_module is not None and number in missing and number not in self._watched:
                 hook = self._got_gradient(number)
                 self._watched[number] = [
                     hook_gradient(p, hook)
-                    for p in parameters_of(held).values()
+                    for p in parameters_of(nn_module).values()
                     if requires_grad(p) and id(p) not in shared
                 ]
 

@@ -77,9 +77,9 @@ class Model:
         return self.names[""]
 
     @property
-    def has_lost_root(self) -> bool:
-        """Whether the root has died."""
-        return self.ref is not None and self.ref() is None
+    def live_root(self) -> nn.Module | None:
+        """The root's nn.Module, None if it has died."""
+        return None if self.ref is None else self.ref()
 
     def has_children_of(self, root: nn.Module) -> bool:
         """Whether its own root had the same children as `root`, as far as they were named in this model."""
@@ -138,11 +138,11 @@ class Names:
 
         They were called by themselves before, to warm up or to find a shape. A model that `root` only wraps is not included.
         """
-        alive = {id(one): model for model, one in self.live_roots()}
+        alive = {id(live): model for model, live in self.live_roots()}
         alive.pop(id(_innermost(root)), None)
         if not alive or attributes_of(root).get("_is_replica"):
             return []
-        return [alive[id(one)] for _, one in itertools.islice(modules_in(root), most) if id(one) in alive]
+        return [alive[id(module)] for _, module in itertools.islice(modules_in(root), most) if id(module) in alive]
 
     def proceed(self, model: Model, most: int | None = None) -> list[int]:
         """Name the modules of a model that have no name yet, or `most` of them; return their ids, parents first."""
@@ -201,7 +201,7 @@ class Names:
         for model in self.models:
             if model.signature != signature:
                 continue
-            if not model.alive or (model.has_lost_root and model.has_children_of(root)):
+            if not model.alive or (model.ref is not None and model.live_root is None and model.has_children_of(root)):
                 return model
         return None
 
@@ -245,22 +245,21 @@ class Names:
     def live_roots(self) -> Iterator[tuple[Model, nn.Module]]:
         """Yield the models whose roots are alive, with these roots."""
         for model in list(self.models):
-            root = model.ref() if model.ref is not None else None
-            if root is not None:
+            if (root := model.live_root) is not None:
                 yield model, root
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
         """Return the parameters of `optimizer` in the models' order; parameters of no known model come last."""
-        held = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
+        remaining = {id(p): p for group in groups_of(optimizer) for p in group["params"]}
         ordered: list[tuple[str, Parameter]] = []
         for model, root in self.live_roots():
             for path, module, _, _ in Walk(root):
-                if not held:
+                if not remaining:
                     return ordered
                 for name, parameter in parameters_of(module).items():
-                    if held.pop(id(parameter), None) is not None:
+                    if remaining.pop(id(parameter), None) is not None:
                         ordered.append((model.prefix + (f"{path}.{name}" if path else name), parameter))
-        return ordered + [(f"parameter {at}", p) for at, p in enumerate(held.values())]
+        return ordered + [(f"parameter {at}", p) for at, p in enumerate(remaining.values())]
 
 
 def _signature(root: nn.Module) -> tuple[Any, ...]:
@@ -283,7 +282,6 @@ class Walk:
     that, and because wrappers' names are omitted from the paths. A walk may pause for many steps, so it keeps no module alive.
 
     Args:
-        root: the module to begin with.
         most: the most modules to yield, those nearest to the root, still in the model's order; None: all.
 
     Attributes:
@@ -337,9 +335,8 @@ def _reach(root: nn.Module, most: int) -> tuple[int, int]:
     level, seen, depth = [root], {id(root)}, 0
     while level:
         below = {id(child): child for module in level for child in children_of(module).values()}
-        new = [
-            child for key, child in below.items() if key not in seen
-        ]  # a module may occur in many places, even below itself
+        # A module may occur in many places, even below itself.
+        new = [child for key, child in below.items() if key not in seen]
         if len(seen) + len(new) > most:
             return depth, most - len(seen)
         seen.update(below)

@@ -27,13 +27,13 @@ class Parameters:
         """Hook the new parameters of a model."""
         if not self._registry.ordered("param_grad"):
             return
-        root = model.ref() if model.ref is not None else None
+        root = model.live_root
         if root is None or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
             return
         for ref, owner, module in list(self._names.known.values()):
-            held = ref()
-            if owner is model and held is not None:
-                for name, parameter in parameters_of(held).items():
+            nn_module = ref()
+            if owner is model and nn_module is not None:
+                for name, parameter in parameters_of(nn_module).items():
                     if requires_grad(parameter):
                         self._hook(parameter, module, name)
 
@@ -55,7 +55,7 @@ class Parameters:
 
     def forget(self, model: Model) -> None:
         """Remove the hooks of a model whose parameters will get new ones, under other names."""
-        root = model.ref() if model.ref is not None else None
+        root = model.live_root
         for _, parameter in parameters_in(root) if root is not None else ():
             handle = self._hooked.pop(id(parameter), None)
             if handle is not None:

@@ -108,21 +108,21 @@ class Tour:
         return None
 
     def _row(self, model: Model, name: str, module: nn.Module, *, wrapped: bool) -> ModuleDescription:
-        kind, held = type(module), attributes_of(module)
-        parameters, left_out = _first(held.get("_parameters"))
-        buffers, more_left_out = _first(held.get("_buffers"))
-        transient = held.get("_non_persistent_buffers_set", ())
+        kind, attributes = type(module), attributes_of(module)
+        parameters, left_out = _first(attributes.get("_parameters"))
+        buffers, more_left_out = _first(attributes.get("_buffers"))
+        transient = attributes.get("_non_persistent_buffers_set", ())
         hooks = _hooks(module, parameters)
         seen, plugins = self._seen(model, module)
         prefix = "" if name == ROOT else name.replace("." + ROOT, "") + "."
-        training = held.get("training")
+        training = attributes.get("training")
         return {
             "name": clean(name, MOST_NAME * 4), "root": model.ordinal,
             "class": clean(kind.__name__, MOST_NAME), "home": clean(str(kind.__module__), MOST_NAME),
             "training": training if isinstance(training, bool) else None, "wrapped": wrapped,
             "seen": seen, "plugins": plugins,
-            "parameters": [self._tensor(prefix, key, one) for key, one in parameters],
-            "buffers": [{**self._tensor(prefix, key, one), "persistent": key not in transient} for key, one in buffers],
+            "parameters": [self._tensor(prefix, key, tensor) for key, tensor in parameters],
+            "buffers": [{**self._tensor(prefix, key, tensor), "persistent": key not in transient} for key, tensor in buffers],
             "hooks": hooks[:MOST_HOOKS], "left_out": left_out + more_left_out + max(0, len(hooks) - MOST_HOOKS),
         }  # fmt: skip
 
@@ -141,10 +141,10 @@ class Tour:
         if known is None or known[0]() is not module:
             return ("unlearnt" if model.walk is not None else "left_out" if model.is_cut else "never_called"), []
         _, owner, named = known
-        state = models.seen.state(id(module), module, owner, named)
+        state = models.coverage.state(id(module), module, owner, named)
         if not state:
             state = "container" if has_no_forward(module) else "unheard"
-        numbers = models.audience.listening(named) if state not in ("container", "compiled", "scripted") else ()
+        numbers = models.routing.listening(named) if state not in ("container", "compiled", "scripted") else ()
         return state, [self._plugins[number] for number in numbers if number in self._plugins]
 
 
@@ -154,38 +154,39 @@ def described(tensor: Any) -> TensorRow:
     For a DTensor the values are those of this rank's part, and `global_shape` is the shape of the whole. A value that cannot
     be read is left out. `class` is present for any class other than Tensor and Parameter.
     """
-    told: TensorRow = {}
+    row: TensorRow = {}
     kind = type(tensor)
     if kind not in (torch.Tensor, nn.Parameter):
-        told["class"] = clean(kind.__name__, MOST_NAME)
+        row["class"] = clean(kind.__name__, MOST_NAME)
     if issubclass(kind, _Lazy):
-        return {**told, "uninitialized": True}
+        return {**row, "uninitialized": True}
     try:
-        told["dtype"] = str(of_tensor(tensor, "dtype")).rpartition(".")[2]
-        told["device"] = str(of_tensor(tensor, "device"))
-        told["requires_grad"] = bool(of_tensor(tensor, "requires_grad"))
+        row["dtype"] = str(of_tensor(tensor, "dtype")).rpartition(".")[2]
+        row["device"] = str(of_tensor(tensor, "device"))
+        row["requires_grad"] = bool(of_tensor(tensor, "requires_grad"))
         if kind.__name__ == "DTensor":
-            told["global_shape"] = list(of_tensor(tensor, "shape"))[:64]
+            row["global_shape"] = list(of_tensor(tensor, "shape"))[:64]
             tensor = peek(tensor, "_local_tensor")
-        told["shape"], told["elements"] = list(of_tensor(tensor, "shape"))[:64], int(torch.Tensor.numel(tensor))
+        row["shape"], row["elements"] = list(of_tensor(tensor, "shape"))[:64], int(torch.Tensor.numel(tensor))
         if of_tensor(tensor, "layout") is torch.strided:
-            told["bytes"] = told["elements"] * int(torch.Tensor.element_size(tensor))
+            row["bytes"] = row["elements"] * int(torch.Tensor.element_size(tensor))
         else:
-            told["layout"] = str(of_tensor(tensor, "layout")).rpartition(".")[2]
+            row["layout"] = str(of_tensor(tensor, "layout")).rpartition(".")[2]
     except Failure as failure:  # a subclass that raises
-        told["unknown"] = clean(worded(failure), MOST_NAME)
-    return told
+        row["unknown"] = clean(worded(failure), MOST_NAME)
+    return row
 
 
-def _first(held: Any) -> tuple[list[tuple[str, Any]], int]:
+def _first(table: Any) -> tuple[list[tuple[str, Any]], int]:
     """Return the tensors of a module's dict, at most MOST_TENSORS, and the number of further ones."""
-    tensors = [(str(key), value) for key, value in list(entries(held).items()) if issubclass(type(value), torch.Tensor)]
+    items = list(entries(table).items())
+    tensors = [(str(key), value) for key, value in items if issubclass(type(value), torch.Tensor)]
     return tensors[:MOST_TENSORS], max(0, len(tensors) - MOST_TENSORS)
 
 
 def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[HookRow]:
     """List the hooks other than hookd's on a module and its parameters; equal ones on a module once, with their count."""
-    found: list[HookRow] = [
+    rows: list[HookRow] = [
         {"kind": kind, "function": clean(where, MOST_NAME), "count": count}
         for (kind, where), count in hooks_on(module).items()
     ]
@@ -195,5 +196,5 @@ def _hooks(module: nn.Module, parameters: Iterable[tuple[str, Any]]) -> list[Hoo
             for function in list(functions.values()) if functions else ():
                 if type(function) is not FunctionType or not is_ours(function.__code__.co_filename):
                     on = clean(name, MOST_NAME)
-                    found.append({"kind": kind, "function": clean(home(function), MOST_NAME), "count": 1, "on": on})
-    return found
+                    rows.append({"kind": kind, "function": clean(home(function), MOST_NAME), "count": 1, "on": on})
+    return rows

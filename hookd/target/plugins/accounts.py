@@ -18,7 +18,6 @@ class Accounts:
         clock: returns the time in ns.
 
     Attributes:
-        clock: the same.
         is_metered: whether the step in progress is metered: each plugin is timed, and so is hookd itself.
         spent: ns spent in each plugin during a metered step, by the plugin's number, and in hookd itself as `OWN`.
         charged: ns of all plugins and hookd so far.
@@ -33,11 +32,7 @@ class Accounts:
         self.calls: dict[int, int] = {}
 
     def charge(self, number: int, mark: int) -> int:
-        """Charge a plugin with the time since `mark`.
-
-        Returns:
-            The current time in ns.
-        """
+        """Charge a plugin with the time since `mark`; return the current time in ns."""
         now = self.clock()
         self.spent[number] = self.spent.get(number, 0) + now - mark
         self.charged += now - mark

@@ -40,12 +40,11 @@ class _Queue:
         self.thread: Thread | None = None
 
 
-class Aside:
+class Background:
     """Runs each plugin's pieces of work one after the other.
 
     Args:
         failed: called with a plugin's name and the exception that its work raised.
-        work: the work of all threads of the agent.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None], work: Work) -> None:
@@ -68,7 +67,7 @@ class Aside:
             if not is_full:
                 queue.due.append(work)
         if is_full:
-            self._failed(plugin, OverflowError(f"{MOST} pieces of work wait, and what comes now is not done"))
+            self._failed(plugin, OverflowError(f"{MOST} pieces of background work are waiting; this one is dropped"))
 
     def _begin(self, plugin: str, queue: _Queue) -> None:
         queue.begun = clock.monotonic()
@@ -117,7 +116,7 @@ class Aside:
             if thread is not None and since_s > STUCK_S:
                 plugin = registry.named(name).plugin if registry.has(name) else None
                 at = line_of(thread.ident, plugin)
-                residue.append(f"a thread in the work aside of the plugin {name}, at {at}")
+                residue.append(f"a thread in the background work of plugin {name}, at {at}")
         return residue
 
     def _run(self, plugin: str, queue: _Queue) -> None:

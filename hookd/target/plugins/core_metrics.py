@@ -47,10 +47,7 @@ class CoreMetrics:
             page, "hookd_plugin_call_seconds", "Mean time of one call of a plugin's hooks, measured.", ("plugin",)
         )
         self.plugin_held = Gauge(
-            page,
-            "hookd_plugin_held_bytes",
-            "Memory of the tensors that a plugin's attributes lead to.",
-            ("plugin",),
+            page, "hookd_plugin_held_bytes", "Memory of the tensors that a plugin's attributes lead to.", ("plugin",)
         )
         self.plugin_series_refused = Counter(
             page, "hookd_plugin_series_refused", "Series of a plugin that are over its limits.", ("plugin",)
@@ -101,8 +98,7 @@ class CoreMetrics:
             self.plugin_state.remove(loaded.name, state)
         for metric in (
             self.plugin_errors, self.overhead, self.sampling_interval, self.changes_training, self.call_seconds,
-            self.plugin_series_refused,
-            self.plugin_held,
+            self.plugin_series_refused, self.plugin_held,
         ):  # fmt: skip
             metric.remove(loaded.name)
         for name in loaded.context.bound.bad:

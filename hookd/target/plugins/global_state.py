@@ -59,29 +59,29 @@ _SETTINGS: tuple[_Setting, ...] = (
 )
 
 
-def watch(one: Listener) -> None:
+def watch(listener: Listener) -> None:
     """Watch the first calls of an observer's hook."""
     left = FIRST_CALLS
 
     def first(*values: Any) -> Any:
         nonlocal left
         if is_unreal():  # a trace would record the access to the generator's state
-            return one.call(*values)
+            return listener.call(*values)
         left -= 1
         if left <= 0:
-            one.run = one.call
+            listener.run = listener.call
         state = _State()
         try:
-            result = one.call(*values)
+            result = listener.call(*values)
         except BaseException:
             state.put_back()
             raise
         if changed := state.put_back():
-            left, one.run = FIRST_CALLS, first
+            left, listener.run = FIRST_CALLS, first
             raise PluginError(f"it changed {', '.join(changed)} of the training, which hookd has put back")
         return result
 
-    one.run = first
+    listener.run = first
 
 
 class _State:

@@ -49,7 +49,7 @@ LEFT_RATIO = 1 / 2
 """The share of the budget that is reserved for sampled hooks, so that the work done at every step cannot starve them."""
 RUNAWAY_RATIO = 1 / 3
 """The share of step time above which a plugin that cannot be sampled is quarantined: half of the training's own time."""
-DEAR_RATIO = 0.9
+COSTLY_RATIO = 0.9
 """The same for a plugin with `longest = 1`."""
 RUNAWAY_STEPS = 3
 """Number of consecutive metered steps above that share before a plugin is quarantined."""
@@ -82,13 +82,13 @@ class _Draw(NamedTuple):
     totals: Switched | None = None
 
     @classmethod
-    def of(cls, loaded: Loaded, one: Listener) -> _Draw:
+    def of(cls, loaded: Loaded, listener: Listener) -> _Draw:
         """Return the draw of a listener."""
-        rate, fixed = loaded.rates[one.hook], loaded.context.fixed(one.hook)
+        rate, fixed = loaded.rates[listener.hook], loaded.context.fixed(listener.hook)
         tier = ALL if rate.longest else LAST if rate.stretched_last else USUAL
-        dearest = ALL if tier == USUAL and not loaded.rarest else tier
-        totals = one.totals if isinstance(one.totals, Switched) else None
-        return cls(one, NONE if fixed is not None else dearest, fixed, tier, one.hook in FLOWS, totals)
+        costliest = ALL if tier == USUAL and not loaded.rarest else tier
+        totals = listener.totals if isinstance(listener.totals, Switched) else None
+        return cls(listener, NONE if fixed is not None else costliest, fixed, tier, listener.hook in FLOWS, totals)
 
 
 class Governor:
@@ -141,21 +141,13 @@ class Governor:
         self._unpaid: dict[_Kind, int] = {}  # number of steps not charged yet, by kind
 
     def end(self) -> int:
-        """Record the end of a step.
-
-        Returns:
-            Its wall time in ns; 0 for the first one, whose beginning was not observed.
-        """
+        """End a step; return its wall time in ns, 0 for the first one, whose beginning was not observed."""
         now = self._clock()
         self._elapsed_ns, self._ended_ns = now - self._ended_ns if self._ended_ns else 0, now
         return self._elapsed_ns
 
     def begin(self, turn: int) -> None:
-        """Close the accounts of the last step, and set the switches for the next one.
-
-        Args:
-            turn: number of turns since the attach (`StepCount.turns`).
-        """
+        """Close the accounts of the last step, and set the switches for the next one, after `turn` turns (`StepCount.turns`)."""
         elapsed = self._elapsed_ns
         if self._is_changed:
             self._is_changed = False
@@ -196,36 +188,28 @@ class Governor:
                 self.stretch_to(loaded, min(1 << math.ceil(math.log2(wanted)), loaded.rare_limit))
 
     def switch(self, step: int) -> None:
-        """Set which hooks are called from the next step on, after a plugin was loaded, unloaded or changed.
-
-        Args:
-            step: number of steps completed.
-        """
+        """Set which hooks are called after `step` completed steps, because a plugin was loaded, unloaded or changed."""
         self._calm_windows = 0
         self.listen(step)
 
     def listen(self, step: int) -> None:
-        """Set which hooks are called from the next step on, after a plugin changed which ones it wants.
-
-        Args:
-            step: number of steps completed.
-        """
+        """Set which hooks are called after `step` completed steps, because a plugin changed which ones it wants."""
         drawn, flows = [], False
         for loaded in self._all():
             draws = []
-            for one in loaded.listeners:
-                on = loaded.state == "active" and loaded.context.is_wanted(one.name)
-                is_sampled = loaded.is_sampled(one)
-                if on and is_sampled and (self.budget > 0 or loaded.context.fixed(one.hook) is not None):
-                    draws.append(_Draw.of(loaded, one))
+            for listener in loaded.listeners:
+                on = loaded.state == "active" and loaded.context.is_wanted(listener.name)
+                is_sampled = loaded.is_sampled(listener)
+                if on and is_sampled and (self.budget > 0 or loaded.context.fixed(listener.hook) is not None):
+                    draws.append(_Draw.of(loaded, listener))
                 else:
-                    one.is_on = on and not is_sampled
-                    if isinstance(one.totals, Switched):
-                        one.totals.switch(is_on=on and not is_sampled, is_active=loaded.state == "active")
-                    flows = flows or (on and not is_sampled and one.hook in FLOWS)
-            drawn.append((loaded, draws, tuple({one.fixed for one in draws if one.fixed})))
-            loaded.drawn, loaded.has_fixed = None, any(one.fixed is not None for one in draws)
-        drawn.sort(key=lambda one: one[0].plugin.apart)  # `apart` plugins last: they are drawn depending on the others
+                    listener.is_on = on and not is_sampled
+                    if isinstance(listener.totals, Switched):
+                        listener.totals.switch(is_on=on and not is_sampled, is_active=loaded.state == "active")
+                    flows = flows or (on and not is_sampled and listener.hook in FLOWS)
+            drawn.append((loaded, draws, tuple({draw.fixed for draw in draws if draw.fixed})))
+            loaded.drawn, loaded.has_fixed = None, any(draw.fixed is not None for draw in draws)
+        drawn.sort(key=lambda row: row[0].plugin.apart)  # `apart` plugins last: they are drawn depending on the others
         numbers = tuple(loaded.number for loaded, _, _ in drawn)
         if numbers != self._numbers:
             self._is_changed = True  # the accounts belong to the training thread: `begin` renews them
@@ -248,41 +232,38 @@ class Governor:
                 usual = is_on and loaded.is_due(step)
             rare = usual and loaded.is_due_rarely(step)
             last = usual or (is_on and loaded.is_due_last(step))
-            drawn = (is_on, last, usual, rare, loaded.stretch, *(step % one == 0 for one in fixed))
+            drawn = (is_on, last, usual, rare, loaded.stretch, *(step % interval == 0 for interval in fixed))
             if drawn != loaded.drawn:
                 loaded.drawn, is_turned = drawn, True
                 self._turn(loaded, draws, (False, last, usual, rare), step)
             somebody_looks = somebody_looks or loaded.looks
             if draws and loaded.state == "active":
-                following = min(
-                    following, loaded.next_draw(step), *(_next_fixed(step, one) for one in fixed if one > 1)
-                )
+                changes = (_next_fixed(step, interval) for interval in fixed if interval > 1)
+                following = min(following, loaded.next_draw(step), *changes)
         self._next_draw = following
         if is_turned:
-            flows = (one.listener.is_on for _, draws, _ in self._drawn for one in draws if one.is_backward)
+            flows = (draw.listener.is_on for _, draws, _ in self._drawn for draw in draws if draw.is_backward)
             self._dispatch.hears_gradients = self._always_flows or any(flows)
-            kinds, heard = (
-                [loaded.kind for loaded, _, _ in self._drawn],
-                [loaded.listening for loaded, _, _ in self._drawn],
-            )
-            self._kind = self._numbers, tuple(kinds), tuple(heard)
+            plugins = [loaded for loaded, _, _ in self._drawn]
+            kinds, listening = tuple(plugin.kind for plugin in plugins), tuple(plugin.listening for plugin in plugins)
+            self._kind = self._numbers, kinds, listening
         return is_turned
 
     def _turn(self, loaded: Loaded, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
         """Set the switches of one plugin; `due` holds by tier whether it is called."""
-        is_on, looks, is_fixed, dearest, listening = loaded.state == "active", False, False, NONE, 0
-        for one in draws:
-            is_called = is_on and (step % one.fixed == 0 if one.fixed else due[one.tier])
-            one.listener.is_on = is_called
-            if one.totals is not None:
-                steps = one.fixed or (loaded.rare_interval if one.tier == ALL else loaded.interval)
-                one.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
+        is_on, looks, is_fixed, costliest, listening = loaded.state == "active", False, False, NONE, 0
+        for draw in draws:
+            is_called = is_on and (step % draw.fixed == 0 if draw.fixed else due[draw.tier])
+            draw.listener.is_on = is_called
+            if draw.totals is not None:
+                steps = draw.fixed or (loaded.rare_interval if draw.tier == ALL else loaded.interval)
+                draw.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
             if is_called:
                 listening += 1
-                looks = looks or one.tier != LAST
-                is_fixed = is_fixed or bool(one.fixed)
-                dearest = max(dearest, one.kind)
-        loaded.kind, loaded.listening, loaded.looks = FIXED * is_fixed + dearest, listening, looks
+                looks = looks or draw.tier != LAST
+                is_fixed = is_fixed or bool(draw.fixed)
+                costliest = max(costliest, draw.kind)
+        loaded.kind, loaded.listening, loaded.looks = FIXED * is_fixed + costliest, listening, looks
 
     def _all(self) -> Iterable[Loaded]:
         return list(self._registry)
@@ -303,24 +284,24 @@ class Governor:
 
     def _learn(self, elapsed: int) -> None:
         """Record the costs of a metered step."""
-        ledger, kinds = self._dispatch.accounts, self._kind[1]
+        accounts, kinds = self._dispatch.accounts, self._kind[1]
         payers = OWN, self._listening(FLOWS), self._listening(("output_summary",)), self._listening(("forwards",))
         for number, ns in zip(payers, self._counting.metered_ns()):
-            ledger.spent[number] = ledger.spent.get(number, 0) + ns
+            accounts.spent[number] = accounts.spent.get(number, 0) + ns
         known = self._costs.pop(self._kind, {})  # reinserted below as the most recent one
         if len(self._costs) >= KINDS:
             self._forget(next(iter(self._costs)))
         costs = self._costs[self._kind] = {}
         for loaded in self._all():
-            ns = ledger.spent.get(loaded.number, 0)
-            loaded.calls += ledger.calls.get(loaded.number, 0)
+            ns = accounts.spent.get(loaded.number, 0)
+            loaded.calls += accounts.calls.get(loaded.number, 0)
             loaded.call_ns += ns
             loaded.cost_ns[loaded.kind] = self._typical((loaded.number, loaded.kind), ns)
             costs[loaded.number] = self._typical((loaded.number, self._kind), ns)
             self._watch(loaded, ns, elapsed)
         # `_pay` charges the least of these for a kind that was never metered.
-        self._own[kinds] = self._typical((OWN, self._kind), ledger.spent.get(OWN, 0))
-        spent, taken_for = sum(ledger.spent.values()), sum(known.values()) + self._own[kinds]
+        self._own[kinds] = self._typical((OWN, self._kind), accounts.spent.get(OWN, 0))
+        spent, taken_for = sum(accounts.spent.values()), sum(known.values()) + self._own[kinds]
         is_surprising = not taken_for / SURPRISE <= spent <= taken_for * SURPRISE
         if is_surprising:
             self._metered.pop(self._kind, None)  # so that the next step of this kind is metered
@@ -328,13 +309,13 @@ class Governor:
             self._calm_windows = 0
         if is_surprising and spent > ALARM_RATIO * self.budget * elapsed:
             self._is_alarmed = True
-        ledger.spent.clear()
-        ledger.calls.clear()
+        accounts.spent.clear()
+        accounts.calls.clear()
 
     def _listening(self, hooks: tuple[str, ...]) -> int:
         """Return the number of the first plugin that listens to one of `hooks` in this step: it pays for the work done in C."""
         for loaded in self._all():
-            if any(one.hook in hooks and one.is_on for one in loaded.listeners):
+            if any(listener.hook in hooks and listener.is_on for listener in loaded.listeners):
                 return loaded.number
         return OWN
 
@@ -381,9 +362,7 @@ class Governor:
 
     def _watch(self, loaded: Loaded, ns: int, elapsed: int) -> None:
         """Quarantine a plugin that takes much of the training's time, if its interval cannot be stretched."""
-        # With `longest = 1` a plugin declares that it must see every step, at whatever cost: its limit is higher.
-        limit = RUNAWAY_RATIO if loaded.plugin.longest > 1 else DEAR_RATIO
-        is_runaway = ns > limit * elapsed and not (loaded.plugin.mutates or loaded.context.is_fixed)
+        is_runaway = ns > limit_of(loaded) * elapsed and not (loaded.plugin.mutates or loaded.context.is_fixed)
         self._runaway[loaded.number] = self._runaway.get(loaded.number, 0) + 1 if is_runaway else 0
         if self._runaway[loaded.number] >= RUNAWAY_STEPS and not self.stretch(loaded):
             share = f"{100 * ns / elapsed:.0f} % of a step"
@@ -439,19 +418,16 @@ class Governor:
 
     def _find_own(self) -> float:
         """Return the factor that adds hookd's dispatch overhead to a plugin's own time."""
-        dearest = max(self._own, key=sum, default=())
+        costliest = max(self._own, key=sum, default=())
         extra = sum(max(0, loaded.cost(ALL) - loaded.cost(NONE)) for loaded in self._all())
-        own = self._own.get(dearest, 0) - min(self._own.values(), default=0)
+        own = self._own.get(costliest, 0) - min(self._own.values(), default=0)
         return 1 + own / extra if extra > 0 and own > 0 else 1.0
 
     def _relax_all(self, governed: list[Loaded], room: float) -> None:
         """Halve intervals, those of the cheapest plugins first, while the added share of step time fits into `room`."""
         for loaded in sorted(governed, key=self._share):
-            wanted, stretch, before = (
-                wanted_interval(loaded.plugin, loaded.context),
-                loaded.stretch,
-                self._share(loaded),
-            )
+            wanted, stretch = wanted_interval(loaded.plugin, loaded.context), loaded.stretch
+            before = self._share(loaded)
             if stretch > wanted:
                 self.stretch_to(loaded, max(wanted, stretch // 2))
                 more = self._share(loaded) - before  # includes hooks that were at their longest interval before
@@ -478,6 +454,12 @@ class Governor:
         whole = loaded.rare_limit if stretch > loaded.rare_limit else loaded.longest if stretch > loaded.longest else 1
         loaded.stretch, self._next_draw = stretch // whole * whole, 0
         self._core.show_interval(loaded)
+
+
+def limit_of(loaded: Loaded) -> float:
+    """Return the share of step time above which a plugin that cannot be sampled is quarantined."""
+    # With `longest = 1` a plugin declares that it must see every step, at whatever cost.
+    return RUNAWAY_RATIO if loaded.plugin.longest > 1 else COSTLY_RATIO
 
 
 def _next_fixed(step: int, interval: int) -> int:

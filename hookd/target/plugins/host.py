@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookd.target.events.phases import PHASE
 from hookd.wire import page as pages
 from hookd.wire.originals import clock
 
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
-    from torch.nn import Parameter
-    from torch.optim import Optimizer
 
     from hookd.api.events import Module, Returned
     from hookd.target.boot.arming import Life
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from hookd.target.events.batching import Portions
     from hookd.target.events.step_count import StepCount
     from hookd.target.modeltree.models import Models
-    from hookd.target.plugins.background import Aside
+    from hookd.target.plugins.background import Background
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.governor import Governor
     from hookd.target.plugins.incidents import Incidents
@@ -34,17 +33,10 @@ if TYPE_CHECKING:
 PAUSED = float(pages.PHASES.index("paused"))
 PAUSE_S = 0.05
 """Interval at which a paused training checks whether it may go on."""
-PHASE = pages.PHASE - pages.MODULE
-"""Offset of a heartbeat's phase cell from its module cell."""
 
 
 class PluginHost:
-    """Answers the plugins' contexts; `hookd.api.context.Context` documents the answers.
-
-    Attributes:
-        page: holds the plugins' metrics.
-        numeric: arithmetic on tensors.
-    """
+    """Answers the plugins' contexts; `hookd.api.context.Context` documents the answers."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -63,13 +55,14 @@ class PluginHost:
         governor: Governor,
         core: CoreMetrics,
         incidents: Incidents,
-        aside: Aside,
+        background: Background,
     ) -> None:
         self.page, self.numeric = page, numeric
-        self.report_incident, self.write_log, self.work_aside = incidents.report, page.log, aside.add
+        self.report_incident, self.write_log, self.run_in_background = incidents.report, page.log, background.add
         self.step_now, self.mark_now = count.absolute, marks.last
+        self.module_states, self.ordered_parameters = models.coverage.states, models.names.ordered_parameters
         self._cells, self._process, self._life, self._local, self._count = page.cells, process, life, local, count
-        self._models, self._names, self._counting, self._portions = models, models.names, counting, portions
+        self._names, self._counting, self._portions = models.names, counting, portions
         self._registry, self._governor, self._core = registry, governor, core
         self._is_due: Callable[[str], bool] = lambda _: False
 
@@ -108,14 +101,6 @@ class PluginHost:
     def outermost_modules(self) -> list[tuple[Module, nn.Module]]:
         """Return the roots of all models that are alive, with their outermost wrappers."""
         return [(model.root, root) for model, root in self._names.live_roots()]
-
-    def module_states(self) -> list[tuple[Module, str]]:
-        """Return each module with its state in `hookd_modules`."""
-        return self._models.states()
-
-    def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
-        """Return the parameters that `optimizer` holds, in the models' order."""
-        return self._names.ordered_parameters(optimizer)
 
     def interval_of(self, plugin: str) -> int:
         """Return how many steps lie between two sampled steps of a plugin."""

@@ -23,10 +23,6 @@ class Incidents:
     """Publishes incidents, and limits their kinds.
 
     Each kind is a series, and people search for kinds by name, so a plugin may have a limited number only.
-
-    Args:
-        counter: counts incidents by kind.
-        count: the count of steps.
     """
 
     def __init__(self, *, page: PageWriter, counter: Counter, count: StepCount) -> None:

@@ -10,34 +10,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hookd.target.plugins.core_metrics import CoreMetrics
-    from hookd.target.plugins.lifecycle_hooks import Cold
+    from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
     from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.wire.page import PageWriter
 
 
 class Readmission:
-    """Readmits quarantined plugins.
-
-    Args:
-        cold: knows which plugins have a hook that has not returned.
-        switch: switches from one plugin to another, or one on.
-    """
+    """Readmits quarantined plugins: `switch` switches them on."""
 
     def __init__(
         self,
         *,
         registry: Registry,
-        cold: Cold,
+        lifecycle_hooks: LifecycleHooks,
         page: PageWriter,
         switch: Callable[[Loaded | None, Loaded | None], None],
     ) -> None:
-        self._registry, self._cold, self._page, self._switch = registry, cold, page, switch
+        self._registry, self._lifecycle_hooks, self._page, self._switch = registry, lifecycle_hooks, page, switch
 
     def tick(self) -> None:
         """Switch on the plugins whose quarantine is over; on probation, one error quarantines them again."""
         now = clock.monotonic()
         for loaded in self._registry:
-            is_stuck = self._cold.holds(loaded.plugin)
+            is_stuck = self._lifecycle_hooks.holds(loaded.plugin)
             if loaded.state == "quarantined" and loaded.probation.is_over(now) and not is_stuck:
                 loaded.strikes = 0
                 loaded.probation.admit(now)
@@ -65,8 +60,7 @@ class Refusals:
             for metric, bad in list(bound.bad.items()):
                 published = bound.bad_published.get(metric, 0)
                 if not published:
-                    self._page.log(
-                        "error", f"plugin {loaded.name}: {metric} was given an invalid amount: it is not stored"
-                    )
+                    text = f"plugin {loaded.name}: {metric} was given an invalid amount: it is not stored"
+                    self._page.log("error", text)
                 self._values.labels(loaded.name, metric).inc(bad - published)
                 bound.bad_published[metric] = bad

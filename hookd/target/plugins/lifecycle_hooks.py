@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hookd.target.boot.work import Work
     from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Loaded, Registry
+    from hookd.target.plugins.notifier import Notifier
     from hookd.target.plugins.plugin_errors import Errors
-    from hookd.target.plugins.telling import Telling
     from hookd.wire.page import PageWriter
 
 TIME_S = 5.0
@@ -104,13 +104,8 @@ class _Thread:
         return job is not None and not self.is_left
 
 
-class Cold:
-    """Calls lifecycle hooks. Any thread may call, and waits.
-
-    Args:
-        errors: counts what the hooks raise.
-        work: the work of all threads of the agent.
-    """
+class LifecycleHooks:
+    """Calls lifecycle hooks. Any thread may call, and waits."""
 
     def __init__(self, *, page: PageWriter, errors: Errors, work: Work) -> None:
         self._page, self._errors, self._work = page, errors, work
@@ -128,7 +123,7 @@ class Cold:
         """
         job = self._done(plugin, hook, act, *arguments)
         if job.where is not None:
-            hint = "Do what takes its time in context.aside(), and wait for nothing that may not come."
+            hint = "Run slow work in context.aside(), and do not wait without a timeout."
             raise PluginError(f"{plugin.name}: {hook} has not returned in time{job.at}", reason="stuck", hint=hint)
         if isinstance(job.error, Failure):
             raise job.error
@@ -240,14 +235,17 @@ class _Outside:
 class PluginTicks:
     """Calls the hook `tick`."""
 
-    def __init__(self, *, registry: Registry, telling: Telling, accounts: Accounts, cold: Cold) -> None:
-        self._registry, self._tell, self._accounts, self._cold = registry, telling.tell, accounts, cold
+    def __init__(
+        self, *, registry: Registry, notifier: Notifier, accounts: Accounts, lifecycle_hooks: LifecycleHooks
+    ) -> None:
+        self._registry, self._notify, self._accounts = registry, notifier.notify, accounts
+        self._lifecycle_hooks = lifecycle_hooks
 
     def tick(self, now_s: float) -> None:
         """Call `tick` of all plugins that are switched on, in pluggy's order."""
-        for one in self._registry.ordered("tick"):
-            loaded = self._registry.get(one.plugin)
-            if loaded is not None and one.is_on:
-                self._cold.run(
-                    loaded, "tick", self._tell, _Outside(), [one], {"now_s": now_s}, self._accounts.is_metered
+        for listener in self._registry.ordered("tick"):
+            loaded = self._registry.get(listener.plugin)
+            if loaded is not None and listener.is_on:
+                self._lifecycle_hooks.run(
+                    loaded, "tick", self._notify, _Outside(), [listener], {"now_s": now_s}, self._accounts.is_metered
                 )

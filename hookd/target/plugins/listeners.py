@@ -161,8 +161,8 @@ class Loaded:
     def turn(self, state: str) -> None:
         """Change the state."""
         self.state = state
-        for one in self.listeners:
-            one.is_active = state == "active"
+        for listener in self.listeners:
+            listener.is_active = state == "active"
 
     @property
     def max_strikes(self) -> int:
@@ -172,13 +172,13 @@ class Loaded:
 
     @property
     def changes_training(self) -> bool:
-        """Whether it changes the training now; a mutator can be told not to, as by gradclip's dry run."""
+        """Whether it changes the training now; a mutator may be configured not to, as by gradclip's dry run."""
         return self.plugin.mutates and self.state == "active"
 
-    def is_sampled(self, one: Listener) -> bool:
+    def is_sampled(self, listener: Listener) -> bool:
         """Whether this hook is called in sampled steps only; mutators' hooks never are, and totals of calls are exact."""
-        is_exact = one.totals is not None and one.hook == "forward"
-        return one.hook in self.rates and not is_exact and not _mutates(self.plugin, one.hook)
+        is_exact = listener.totals is not None and listener.hook == "forward"
+        return listener.hook in self.rates and not is_exact and not _mutates(self.plugin, listener.hook)
 
     def is_due(self, step: int) -> bool:
         """Whether the hooks with a governed interval, except the rare ones, are called in a step.
@@ -213,8 +213,8 @@ class Loaded:
         """Return the next step at which the set of called hooks may change; fixed intervals are not considered."""
         if self.looks or self.waiting:
             return step + 1
-        seldom = (one for one in (self.interval, self.last_interval) if one > 1)
-        return min((next_drawn(step, one) for one in seldom), default=step + 1)
+        seldom = (interval for interval in (self.interval, self.last_interval) if interval > 1)
+        return min((next_drawn(step, interval) for interval in seldom), default=step + 1)
 
     @property
     def interval(self) -> int:
@@ -252,7 +252,7 @@ class Loaded:
         of a step with more hooks: the value of a kind that no longer occurs is out of date.
         """
         fixed = FIXED if self.has_fixed else 0  # costs with fixed hooks are kept separately
-        known = [self.cost_ns.get(fixed + one) for one in range(ALL + 1)]
+        known = [self.cost_ns.get(fixed + tier) for tier in range(ALL + 1)]
         own = next((ns for ns in known[kind::-1] if ns is not None), 0)
         return min([own, *(ns for ns in known[kind + 1 :] if ns is not None)])
 
@@ -367,7 +367,7 @@ class Registry:
     def remove(self, loaded: Loaded) -> None:
         """Forget a plugin."""
         self._manager.unregister(loaded.plugin)
-        self.loaded = {number: one for number, one in self.loaded.items() if one is not loaded}
+        self.loaded = {number: other for number, other in self.loaded.items() if other is not loaded}
 
     def note_changing(self) -> None:
         """Update `agreed` and `alone`, after a plugin came, went or changed its state."""
@@ -379,14 +379,10 @@ class Registry:
         """Return the listeners of one hook in pluggy's order: last registered first, with tryfirst and trylast."""
         caller = getattr(self._manager.hook, hook)
         by_plugin = {id(e.plugin): e for e in self.loaded.values()}
-        listeners = []
-        for impl in reversed(caller.get_hookimpls()):
-            loaded = by_plugin.get(id(impl.plugin))
-            if loaded is not None:
-                listeners += [one for one in loaded.listeners if one.hook == hook and one.totals is None]
-        return listeners + [
-            one for loaded in self.loaded.values() for one in loaded.listeners if one.totals and one.hook == hook
-        ]
+        called = [by_plugin[id(i.plugin)] for i in reversed(caller.get_hookimpls()) if id(i.plugin) in by_plugin]
+        listeners = [one for loaded in called for one in loaded.listeners if one.hook == hook and one.totals is None]
+        totals = [one for loaded in self.loaded.values() for one in loaded.listeners if one.hook == hook and one.totals]
+        return listeners + totals
 
     def _frozen(self, loaded: Loaded) -> list[Listener]:
         listeners = []
@@ -394,7 +390,7 @@ class Registry:
             for impl in getattr(self._manager.hook, hook).get_hookimpls():
                 if impl.plugin is loaded.plugin and hook == "output_summary":
                     shown = loaded.context.shown or loaded.context.show_outputs({}, zeros=0.0)
-                    shown.tell = _picking(impl.function, impl.argnames)
+                    shown.callback = _picking(impl.function, impl.argnames)
                 elif impl.plugin is loaded.plugin:
                     names = tuple(impl.argnames)
                     rights = _mutates(loaded.plugin, hook), loaded.plugin.remembers
@@ -428,10 +424,10 @@ def _picking(function: Callable[..., Any], names: Sequence[str]) -> Callable[[An
     """Return a function that calls a plugin's `output_summary` with those of the three values that it takes."""
     places = [("module", "output", "summary").index(name) for name in names]
 
-    def tell(*values: Any) -> Any:
+    def call(*values: Any) -> Any:
         return function(*[values[at] for at in places])
 
-    return tell
+    return call
 
 
 def _mutates(plugin: Plugin, hook: str) -> bool:

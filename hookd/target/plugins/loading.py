@@ -22,19 +22,14 @@ if TYPE_CHECKING:
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.core_metrics import CoreMetrics
     from hookd.target.plugins.governor import Governor
-    from hookd.target.plugins.lifecycle_hooks import Cold
+    from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
     from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.stopping import Stopping
     from hookd.wire.page import PageWriter
 
 
 class Loading:
-    """Loads plugins and unloads them.
-
-    Args:
-        host: answers the plugins' contexts.
-        rest: yields the interpreter to the training for a while.
-    """
+    """Loads plugins and unloads them; `rest` yields the interpreter to the training for a while."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -42,7 +37,7 @@ class Loading:
         process: Process,
         page: PageWriter,
         registry: Registry,
-        cold: Cold,
+        lifecycle_hooks: LifecycleHooks,
         models: Models,
         governor: Governor,
         count: StepCount,
@@ -52,7 +47,7 @@ class Loading:
         rest: Callable[[], None],
     ) -> None:
         self._process, self._page, self._host = process, page, host
-        self._registry, self._cold, self._models = registry, cold, models
+        self._registry, self._lifecycle_hooks, self._models = registry, lifecycle_hooks, models
         self._governor, self._count, self._core, self._stopping = governor, count, core, stopping
         self._rest = rest
 
@@ -87,7 +82,7 @@ class Loading:
             raise PluginError(f"{plugin.name} is loaded already", reason="already-loaded")
         context = Context(plugin.name, options, self._host)
         try:
-            self._cold.configure(plugin, context)
+            self._lifecycle_hooks.configure(plugin, context)
             rules.check_attributes(plugin)  # it may have set some for its options
             self._rest()
             wanted_interval(plugin, context)
@@ -101,10 +96,10 @@ class Loading:
             if isinstance(exc, PluginError) or not isinstance(exc, Failure):
                 raise
             raise PluginError(f"{plugin.name}: configure raised {worded(exc)}{author_place(exc, plugin)}") from exc
-        for one in loaded.listeners:
+        for listener in loaded.listeners:
             # A tick does not run in the training's threads, and totals are hookd's own code.
-            if not one.mutates and one.totals is None and one.hook != "tick":
-                watch(one)
+            if not listener.mutates and listener.totals is None and listener.hook != "tick":
+                watch(listener)
         if old is None:
             self._core.show(loaded)
         self._governor.switch(self._count.turns)
@@ -118,7 +113,7 @@ class Loading:
         if new is not None:
             new.turn("active")
             if old is not None:
-                self._cold.succeed(old, new)
+                self._lifecycle_hooks.succeed(old, new)
             self._core.show(new)
         self._registry.note_changing()
         self._governor.switch(self._count.turns)
@@ -127,7 +122,7 @@ class Loading:
         """Remove a plugin that was switched off, and its series, except those that its heir continues."""
         self._registry.remove(loaded)
         self._models.replan()
-        self._cold.unconfigure(loaded)
+        self._lifecycle_hooks.unconfigure(loaded)
         if heir is not None and heir.number > loaded.number:  # an older heir stays because this one was refused
             _count_on(loaded.context, heir.context)
         _retire(loaded.context, heir)
@@ -154,14 +149,14 @@ class Loading:
 
 
 def _retire(context: Context, heir: Loaded | None) -> None:
-    kept = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
+    continued = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
     for metric in context.metrics:
-        metric.retire(kept.get(metric.name))
+        metric.retire(continued.get(metric.name))
 
 
 def _count_on(old: Context, new: Context) -> None:
     """Carry counts over to the plugin's new object, even before it uses them: a counter never falls."""
-    kept = {metric.name: metric for metric in new.metrics}
+    continued = {metric.name: metric for metric in new.metrics}
     for metric in old.metrics:
-        if metric.kind in ("counter", "histogram") and metric.name in kept:
-            kept[metric.name].adopt(metric)
+        if metric.kind in ("counter", "histogram") and metric.name in continued:
+            continued[metric.name].adopt(metric)

@@ -29,16 +29,12 @@ LONGEST = 1500
 
 
 class Errors:
-    """Counts errors, and quarantines plugins with too many.
-
-    Args:
-        counter: counts errors by plugin.
-    """
+    """Counts errors, and quarantines plugins with too many."""
 
     def __init__(self, *, registry: Registry, page: PageWriter, counter: metrics.Counter, life: Life) -> None:
         self._registry, self._page, self._counter, self._life = registry, page, counter, life
         self._failures: Counter[str] = Counter()
-        self._quarantine: Callable[[Loaded, str], None] = _nobody
+        self._quarantine: Callable[[Loaded, str], None] = lambda _loaded, _why: None
 
     def stop_with(self, quarantine: Callable[[Loaded, str], None]) -> None:
         """Set the function that quarantines a plugin; it is set late, because it reports errors here itself."""
@@ -56,7 +52,7 @@ class Errors:
         if loaded is not None:
             self._count(loaded, hook, worded(error), error)
 
-    def failed_aside(self, plugin: str, error: BaseException) -> None:
+    def failed_in_background(self, plugin: str, error: BaseException) -> None:
         """Count an exception that left a plugin's background work."""
         if self._registry.has(plugin):
             self.failed(self._registry.named(plugin), "aside", error)
@@ -66,14 +62,7 @@ class Errors:
         self._count(loaded, hook, worded(error), error)
 
     def late(self, loaded: Loaded, hook: str, text: str, where: str) -> None:
-        """Count a hook that takes far too long, and quarantine its plugin at once.
-
-        Args:
-            loaded: the plugin.
-            hook: the hook's name.
-            text: the error, in words.
-            where: the line in the plugin's source that it is at; "" if unknown.
-        """
+        """Count a hook that takes far too long, and quarantine its plugin at once; `where` is its line in the source, if known."""
         self._count(loaded, hook, text, None)
         loaded.last_trouble = {**loaded.last_trouble, "where": where}
         if loaded.state == "active":
@@ -83,7 +72,7 @@ class Errors:
         """Count a value returned by an observer, which may not return one."""
         loaded = self._registry.get(number)
         if loaded is not None:
-            call = next((one.call for one in loaded.listeners if one.hook == hook), None)
+            call = next((listener.call for listener in loaded.listeners if listener.hook == hook), None)
             text = f"{hook} returned something, which only a mutating plugin may ({where(call)})"
             self._count(loaded, hook, text, None)
 
@@ -116,18 +105,8 @@ class Errors:
             self._page.log("error", f"hookd itself: {where}: {trace}")
 
 
-def _nobody(_entry: Loaded, _why: str) -> None:
-    """Stand in for the quarantine until it is set."""
-
-
 def trouble(plugin: Plugin, hook: str, text: str, error: BaseException | None) -> dict[str, str]:
-    """Describe an error of a plugin.
-
-    Args:
-        plugin: the plugin.
-        hook: the hook's name.
-        text: the error in words.
-        error: the exception; None if it raised none.
+    """Describe an error of a plugin, from the error in words and the exception, if there is one.
 
     Returns:
         `hook`, `text`, `where` (FILE:LINE, in FUNCTION: the line) and `traceback`; the last two may be "".

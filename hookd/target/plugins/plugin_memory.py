@@ -36,14 +36,14 @@ _DICTS = (dict, FROZEN)
 _CONTAINERS = (list, tuple, set, frozenset, deque, *_DICTS)
 
 
-class Held(NamedTuple):
+class Size(NamedTuple):
     """The size of a plugin: bytes of tensor storage, and items in containers."""
 
     bytes: int
     items: int
 
 
-def held(plugin: Plugin) -> Held:
+def size_of(plugin: Plugin) -> Size:
     """Measure the memory that a plugin retains: each container by its length, visiting at most MOST objects."""
     own = type(plugin).__module__.partition(".")[0]
     seen: set[int] = {id(plugin)}
@@ -51,25 +51,25 @@ def held(plugin: Plugin) -> Held:
     items = 0
     todo: list[Any] = list(vars(plugin).values())
     while todo and len(seen) < MOST:
-        one = todo.pop()
-        if id(one) in seen:
+        value = todo.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(one))
-        kind = type(one)  # isinstance() raises for a weakref proxy whose object is gone
+        seen.add(id(value))
+        kind = type(value)  # isinstance() raises for a weakref proxy whose object is gone
         if issubclass(kind, Tensor):
-            memory.update([_memory(one)])
+            memory.update([_memory(value)])
         elif issubclass(kind, _CONTAINERS):
-            items += len(one)
-            todo += _first(one.values() if issubclass(kind, _DICTS) else one)
-        elif kind.__module__.partition(".")[0] == own and hasattr(one, "__dict__"):
-            todo += list(vars(one).values())
-    return Held(sum(memory.values()), items)
+            items += len(value)
+            todo += _first(value.values() if issubclass(kind, _DICTS) else value)
+        elif kind.__module__.partition(".")[0] == own and hasattr(value, "__dict__"):
+            todo += list(vars(value).values())
+    return Size(sum(memory.values()), items)
 
 
 def _first(contents: Iterable[Any]) -> list[Any]:
     """Return the first objects in a container that another thread may be filling; none if it changes meanwhile."""
     try:
-        return [one for one in islice(contents, MOST) if not isinstance(one, _PLAIN)]
+        return [value for value in islice(contents, MOST) if not isinstance(value, _PLAIN)]
     except RuntimeError:
         return []
 
@@ -83,25 +83,15 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
 
 
-class Watch:
-    """Measures all plugins from time to time, and quarantines one whose memory keeps growing.
-
-    Args:
-        gauge: bytes retained by each plugin.
-        quarantine: stops a plugin, for a given reason.
-    """
+class MemoryWatch:
+    """Measures all plugins from time to time, and quarantines one whose memory keeps growing."""
 
     def __init__(
-        self,
-        *,
-        registry: Registry,
-        gauge: Gauge,
-        incidents: Incidents,
-        quarantine: Callable[[Loaded, str], None],
+        self, *, registry: Registry, gauge: Gauge, incidents: Incidents, quarantine: Callable[[Loaded, str], None]
     ) -> None:
         self._registry, self._gauge, self._incidents, self._quarantine = registry, gauge, incidents, quarantine
         self._ticks = 0
-        self._last: dict[int, Held] = {}
+        self._last: dict[int, Size] = {}
         self._grown: dict[int, int] = {}
 
     def tick(self) -> None:
@@ -116,7 +106,7 @@ class Watch:
                 del self._last[gone], self._grown[gone]
 
     def _look(self, loaded: Loaded) -> None:
-        now, before = held(loaded.plugin), self._last.get(loaded.number, Held(0, 0))
+        now, before = size_of(loaded.plugin), self._last.get(loaded.number, Size(0, 0))
         self._gauge.labels(loaded.name).set(float(now.bytes))
         self._last[loaded.number] = now
         has_grown = now.bytes > before.bytes or now.items > before.items

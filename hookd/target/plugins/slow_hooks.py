@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import posix
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.entry.threads import is_ours
+from hookd.target.entry.threads import is_ours, living_threads
 from hookd.target.events.dispatch import Dispatch
+from hookd.target.events.phases import PHASE
 from hookd.target.plugins.faults import Failure
-from hookd.target.plugins.governor import DEAR_RATIO, RUNAWAY_RATIO
+from hookd.target.plugins.governor import limit_of
+from hookd.target.plugins.host import PAUSED
 from hookd.target.plugins.listeners import Listener
 from hookd.wire.frames import held
 from hookd.wire.originals import clock
-from hookd.wire.page import MODULE, PHASE, PHASES
 from hookd.wire.plugin_frames import line_at
 
 if TYPE_CHECKING:
@@ -34,25 +34,23 @@ if TYPE_CHECKING:
     from hookd.target.plugins.plugin_errors import Errors
     from hookd.wire.page import PageWriter
 
-    Found = tuple[Loaded, Listener, str]
+    Running = tuple[Loaded, Listener, str]
 
 DELIVER = Dispatch.deliver.__code__
 """Calls a plugin back with the numbers that it requested (`Context.later`, `Context.summary`)."""
 LOOK_S = 0.25
 LOOKS = 8
 """Number of looks within one step, consecutive or not, that must find a plugin running: about two seconds."""
-PAUSED = float(PHASES.index("paused"))
 MOST_LOOKS = 40
 """Number of looks that are remembered: a process that takes no steps is judged by the last ten seconds."""
 
 
-class Overdue:
+class SlowHooks:
     """Samples which plugins are running, and stops those that take too long.
 
     Args:
         states: the threads that call modules, by ident.
         turned: called after switches were turned.
-        count: the count of steps.
     """
 
     def __init__(  # noqa: PLR0913
@@ -84,28 +82,28 @@ class Overdue:
             self._step = self._count.done
             self._looks.clear()
         try:
-            found = self._found() if any(map(self._is_busy, list(self._states.values()))) else []
-            self._looks.append({loaded.number for loaded, _, _ in found})
-            for loaded, one, where in found:
-                self._judge(loaded, one, where)
+            running = self._running() if any(map(self._is_busy, list(self._states.values()))) else []
+            self._looks.append({loaded.number for loaded, _, _ in running})
+            for loaded, listener, where in running:
+                self._judge(loaded, listener, where)
         except Failure as failure:
             self._errors.own_failure("a look at hooks that take long", failure)
 
-    def _found(self) -> list[Found]:
+    def _running(self) -> list[Running]:
         """Return the plugins whose hooks are running, with the current line in the plugin's source."""
         hooks = self._hooks()
         with held() as frames:
             self._forget_gone(self._states.keys() - frames.keys())
             busy = [ident for ident, state in list(self._states.items()) if self._is_busy(state)]
-            found = [_hook(frames.get(ident), hooks) for ident in busy]
-        return [one for one in found if one is not None]
+            running = [_hook(frames.get(ident), hooks) for ident in busy]
+        return [hook for hook in running if hook is not None]
 
     def _forget_gone(self, idents: set[int]) -> None:
         """Forget those of these threads that have ended; the others run no Python now, like autograd's between backward passes."""
         if not idents:
             return
         with contextlib.suppress(OSError):  # in a container without /proc they stay
-            alive = {int(task) for task in posix.listdir("/proc/self/task")}
+            alive = living_threads()
             for ident in idents:
                 state = self._states.get(ident)
                 if state is not None and state.native not in alive:
@@ -113,64 +111,58 @@ class Overdue:
 
     def _is_busy(self, state: ThreadState) -> bool:
         """Whether a thread is inside a plugin that has not paused the training on purpose (`Context.pause`)."""
-        return state.busy and self._cells[state.beat + PHASE - MODULE] != PAUSED
+        return state.busy and self._cells[state.beat + PHASE] != PAUSED
 
     def _hooks(self) -> dict[CodeType, list[tuple[Loaded, Listener]]]:
         hooks: dict[CodeType, list[tuple[Loaded, Listener]]] = {}
         for loaded in self._registry:
-            for one in loaded.listeners:
-                code = getattr(getattr(one.call, "__func__", one.call), "__code__", None)
+            for listener in loaded.listeners:
+                code = getattr(getattr(listener.call, "__func__", listener.call), "__code__", None)
                 if code is not None:
-                    hooks.setdefault(code, []).append((loaded, one))
+                    hooks.setdefault(code, []).append((loaded, listener))
         return hooks
 
-    def _judge(self, loaded: Loaded, one: Listener, where: str) -> None:
+    def _judge(self, loaded: Loaded, listener: Listener, where: str) -> None:
         times = sum(loaded.number in look for look in self._looks)
         share = times / len(self._looks)
-        limit = RUNAWAY_RATIO if loaded.plugin.longest > 1 else DEAR_RATIO
-        if times < LOOKS or share < limit or loaded.state != "active":
+        if times < LOOKS or share < limit_of(loaded) or loaded.state != "active":
             return
         self._looks.clear()
-        why = f"{one.hook} blocked training for {times * LOOK_S:.2g} s within one step"
+        why = f"{listener.hook} blocked training for {times * LOOK_S:.2g} s within one step"
         at = f": it is at {where}" if where else ""
-        if loaded.is_sampled(one) and self._put_off(loaded, share):
-            self._page.log(
-                "info", f"plugin {loaded.name}: {why}, and is called once in {loaded.interval} steps now{at}"
-            )
+        if loaded.is_sampled(listener) and self._put_off(loaded, share):
+            now = f"is called once in {loaded.interval} steps now"
+            self._page.log("info", f"plugin {loaded.name}: {why}, and {now}{at}")
         elif not (loaded.plugin.mutates or loaded.context.is_fixed):
-            self._errors.late(loaded, one.hook, why + at, where)
+            self._errors.late(loaded, listener.hook, why + at, where)
         elif loaded.number not in self._reported:  # the person accepted its cost: only log
             self._reported.add(loaded.number)
             self._page.log("info", f"plugin {loaded.name}: {why}{at}")
 
     def _put_off(self, loaded: Loaded, share: float) -> bool:
-        """Stretch the plugin's interval as far as the budget demands, and switch its sampled hooks off for this step.
-
-        Returns:
-            Whether the interval could be stretched.
-        """
+        """Stretch the interval as far as the budget demands, and end the plugin's samples in this step; False if impossible."""
         budget = self._governor.budget
         times = max(2, math.ceil(share / budget)) if budget > 0 else 2
         if not self._governor.stretch(loaded, times):
             return False
-        for one in loaded.listeners:
-            if loaded.is_sampled(one) and loaded.context.fixed(one.hook) is None:
-                one.is_on = False
+        for listener in loaded.listeners:
+            if loaded.is_sampled(listener) and loaded.context.fixed(listener.hook) is None:
+                listener.is_on = False
         self._turned()
         return True
 
 
-def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Loaded, Listener]]]) -> Found | None:
+def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Loaded, Listener]]]) -> Running | None:
     """Return the hook that a thread is in: a plugin's function that hookd has called; for a callback it is named "later"."""
     innermost = frame
     while frame is not None:
         if frame.f_code is DELIVER and (loaded := frame.f_locals.get("loaded")) is not None:
-            one = Listener(loaded.number, "later", ("numbers",), mutates=False, remembers=False, call=DELIVER)
-            return loaded, one, line_at(innermost, loaded.plugin)
+            listener = Listener(loaded.number, "later", ("numbers",), mutates=False, remembers=False, call=DELIVER)
+            return loaded, listener, line_at(innermost, loaded.plugin)
         known = hooks.get(frame.f_code)
         if known is not None and frame.f_back is not None and is_ours(frame.f_back.f_code.co_filename):
-            loaded, one = known[0] if len(known) == 1 else _whose(frame, known)
-            return loaded, one, line_at(innermost, loaded.plugin)
+            loaded, listener = known[0] if len(known) == 1 else _whose(frame, known)
+            return loaded, listener, line_at(innermost, loaded.plugin)
         frame = frame.f_back
     return None
 
@@ -178,4 +170,4 @@ def _hook(frame: Any, hooks: dict[CodeType, list[tuple[Loaded, Listener]]]) -> F
 def _whose(frame: Any, known: list[tuple[Loaded, Listener]]) -> tuple[Loaded, Listener]:
     """Return the plugin that the frame belongs to, of several that share its function, such as a class and its subclass."""
     plugin = frame.f_locals.get(frame.f_code.co_varnames[0])
-    return next(((loaded, one) for loaded, one in known if loaded.plugin is plugin), known[0])
+    return next(((loaded, listener) for loaded, listener in known if loaded.plugin is plugin), known[0])

@@ -16,30 +16,19 @@ if TYPE_CHECKING:
 
 
 class Stopping:
-    """Stops plugins. This only turns switches, so any thread may call it.
+    """Stops plugins. This only turns switches, so any thread may call it."""
 
-    Args:
-        marks: reports a failure to the other ranks.
-    """
-
-    def __init__(
-        self,
-        *,
-        counting: Counting,
-        core: CoreMetrics,
-        incidents: Incidents,
-        marks: Marks,
-    ) -> None:
+    def __init__(self, *, counting: Counting, core: CoreMetrics, incidents: Incidents, marks: Marks) -> None:
         self._counting, self._core = counting, core
         self._incidents, self._marks = incidents, marks
 
     def switch_off(self, loaded: Loaded, state: str) -> None:
         """Stop calling a plugin at once."""
         loaded.turn(state)
-        for one in loaded.listeners:
-            one.is_on = False
-            if isinstance(one.totals, Switched):
-                one.totals.switch(is_on=False, is_active=False)
+        for listener in loaded.listeners:
+            listener.is_on = False
+            if isinstance(listener.totals, Switched):
+                listener.totals.switch(is_on=False, is_active=False)
         self._counting.act_on_switches()
 
     def quarantine(self, loaded: Loaded, why: str) -> None:

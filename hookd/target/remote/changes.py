@@ -7,10 +7,11 @@ that step on. In a job of several ranks all ranks agree on the boundary, see `ho
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookd.errors import ControlError
+from hookd.target.boot.identity import distributed, ranks
+from hookd.target.events.liveness import collectives_of
 from hookd.target.plugins.faults import Failure
 from hookd.wire.agreement import boundary_ahead
 from hookd.wire.originals import clock
@@ -72,11 +73,6 @@ class Change:
 
 class Changes:
     """The change in progress, if any, and the agreements of the ranks.
-
-    Args:
-        marks: the boundaries that this rank has passed.
-        count: the count of steps.
-        own_failure: takes errors of hookd itself.
 
     Attributes:
         current: the last requested change; only the training thread moves it from armed to done or aborted.
@@ -178,12 +174,8 @@ class Changes:
         described: ChangeStatus | None = None
         if change is not None:
             described = {
-                "name": change.name,
-                "kind": change.kind,
-                "state": change.state,
-                "at": change.at,
-                "step": change.step,
-            }
+                "name": change.name, "kind": change.kind, "state": change.state, "at": change.at, "step": change.step,
+            }  # fmt: skip
         return {"change": described, "marks": marks, "span_s": span_s}
 
     # -- in the training thread
@@ -194,7 +186,7 @@ class Changes:
             before = self._marks.last()
             mark = self._note() if self._process.world_size > 1 else 0
             while self._loaded:
-                self.tell(self._loaded.pop())
+                self._report(self._loaded.pop())
             change = self.current
             if change is not None and change.state == "armed" and (change.mark is None or mark >= change.mark):
                 self._carry_out(change, mark)
@@ -206,7 +198,7 @@ class Changes:
             self._own_failure("a change at a step's boundary", failure)
 
     def _note(self) -> int:
-        mark = sequence_number()
+        mark = _collectives()
         self._marks.note(mark)
         return mark
 
@@ -222,7 +214,7 @@ class Changes:
             change.new.agreement = change.agreement
         self._loading.switch(change.old, change.new)
         change.at = mark
-        self.tell(change)
+        self._report(change)
         change.state = "done"
 
     def _check(self, loaded: Loaded, before: int, mark: int) -> None:
@@ -243,7 +235,7 @@ class Changes:
 
     def require_alone(self) -> None:
         """Stop plugins that were started in a job of one rank, if it now has several."""
-        world_size = _world_size()
+        _, world_size = ranks() or (0, 1)
         for loaded in self._registry.alone if world_size > 1 else ():
             why = f"this has become a job of {world_size} ranks, which have not agreed on it"
             self._stop(loaded, why, {})
@@ -284,7 +276,7 @@ class Changes:
                 self._page.log("error", f"{loaded.name}: no step has come within {timeout_s:g} s, so it ends here"
                                " before the boundary that was agreed on")  # fmt: skip
 
-    def tell(self, change: Change) -> None:
+    def _report(self, change: Change) -> None:
         """Report an incident: what changes the training from this step on, who asked for it, and the options."""
         new = change.new
         change.step = self._count.origin()
@@ -309,28 +301,7 @@ def _taken_back(old: Loaded | None, new: Loaded) -> str:
     return f" (no longer with {', '.join(gone)})" if gone else ""
 
 
-def _distributed() -> Any:
-    distributed: Any = getattr(sys.modules["torch"], "distributed", None)
-    return (
-        distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
-    )
-
-
-def _world_size() -> int:
-    distributed = _distributed()
-    return int(distributed.get_world_size()) if distributed is not None else 1
-
-
-def sequence_number() -> int:
-    """Return the number of collectives that the default process group has begun; 0 if torch does not count them.
-
-    Source: ProcessGroup::getSequenceNumberForGroup, torch 1.9 to 2.14; Gloo and NCCL count, other backends may not.
-    """
-    distributed = _distributed()
-    if distributed is None:
-        return 0
-    group = distributed.distributed_c10d._get_default_group()
-    try:
-        return int(group._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError):
-        return 0
+def _collectives() -> int:
+    """Return the number of collectives that the default process group has begun; 0 if torch does not count them."""
+    used = distributed()
+    return 0 if used is None else collectives_of(used.distributed_c10d._get_default_group()) or 0

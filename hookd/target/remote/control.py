@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from hookd.errors import ControlError, HookdError, worded
 from hookd.target.boot.spawn import Thread
 from hookd.target.plugins.faults import Failure
-from hookd.target.remote.endpoint import open_door, receive
+from hookd.target.remote.endpoint import open_endpoint, receive
 from hookd.wire.descriptors import Descriptor, moved_up
 from hookd.wire.originals import HAS_LEFT, RLock, clock, ready, thread
 from hookd.wire.peer import peer_of
@@ -68,9 +68,8 @@ class Wake:
         # Without it, one thread might close the event while another writes to it, and the number belong to a file of the
         # program by then.
         self._lock = RLock()
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # no descriptors, a seccomp filter, a Python built without it
+        # There may be no descriptors left, a seccomp filter, or a Python built without it.
+        with contextlib.suppress(OSError, AttributeError):
             self._event = Descriptor(moved_up(posix.eventfd(0, posix.EFD_CLOEXEC | posix.EFD_NONBLOCK)))
 
     def is_ours(self) -> bool:
@@ -120,7 +119,7 @@ class _Turn:
 
 
 class Control:
-    """Serves the socket until told to end.
+    """Serves the socket until `end` is called.
 
     Args:
         handle: called with each request; returns the fields of the answer, or raises HookdError.
@@ -128,8 +127,7 @@ class Control:
         lease_s: how long the agent stays without a first lease, in seconds; None: for ever. Each lease specifies how long the
             agent stays after it; of several, the one that ends last counts.
         expire: called when that time is over.
-        work: the work of all threads of the agent.
-        robbed: called once the program has closed the agent's listening socket.
+        closed_by_program: called once the program has closed the agent's listening socket.
         clock: returns monotonic seconds, for the tick and the leases.
 
     Attributes:
@@ -146,10 +144,11 @@ class Control:
         expire: Callable[[], None],
         work: Work,
         *,
-        robbed: Callable[[], None],
+        closed_by_program: Callable[[], None],
         clock: Callable[[], float] = clock.monotonic,
     ) -> None:
-        self._handle, self._tick, self._expire, self._robbed, self._work = handle, tick, expire, robbed, work
+        self._handle, self._tick, self._expire, self._work = handle, tick, expire, work
+        self._closed_by_program = closed_by_program
         self._clock = clock
         self._started = clock()
         self._stay_until = None if lease_s is None else self._started + lease_s
@@ -159,8 +158,8 @@ class Control:
         self.left: Callable[[Connection], None] = lambda _: None
         self.look: Callable[[], None] = lambda: None
         self._then: Callable[[], None] = lambda: None
-        self._door = open_door()
-        self.path = self._door.path
+        self._endpoint = open_endpoint()
+        self.path = self._endpoint.path
         self._server = 0  # the ident of the thread that serves
         self._turn = _Turn(self._serve)
         self._wake = Wake()
@@ -248,12 +247,12 @@ class Control:
         """Close the sockets that a forked child inherited, without a lock and without removing the parent's socket file."""
         for connection in self._connections.values():
             connection.socket.close()
-        self._door.close()
+        self._endpoint.close()
         self._wake.abandon()
 
     def unlink(self) -> None:
         """Remove the socket file; for a process that ends before the thread does."""
-        self._door.unlink()
+        self._endpoint.unlink()
 
     # -- the thread
 
@@ -261,7 +260,7 @@ class Control:
         self._server = thread.get_ident()
         try:
             while not self._is_over(turn):
-                door = self._door.socket.fileno()
+                door = self._endpoint.socket.fileno()
                 # A new connection may get the descriptor number of one that has just left.
                 rest_s = self._ticked + TICK_S - self._clock()
                 asking = ready([*self._connections, door, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4)))
@@ -269,8 +268,8 @@ class Control:
                 if self._is_ending or (turn.is_halted and self._clock() - self._ticked < TICK_S):
                     return
                 with self._work.piece():
-                    if not self._door.is_ours():
-                        self._robbed()
+                    if not self._endpoint.is_ours():
+                        self._closed_by_program()
                         continue
                     for descriptor in asking:
                         if descriptor == door:
@@ -300,8 +299,8 @@ class Control:
             connection.socket.close()
             _close_all(connection)
         self._connections.clear()
-        self._door.close()
-        self._door.unlink()
+        self._endpoint.close()
+        self._endpoint.unlink()
         self._wake.close()
 
     def _check_lease(self) -> None:
@@ -329,7 +328,7 @@ class Control:
 
     def _accept(self) -> None:
         try:
-            sock = self._door.accept()
+            sock = self._endpoint.accept()
         except OSError:
             clock.sleep(TICK_S / 4)  # avoid a busy loop while no descriptor is free
             return
@@ -349,7 +348,7 @@ class Control:
             self._stay_until = max(self._stay_until, self._clock() + connection.lease_s)
         self._connections.pop(connection.socket.fileno(), None)
         connection.socket.close()
-        self._door.spare.take()
+        self._endpoint.spare.take()
         _close_all(connection)
         self.left(connection)
 

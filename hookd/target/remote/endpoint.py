@@ -137,10 +137,10 @@ class Pair:
         """Return without effect: there is no file."""
 
 
-Door = Union[SocketFile, Pair]  # noqa: UP007  this syntax is valid on every Python that is served
+Endpoint = Union[SocketFile, Pair]  # noqa: UP007  this syntax is valid on every Python that is served
 
 
-def open_door() -> Door:
+def open_endpoint() -> Endpoint:
     """Return a socket file in a writable directory, or a pair if there is none.
 
     `tempfile` is not used to choose the directory: it would write into each, change the training's cached choice, and fall

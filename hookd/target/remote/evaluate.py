@@ -60,9 +60,7 @@ class Evaluation:
     """One evaluation of an expression.
 
     Args:
-        expression: a Python expression.
         by: `uid` and `pid` of the user who asks.
-        limit_s: the time limit in seconds.
 
     Attributes:
         state: running, done, raised or interrupted.
@@ -87,12 +85,7 @@ class Evaluation:
         return clock.monotonic() - self._started
 
     def run(self, local: Threads, scope: Callable[[], dict[str, object]]) -> None:
-        """Evaluate the expression; called once, in a thread of its own.
-
-        Args:
-            local: the states of threads.
-            scope: returns the names that the expression may use.
-        """
+        """Evaluate the expression with the names that `scope` returns; called once, in a thread of its own."""
         try:
             self._run(local, scope)
         except Interrupted:  # it arrived after the evaluation
@@ -160,13 +153,7 @@ class Evaluation:
 
 
 class Evaluations:
-    """The evaluations in progress, and finished ones until their results are fetched. Used in hookd's own thread.
-
-    Args:
-        names: the models that expressions can use.
-        steps: knows the optimizers that expressions can use.
-        count: the count of steps.
-    """
+    """The evaluations in progress, and finished ones until their results are fetched. Used in hookd's own thread."""
 
     def __init__(
         self,
@@ -196,15 +183,15 @@ class Evaluations:
             raise ControlError(f"an expression may take up to {LONGEST_S:g} s", reason="bad-request")
         running = self.running()
         if len(running) >= MOST:
-            texts = "; ".join(clean(one.expression, 80) for one in running)
+            texts = "; ".join(clean(evaluation.expression, 80) for evaluation in running)
             raise ControlError(f"{len(running)} expressions have not ended: {texts}", reason="busy")
-        one = Evaluation(expression, by, limit_s)
+        evaluation = Evaluation(expression, by, limit_s)
         # Log it before it begins, because it may end the process.
         self._page.log("info", f"eval begins, {_asker(by)}: {clean(expression, SHOWN)}")
-        one.thread = Thread(functools.partial(self._run, one))
-        one.thread.start()
-        self._all[one.number] = one
-        return {"number": one.number}
+        evaluation.thread = Thread(functools.partial(self._run, evaluation))
+        evaluation.thread.start()
+        self._all[evaluation.number] = evaluation
+        return {"number": evaluation.number}
 
     def look(self, request: Request) -> EvaluationState:
         """Return the state of the evaluation with the request's `number`.
@@ -213,48 +200,50 @@ class Evaluations:
             `state` and `seconds`; if it is done, `type`, `result` (and `value` if JSON can represent it) and `is_cut`; if it
             raised, `type` and `traceback`; if it is running, `frames` (its stack, innermost first) and `is_given_up`.
         """
-        one = self._all.get(request.get("number", 0))
-        if one is None:
-            raise ControlError("no such evaluation", reason="bad-request")
-        self._limit(one)
-        if one.state != "running":
-            del self._all[one.number]
-            return {"state": one.state, "seconds": one.seconds(), **one.answer}
-        where = thread_frames(one.thread) if one.is_given_up else []
-        return {"state": "running", "seconds": one.seconds(), "frames": where, "is_given_up": one.is_given_up}
+        evaluation = self._all.get(request.get("number", 0))
+        if evaluation is None:
+            raise ControlError("there is no such evaluation", reason="bad-request")
+        self._limit(evaluation)
+        if evaluation.state != "running":
+            del self._all[evaluation.number]
+            return {"state": evaluation.state, "seconds": evaluation.seconds(), **evaluation.answer}
+        is_given_up = evaluation.is_given_up
+        frames = thread_frames(evaluation.thread) if is_given_up else []
+        return {"state": "running", "seconds": evaluation.seconds(), "frames": frames, "is_given_up": is_given_up}
 
     def tick(self) -> None:
         """Enforce the time limits, even if no client asks any more."""
-        for one in self.running():
-            self._limit(one)
+        for evaluation in self.running():
+            self._limit(evaluation)
 
     def end(self) -> None:
         """Interrupt all evaluations, and wait up to `EXIT_S` for them to end."""
         end = clock.monotonic() + EXIT_S
-        for one in self.running():
-            one.interrupt()
-        for one in self.running():
-            if one.thread is not None:
-                one.thread.join(max(0.0, end - clock.monotonic()))
+        for evaluation in self.running():
+            evaluation.interrupt()
+        for evaluation in self.running():
+            if evaluation.thread is not None:
+                evaluation.thread.join(max(0.0, end - clock.monotonic()))
 
     def running(self) -> list[Evaluation]:
         """Return the evaluations that have not ended, and forget old results that were not fetched."""
         for number in list(self._all)[:-MOST]:
             if self._all[number].state != "running":
                 del self._all[number]
-        return [one for one in self._all.values() if one.state == "running"]
+        return [evaluation for evaluation in self._all.values() if evaluation.state == "running"]
 
-    def _limit(self, one: Evaluation) -> None:
-        if one.state != "running" or one.seconds() < one.limit_s:
+    def _limit(self, evaluation: Evaluation) -> None:
+        if evaluation.state != "running" or evaluation.seconds() < evaluation.limit_s:
             return
-        one.interrupt()
-        if one.seconds() >= one.limit_s + GRACE_S and not one.is_given_up:
-            one.is_given_up = True
-            self._note(one, "still running")
+        evaluation.interrupt()
+        if evaluation.seconds() >= evaluation.limit_s + GRACE_S and not evaluation.is_given_up:
+            evaluation.is_given_up = True
+            self._note(evaluation, "still running")
 
-    def _run(self, one: Evaluation) -> None:
-        one.run(self._local, self._scope)
-        self._note(one, one.state if one.state == "interrupted" else f"{one.state}: {one.answer.get('type')}")
+    def _run(self, evaluation: Evaluation) -> None:
+        evaluation.run(self._local, self._scope)
+        state, kind = evaluation.state, evaluation.answer.get("type")
+        self._note(evaluation, state if state == "interrupted" else f"{state}: {kind}")
 
     def _scope(self) -> dict[str, object]:
         """Return the names that an expression may use."""
@@ -265,13 +254,13 @@ class Evaluations:
             "optimizers": self._steps.optimizers(), "step": self._count.absolute(), "torch": torch,
         }  # fmt: skip
 
-    def _note(self, one: Evaluation, outcome: str) -> None:
+    def _note(self, evaluation: Evaluation, outcome: str) -> None:
         """Report the evaluation as an incident, if the agent is still there."""
-        text = clean(one.expression, SHOWN)
-        fields = {"by": one.by, "expression": text, "outcome": outcome, "seconds": one.seconds()}
+        text = clean(evaluation.expression, SHOWN)
+        fields = {"by": evaluation.by, "expression": text, "outcome": outcome, "seconds": evaluation.seconds()}
         try:
             if self._life.is_live:
-                message = f"{text}: {outcome}, {_asker(one.by)}, after {one.seconds():.3g} s"
+                message = f"{text}: {outcome}, {_asker(evaluation.by)}, after {evaluation.seconds():.3g} s"
                 self._incidents.report("hookd", "eval", message, fields)
         except Failure:  # the page was closed just now
             pass
@@ -285,14 +274,14 @@ def _described(value: Any) -> EvaluationState:
     kind = type(value)
     short = Short()
     text = short.repr(value)
-    told: EvaluationState = {
+    answer: EvaluationState = {
         "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
         "result": clean(text, MOST_TEXT),
     }
     is_small = kind in (bool, float, str, type(None)) or (kind is int and -(2**63) <= value < 2**63)
     if is_small and short.left > 0:
-        told["value"] = value
-    return {**told, "is_cut": short.left <= 0}
+        answer["value"] = value
+    return {**answer, "is_cut": short.left <= 0}
 
 
 class Short(reprlib.Repr):
@@ -322,6 +311,6 @@ class Short(reprlib.Repr):
 
 def _traceback(error: BaseException) -> str:
     """Return the traceback of an error, without hookd's frames."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__)[:MOST_FRAMES] if not is_ours(one.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[:MOST_FRAMES] if not is_ours(frame.filename)]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
     return clean("".join([*head, *traceback.format_exception_only(type(error), error)]), MOST_TEXT)

@@ -55,11 +55,7 @@ class Profiler:
     """
 
     def __init__(self, yielded: Callable[[], None]) -> None:
-        """Create the object, without any effect on torch.
-
-        Args:
-            yielded: called in the training's thread just before the training begins a profiler of its own.
-        """
+        """Create the object; `yielded` is called in the training's thread before the training begins its own profiler."""
         self.covers_all_threads = False
         self._yielded = yielded
         self._guards: list[Replaced] = []
@@ -108,11 +104,8 @@ class Profiler:
 
         return watched
 
-    def begin(self, told: dict[str, str]) -> None:
-        """Begin to record, in the training thread.
-
-        Args:
-            told: metadata for the trace: JSON by name.
+    def begin(self, metadata: dict[str, str]) -> None:
+        """Begin to record, in the training thread, a trace with this metadata: JSON by name.
 
         Raises:
             ControlError: reason "profiler": the training has begun one since `guard`.
@@ -126,14 +119,14 @@ class Profiler:
         try:
             with _silently(self._level):
                 torch._C._autograd._prepare_profiler(config, activities)
-            _told("_run_on_profiler_start")
+            _notify_profilers("_run_on_profiler_start")
             with _silently(self._level):
                 self._enable(config, activities)
         except BaseException:
             if not self.is_on:
-                _told("_run_on_profiler_stop")
+                _notify_profilers("_run_on_profiler_stop")
             raise
-        for name, text in told.items():
+        for name, text in metadata.items():
             torch._C._autograd._add_metadata_json(name, text)
 
     def _enable(self, config: Any, activities: Any) -> None:
@@ -155,11 +148,7 @@ class Profiler:
         return self.covers_all_threads or self.is_own_thread()
 
     def end(self, *, wait: bool = True) -> Any:
-        """End the recording and return it; return None if it has been ended already, or this thread cannot end it.
-
-        Args:
-            wait: whether to wait for the devices' work, which belongs to the last step.
-        """
+        """End the recording and return it; None if it was ended, or this thread cannot. With `wait`, wait for the devices first."""
         if not self.is_on or not self.can_end():
             return None
         try:
@@ -180,7 +169,7 @@ class Profiler:
         try:
             return torch._C._autograd._disable_profiler()
         finally:
-            _told("_run_on_profiler_stop")
+            _notify_profilers("_run_on_profiler_stop")
 
     def save(self, result: Any, path: str) -> None:
         """Write a recording as JSON in Chrome's format; Kineto reports no failure, so the caller must check the file."""
@@ -222,21 +211,17 @@ def _is_prepared() -> bool:
     steps = getattr(getattr(_torch, "KinetoStepTracker", None), "_step_dict", None)
     if kind is None or steps == {}:
         return False
-    found = [one for one in gc.get_referrers(*_family(kind)) if isinstance(one, kind)]
-    return any(getattr(getattr(one, "current_action", None), "name", "") in _IN_USE for one in found)
+    profilers = [owner for owner in gc.get_referrers(*_family(kind)) if isinstance(owner, kind)]
+    return any(getattr(getattr(owner, "current_action", None), "name", "") in _IN_USE for owner in profilers)
 
 
 def _family(kind: Any) -> list[Any]:
     children: list[Any] = kind.__subclasses__()
-    return [kind, *(one for child in children for one in _family(child))]
+    return [kind, *(cls for child in children for cls in _family(child))]
 
 
 def _plan() -> tuple[Any, bool]:
-    """Return torch's own object for a recording of the processor, and of CUDA if the training uses it.
-
-    Returns:
-        The object, and whether it covers all threads.
-    """
+    """Return torch's object for a recording of the CPU, and of CUDA if in use, and whether it covers all threads."""
     kind: Any = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -254,7 +239,7 @@ def _of_devices(**options: Any) -> Any:
     return plan if is_on else _profile(use_kineto=True, use_cuda=True, **options)  # before torch 2.4
 
 
-def _told(name: str) -> None:
+def _notify_profilers(name: str) -> None:
     """Call a callback of torch's Python side, as torch's own profilers do (2.1+)."""
     function = getattr(_torch, name, None)
     if function is not None:
@@ -279,8 +264,8 @@ def _level() -> Any:
     """Return Kineto's log level as a ctypes object; None if there is no symbol of this name and size."""
     try:
         path = f"{torch.__file__.rpartition('/')[0]}/lib/libtorch_cpu.so"
-        found = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
-        return found if _size(ctypes.addressof(found)) == _LEVEL_BYTES else None
+        level = ctypes.c_int.in_dll(ctypes.CDLL(path, mode=posix.RTLD_NOLOAD), _LEVEL)
+        return level if _size(ctypes.addressof(level)) == _LEVEL_BYTES else None
     except Failure:  # another build of torch, or another libc: Kineto may print then
         return None
 

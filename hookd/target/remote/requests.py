@@ -17,14 +17,8 @@ if TYPE_CHECKING:
     from hookd.wire.model import Portion
 
 
-class Questions:
-    """Answers these requests, each at once or in portions, so that the next one does not wait.
-
-    Args:
-        trees: the trees of the models.
-        evaluations: the evaluations of expressions.
-        asking: returns the connection whose request is being handled.
-    """
+class Queries:
+    """Answers requests, each at once or in portions, so that the next one does not wait; `asking` returns the connection."""
 
     def __init__(self, trees: Trees, evaluations: Evaluations, asking: Callable[[], Connection]) -> None:
         self._trees, self._evaluations, self._asking = trees, evaluations, asking
@@ -43,7 +37,7 @@ class Questions:
 
     def residue(self) -> list[str]:
         """Return descriptions of the evaluations that still run when the agent leaves."""
-        return [f"a thread that evaluates {one.expression[:80]!r}" for one in self._evaluations.running()]
+        return [f"a thread that evaluates {evaluation.expression[:80]!r}" for evaluation in self._evaluations.running()]
 
     def _snapshot(self, request: Request) -> Portion:
         return self._trees.portion(request, self._asking())
@@ -51,7 +45,7 @@ class Questions:
     def _eval(self, request: Request) -> dict[str, int]:
         connection = self._asking()
         if connection.is_gone():  # the client has timed out: the expression must not run minutes later
-            raise ControlError("who asks has gone", reason="bad-request")
+            raise ControlError("the client has closed its connection", reason="bad-request")
         sender = request.get("by")  # a daemon names its client here: the connection is the daemon's own
         by: Caller = {"uid": connection.uid, "pid": connection.pid}
         if isinstance(sender, dict):

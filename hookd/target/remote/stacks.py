@@ -35,43 +35,43 @@ def stacks() -> PythonStacks:
     """
     known = threading._active.copy()  # type: ignore[attr-defined]
     # The threads keep running: each is read once, from its innermost frame outwards.
-    found: list[PythonStack] = []
+    threads: list[PythonStack] = []
     main = threading.main_thread()
     with held() as running:
         frames = {ident: frame for ident, frame in running.items() if ident not in OWN}
         stacks = [(ident, *_frames(frame)) for ident, frame in list(frames.items())[:MOST_THREADS]]
-    for ident, told, left_out in stacks:
+    for ident, rows, left_out in stacks:
         thread = known.get(ident)
-        found.append(
+        threads.append(
             {
                 # In a forked child the main thread still has its parent's number (CPython before 3.13).
                 "tid": posix.getpid() if thread is main else getattr(thread, "native_id", None),
                 "name": clean(str(getattr(thread, "name", "thread")), MOST_NAME),
-                "frames": told,
+                "frames": rows,
                 "left_out": left_out,
             }
         )
-    return {"threads": found, "left_out": max(0, len(frames) - MOST_THREADS)}
+    return {"threads": threads, "left_out": max(0, len(frames) - MOST_THREADS)}
 
 
 def thread_frames(thread: Thread | None) -> list[str]:
     """Return a thread's stack as lines like a traceback's, innermost first, without hookd's own frames."""
     with held() as frames:
         frame = frames.get(thread.ident or 0) if thread is not None else None
-        told = [one for one in _frames(frame)[0] if not one["own"]]
-    return [f"{one['function']} ({one['file']}:{one['line']})" for one in told[:16]]
+        rows = [row for row in _frames(frame)[0] if not row["own"]]
+    return [f"{row['function']} ({row['file']}:{row['line']})" for row in rows[:16]]
 
 
 def _frames(frame: Any) -> tuple[list[PythonFrame], int]:
-    found: list[PythonFrame] = []
+    rows: list[PythonFrame] = []
     more = 0
     while frame is not None:
-        if len(found) < MOST_FRAMES:
+        if len(rows) < MOST_FRAMES:
             code = frame.f_code
             function = clean(getattr(code, "co_qualname", code.co_name), MOST_NAME)  # 3.11 and newer
             file, is_own = clean(code.co_filename, MOST_NAME), is_ours(code.co_filename)
-            found.append({"function": function, "file": file, "line": frame.f_lineno, "own": is_own})
+            rows.append({"function": function, "file": file, "line": frame.f_lineno, "own": is_own})
         else:
             more += 1
         frame = frame.f_back
-    return found, more
+    return rows, more

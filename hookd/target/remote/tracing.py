@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.target.boot.identity import Process
     from hookd.target.events.step_count import StepCount
-    from hookd.target.plugins.background import Aside
+    from hookd.target.plugins.background import Background
     from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.loading import Loading
     from hookd.wire.agent import Request, TraceFailure, TraceState
@@ -81,7 +81,7 @@ class Spans(Plugin):
             self._local.begin(f"{'recompute' if recompute else 'module'} {_clean(module.name)}", module.id)
 
     @hookimpl(tryfirst=True)
-    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks to be told of a recompute too
+    def forward(self, module: Module, recompute: bool) -> None:  # noqa: ARG002  asks for recomputes too
         """End the span, as the first hook after the call."""
         self._local.end(module.id)
 
@@ -102,14 +102,10 @@ class Spans(Plugin):
 
 
 class _Open(Local):
-    """The open spans of the calling thread, outermost first, each with its key: a module's number or a phase.
+    """The open spans of the calling thread, outermost first, each with its key: a module's number or a phase."""
 
-    Args:
-        those: the open spans of all threads, by id.
-    """
-
-    def __init__(self, those: dict[int, Any]) -> None:
-        self._open = those
+    def __init__(self, open_spans: dict[int, Any]) -> None:
+        self._open = open_spans
         self._spans: list[tuple[Any, Any]] = []
 
     def begin(self, text: str, key: Any) -> None:
@@ -125,7 +121,7 @@ class _Open(Local):
                 pass
 
     def is_inside(self, key: Any) -> bool:
-        return any(one == key for one, _ in self._spans)
+        return any(span == key for span, _ in self._spans)
 
     def end_phases(self, down_to: str = "") -> None:
         """End the thread's open phases, except the phase `down_to` and those around it."""
@@ -144,10 +140,6 @@ class _Open(Local):
 class Tracing:
     """The trace in progress, if any.
 
-    Args:
-        aside: runs the writing of the file.
-        count: the count of steps.
-
     Attributes:
         state: idle, waiting (for a step to end), tracing, saving, done or failed. Only the control thread sets waiting and
             idle; the training thread, and any caller that ends the recording, set the others.
@@ -155,10 +147,10 @@ class Tracing:
     """
 
     def __init__(
-        self, *, process: Process, count: StepCount, loading: Loading, registry: Registry, aside: Aside
+        self, *, process: Process, count: StepCount, loading: Loading, registry: Registry, background: Background
     ) -> None:
         self._process, self._count, self._loading = process, count, loading
-        self._registry, self._aside = registry, aside
+        self._registry, self._background = registry, background
         self.residue: list[str] = []
         self.state = "idle"
         self._spans = Spans()
@@ -178,7 +170,7 @@ class Tracing:
 
     def operations(self, asking: Callable[[], Any]) -> dict[str, Callable[[Request], Mapping[str, object]]]:
         """Return the operations for the control socket; `asking` returns the requesting connection."""
-        return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._tell}
+        return {"trace": lambda request: self._ask(request, asking()), "trace_state": self._state}
 
     def _ask(self, request: Request, connection: Any) -> Mapping[str, object]:
         """Prepare a trace of `steps` steps and up to `max_bytes`; it is abandoned when the connection ends."""
@@ -202,7 +194,7 @@ class Tracing:
         self.state = "waiting"
         return {"state": self.state}
 
-    def _tell(self, _request: Request) -> TraceState:
+    def _state(self, _request: Request) -> TraceState:
         error = self._error
         failure: TraceFailure | None = None if error is None else {"kind": type(error).__name__, **error.as_json()}
         if self._file is not None and not self._file.is_ours():
@@ -226,7 +218,7 @@ class Tracing:
         self._take()
         self._spans.stop()
         self._profiler.end(wait=False)
-        self._aside.finish(HANDOVER_S, Spans.name)
+        self._background.finish(HANDOVER_S, Spans.name)
         with self._clearing:  # a detach and the end of the connection may come at once, in two threads
             if self.state != "idle":
                 self._remove()
@@ -264,9 +256,8 @@ class Tracing:
 
     def boundary(self) -> None:
         """Begin or end the recording if it is due, at the end of an optimizer step."""
-        if (
-            self.state == "idle" or torch_state.is_unreal()
-        ):  # waiting for the device would break the capture of a CUDA graph
+        # Waiting for the device would break the capture of a CUDA graph.
+        if self.state == "idle" or torch_state.is_unreal():
             return
         if self.state == "waiting" and self._turns:
             self._begin()
@@ -294,12 +285,12 @@ class Tracing:
 
     def _described(self) -> dict[str, str]:
         process = self._process
-        told = {"run": process.run, "rank": process.rank, "first_step": self._first, "steps": self._steps,
+        metadata = {"run": process.run, "rank": process.rank, "first_step": self._first, "steps": self._steps,
                 "is_step_absolute": self._count.offset is not None}  # fmt: skip
-        found = {"hookd": json.dumps(told)}
+        described = {"hookd": json.dumps(metadata)}
         if process.world_size > 1:  # under the name and in the form that torch's own profiler uses
-            found["distributedInfo"] = json.dumps({"rank": process.rank, "world_size": process.world_size})
-        return found
+            described["distributedInfo"] = json.dumps({"rank": process.rank, "world_size": process.world_size})
+        return described
 
     def _is_large(self) -> bool:
         return _resident_bytes() - self._rss > GROWTH * self._most_bytes
@@ -318,7 +309,7 @@ class Tracing:
         if self._asked_by is None:
             return
         self.state = "saving"
-        self._aside.add(Spans.name, lambda: self._save(result))
+        self._background.add(Spans.name, lambda: self._save(result))
 
     def _spoil(self, error: BaseException) -> None:
         """Fail the trace after an error; raise the error again if it belongs to the training code."""
@@ -409,11 +400,8 @@ def _roomy(size: int) -> str:
             free = posix.statvfs(folder)
         except OSError:
             continue
-        if (
-            named.startswith("/")
-            and posix.access(folder, posix.W_OK | posix.X_OK)
-            and free.f_bavail * free.f_frsize > size
-        ):
+        is_writable = named.startswith("/") and posix.access(folder, posix.W_OK | posix.X_OK)
+        if is_writable and free.f_bavail * free.f_frsize > size:
             return folder
     raise ControlError(
         f"no writable directory with {size >> 20} MiB free in the target (looked in {', '.join(_FOLDERS)})", reason="no-room",

@@ -34,7 +34,7 @@ MANY = 1024
 """Number of tensors that may wait for the step's end; with more, `collect` does the work of `turn`."""
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     context: Context
     values: Sequence[Tensor]
     then: Callable[[list[float]], None]
@@ -52,7 +52,7 @@ class _Buffer(NamedTuple):
 class _Copy(NamedTuple):
     """A copy in progress to `host`, which lies in `buffer` if the device has events."""
 
-    asked: list[_Asked]
+    requests: list[_Request]
     host: Tensor
     buffer: _Buffer | None = None
 
@@ -79,7 +79,7 @@ class Buffers:
     def take(self, device: torch.device, count: int) -> _Buffer:
         """Lend a buffer for `count` float64; its event was recorded on this device only."""
         idle = self._idle[device]
-        at = next((at for at, one in enumerate(idle) if one.host.numel() >= count), None)
+        at = next((at for at, copy in enumerate(idle) if copy.host.numel() >= count), None)
         buffer = idle.pop(at) if at is not None else self._make(1 << max(6, (count - 1).bit_length()))
         self._lent[id(buffer)] = device, buffer
         return buffer
@@ -91,7 +91,7 @@ class Buffers:
 
     def close(self) -> None:
         """Free the buffers; those of a device that does not answer are leaked on purpose."""
-        _keep(one.host for one in self._all() if not _answers(one.event))
+        _keep(copy.host for copy in self._all() if not _answers(copy.event))
         self._idle.clear()
         self._lent.clear()
 
@@ -125,17 +125,13 @@ def _keep(tensors: Iterable[Tensor]) -> None:
 
 
 class Later:
-    """Requested numbers that have not arrived yet.
-
-    Args:
-        deliver: calls a plugin back, given its context, the function and the numbers; it lets no plugin's exception through.
-    """
+    """Requested numbers that have not arrived yet; `deliver` calls a plugin back, and lets none of its exceptions through."""
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self._deliver = deliver
-        self._asked: deque[_Asked] = deque()
-        self._sent: deque[tuple[list[_Asked], list[_Copy]]] = deque()
-        self._arrived: deque[tuple[_Asked, list[float] | None]] = deque()
+        self._requested: deque[_Request] = deque()
+        self._sent: deque[tuple[list[_Request], list[_Copy]]] = deque()
+        self._arrived: deque[tuple[_Request, list[float] | None]] = deque()
         self._arriving = RLock()  # several threads may call models in turn; one of them reads what has arrived
         self._waiting = 0  # number of tensors
         self._buffers = Buffers()
@@ -161,14 +157,14 @@ class Later:
             if value.layout is not torch.strided or value.device != device:
                 raise ValueError(f"dense tensors of {device} can be read later, not {value.layout} on {value.device}")
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._asked.append(_Asked(context, values, then, lost, stream))
+        self._requested.append(_Request(context, values, then, lost, stream))
         self._waiting += len(values)
-        if len(self._asked) >= LIMIT:
+        if len(self._requested) >= LIMIT:
             self._send()
 
     def turn(self) -> None:
         """End a step: deliver the numbers that have arrived, and send the new requests."""
-        if not (self._asked or self._sent or self._arrived):
+        if not (self._requested or self._sent or self._arrived):
             return
         undo: list[Any] = []
         was = torch_state.is_grad_enabled()
@@ -176,7 +172,7 @@ class Later:
             if torch_state.enter(undo):
                 torch_state.set_grad_enabled(False)
                 self._take()
-                if self._asked:
+                if self._requested:
                     self._send()
         finally:
             if undo:
@@ -192,20 +188,19 @@ class Later:
 
     def clear(self) -> None:
         """Discard all requests, and free the buffers."""
-        self._asked.clear()
+        self._requested.clear()
         self._arrived.clear()
         self._buffers.close()
         self._sent.clear()
 
     def _send(self) -> None:
-        asked = [
-            self._asked.popleft() for _ in range(len(self._asked))
-        ]  # requests that other threads add meanwhile are sent the next time
-        places: dict[tuple[torch.device, Any], list[_Asked]] = {}
-        for one in asked:
-            places.setdefault((one.values[0].device, one.stream), []).append(one)
+        # Requests that other threads add meanwhile are sent the next time.
+        requests = [self._requested.popleft() for _ in range(len(self._requested))]
+        places: dict[tuple[torch.device, Any], list[_Request]] = {}
+        for request in requests:
+            places.setdefault((request.values[0].device, request.stream), []).append(request)
         copies = [copy for (device, stream), there in places.items() for copy in self._copies(there, device, stream)]
-        self._sent.append((asked, copies))
+        self._sent.append((requests, copies))
         if all(device.type == "cpu" for device, _ in places):
             self._take()
 
@@ -215,71 +210,73 @@ class Later:
             try:
                 while self._sent and all(copy.is_over() for copy in self._sent[0][1]):
                     self._read(*self._sent.popleft())
-                if not (self._asked or self._sent):
+                if not (self._requested or self._sent):
                     self._waiting = 0  # threads that count at the same time may miscount
             finally:
                 self._arriving.release()
         # One by one: if a signal handler raises while a plugin has its numbers, or the plugin asks for more, the others get theirs.
         while self._arrived:
             try:
-                one, numbers = self._arrived.popleft()
+                request, numbers = self._arrived.popleft()
             except IndexError:  # another thread was faster
                 return
             if numbers is not None:
-                self._deliver(one.context, one.then, numbers)
-            elif one.lost is not None:
-                self._deliver(one.context, partial(_tell, one.lost), [])
+                self._deliver(request.context, request.then, numbers)
+            elif request.lost is not None:
+                self._deliver(request.context, partial(_call_lost, request.lost), [])
 
-    def _read(self, asked: list[_Asked], copies: list[_Copy]) -> None:
+    def _read(self, requests: list[_Request], copies: list[_Copy]) -> None:
         """Read the numbers of finished copies."""
         numbers: dict[int, list[float]] = {}
         for copy in copies:
             try:
-                numbers.update((id(one), got) for one, got in _parts(copy))
+                numbers.update((id(request), got) for request, got in _parts(copy))
             except RuntimeError:  # on a device without events, only the reading shows that the copy has failed
                 continue
             finally:
                 if copy.buffer is not None:
                     self._buffers.give_back(copy.buffer)
-        self._arrived.extend((one, numbers.get(id(one))) for one in asked)
-        self._waiting -= sum(len(one.values) for one in asked)
+        self._arrived.extend((request, numbers.get(id(request))) for request in requests)
+        self._waiting -= sum(len(request.values) for request in requests)
 
-    def _copies(self, asked: list[_Asked], device: torch.device, stream: Any) -> list[_Copy]:
+    def _copies(self, requests: list[_Request], device: torch.device, stream: Any) -> list[_Copy]:
         """Return one copy for all requests; if a tensor cannot be copied, one for each request that can."""
         try:
             if stream is not None:
-                return [self._copied(asked, device, stream)]
+                return [self._copied(requests, device, stream)]
             # Devices other than CUDA share no kind of event: by the next step the values will be ready.
-            return [_Copy(asked, _joined(asked, device))]
+            return [_Copy(requests, _joined(requests, device))]
         except (RuntimeError, TypeError, NotImplementedError):
-            return [] if len(asked) == 1 else [copy for one in asked for copy in self._copies([one], device, stream)]
+            if len(requests) == 1:
+                return []
+            return [copy for request in requests for copy in self._copies([request], device, stream)]
 
-    def _copied(self, asked: list[_Asked], device: torch.device, stream: Any) -> _Copy:
+    def _copied(self, requests: list[_Request], device: torch.device, stream: Any) -> _Copy:
         """Copy on the stream that the values were made on, so that no stream has to wait for another."""
         with torch.cuda.stream(stream):
-            joined = _joined(asked, device)
+            joined = _joined(requests, device)
             buffer = self._buffers.take(device, joined.numel())
             host = buffer.host[: joined.numel()].copy_(joined, non_blocking=True)
             buffer.event.record(stream)
-        return _Copy(asked, host, buffer)
+        return _Copy(requests, host, buffer)
 
 
-def _tell(lost: Callable[[], None], _: list[float]) -> None:
+def _call_lost(lost: Callable[[], None], _: list[float]) -> None:
     """Call `lost` in place of a function that gets numbers."""
     lost()
 
 
-def _parts(copy: _Copy) -> Iterator[tuple[_Asked, list[float]]]:
+def _parts(copy: _Copy) -> Iterator[tuple[_Request, list[float]]]:
     numbers, at = copy.host.tolist(), 0
-    for one in copy.asked:
-        size = sum(value.numel() for value in one.values)
-        yield one, numbers[at : at + size]
+    for request in copy.requests:
+        size = sum(value.numel() for value in request.values)
+        yield request, numbers[at : at + size]
         at += size
 
 
-def _joined(asked: list[_Asked], device: torch.device) -> Tensor:
+def _joined(requests: list[_Request], device: torch.device) -> Tensor:
     wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    values = [value for one in asked for value in one.values]
+    values = [value for request in requests for value in request.values]
     if not all(map(_is_there, values)):  # the memory may have been freed since the request
         raise RuntimeError("their memory is not there")
     parts = []

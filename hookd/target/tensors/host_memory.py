@@ -31,9 +31,8 @@ PLAIN = frozenset((Tensor, torch.nn.Parameter))
 STRIDED = torch.strided
 _WITH_STORAGE = ("cpu", "cuda")
 """Devices whose tensors have a storage; on others only the device's own operations can find the elements."""
-_POPULATE_READ = (
-    22  # MADV_POPULATE_READ, Linux 5.14: make all pages readable, or fail if reading one would cause a SIGBUS
-)
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ, Linux 5.14: make all pages readable, or fail if reading one would cause a SIGBUS."""
 _MISSING = (errno.EFAULT, errno.ENOMEM, getattr(errno, "EHWPOISON", 133))
 _PAGE = posix.sysconf("SC_PAGE_SIZE")
 _madvise = ctypes.CDLL(None, use_errno=True)["madvise"]  # by index: an attribute access would keep it in a cycle

@@ -89,10 +89,8 @@ class Kernel:
 
     def addresses(self) -> tuple[int | None, int | None, int | None]:
         """Return the addresses of the functions behind `gate`, `largest` and `sums`."""
-        made = self._brief
-        gate, largest, dense = (
-            ctypes.cast(one, ctypes.c_void_p).value for one in (made.gate, made.largest, made.dense)
-        )
+        calls = self._brief
+        gate, largest, dense = (ctypes.cast(f, ctypes.c_void_p).value for f in (calls.gate, calls.largest, calls.dense))
         return gate, largest, dense
 
     def is_finite(self, tensor: Tensor) -> bool:
@@ -102,10 +100,9 @@ class Kernel:
         return bool(address) and not self._for(elements).gate(address, elements, DTYPES[tensor.dtype], self.level)
 
     def largest(self, tensors: Sequence[Tensor]) -> float | None:
-        """Return the largest magnitude in contiguous tensors of one of `DTYPES`.
+        """Return the largest magnitude in contiguous tensors of one of `DTYPES`, NaN if there is one, 0 without elements.
 
-        Returns:
-            NaN if one contains a NaN, 0 if there are no elements, None if the memory of any of them is not there.
+        None if the memory of any of them is not there.
         """
         dtype = tensors[0].dtype
         located = host_memory.locate_all(tensors, WIDTHS[dtype])

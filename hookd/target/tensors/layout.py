@@ -46,11 +46,7 @@ class Layout(ctypes.Structure):
 
 
 def find(dtypes: Sequence[torch.dtype]) -> Layout | None:
-    """Find the layout; return None if it cannot be determined.
-
-    Args:
-        dtypes: the ten dtypes whose codes to find.
-    """
+    """Return the layout, with the codes of these ten dtypes; None if it cannot be determined."""
     undo: list[Any] = []
     others: list[list[Tensor]] = []  # kept from earlier tries, so that the next tensors lie elsewhere
     try:
@@ -84,8 +80,8 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
     layout.deleter, layout.owner = _only(_deleters(plain, foreign))
     layout.keys = _only(_at(impls, [*plain, *odd], _impl, _word, _keys))
     layout.plain = _keys(plain[0])
-    if {_keys(one) for one in plain} != {layout.plain} or layout.plain in map(_keys, odd):
-        raise ValueError("plain tensors cannot be told from others")
+    if {_keys(tensor) for tensor in plain} != {layout.plain} or layout.plain in map(_keys, odd):
+        raise ValueError("plain tensors cannot be distinguished from others")
     layout.dtype, codes = _dtype_at(dtypes, size)
     layout.dtypes[:] = codes
     layout.version, layout.count = _version_at(plain, impls)
@@ -97,7 +93,7 @@ def _found(dtypes: Sequence[torch.dtype]) -> Layout:
 def _deleters(tensors: list[Tensor], foreign: Tensor) -> Iterator[tuple[int, int]]:
     """Yield offsets in a storage that hold one function in all of torch's own storages, and another in a foreign one."""
     for at in range(8, _STORAGE, 8):
-        functions = {_word(_storage(one) + at) for one in tensors}
+        functions = {_word(_storage(tensor) + at) for tensor in tensors}
         other = _word(_storage(foreign) + at)
         if len(functions) == 1 and other not in functions and all(one in _POINTERS for one in (other, *functions)):
             yield at, functions.pop()
@@ -109,15 +105,15 @@ def _plain() -> list[Tensor]:
     def made(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device="cpu")
 
-    whole = [made(*shape) for shape in ((1009,), (6, 5), (2, 3, 7), (2, 3, 5, 11), (3, 1, 4, 1, 5, 1), (1, 1))]
+    roots = [made(*shape) for shape in ((1009,), (6, 5), (2, 3, 7), (2, 3, 5, 11), (3, 1, 4, 1, 5, 1), (1, 1))]
     learns = made(13, 2).requires_grad_()
     with torch.enable_grad():
         result = learns * 2
-    for times, one in enumerate((*whole, result), start=1):
+    for times, one in enumerate((*roots, result), start=1):
         for _ in range(3 * times):
             one.zero_()
-    parts = [whole[0][17:230], whole[1][2:], whole[2][1], whole[3][1, 2, 3:]]
-    return [*whole, *parts, learns, learns.detach(), result, torch.nn.Parameter(made(19))]
+    parts = [roots[0][17:230], roots[1][2:], roots[2][1], roots[3][1, 2, 3:]]
+    return [*roots, *parts, learns, learns.detach(), result, torch.nn.Parameter(made(19))]
 
 
 def _odd() -> list[Tensor]:
@@ -131,55 +127,48 @@ def _odd() -> list[Tensor]:
 def _dtype_at(dtypes: Sequence[torch.dtype], size: int) -> tuple[int, list[int]]:
     pairs = [[torch.empty(n, dtype=dtype, device="cpu") for n in (3, 4)] for dtype in dtypes]
     images = [[_bytes(_impl(one), size) for one in pair] for pair in pairs]
-    found = {}
+    candidates = {}
     for at in range(8, size - 1, 2):
         codes = [one[at : at + 2] for one, other in images if one[at : at + 2] == other[at : at + 2]]
         if len(set(codes)) == len(dtypes):
-            found[at] = [int.from_bytes(code, "little") for code in codes]
-    at = _only(found)
-    return at, found[at]
+            candidates[at] = [int.from_bytes(code, "little") for code in codes]
+    at = _only(candidates)
+    return at, candidates[at]
 
 
 def _version_at(tensors: list[Tensor], impls: range) -> tuple[int, int]:
     """Return the offset of the pointer to the version counter, and the offset of the number in the counter."""
-    known = {value for one in tensors for value in (id(one), _storage(one))}
-    found = []
+    known = {value for tensor in tensors for value in (id(tensor), _storage(tensor))}
+    candidates = []
     for at in impls:
-        counters = [_word(_impl(one) + at) for one in tensors]
-        is_own = len(set(counters)) >= len(
-            {_storage(one) for one in tensors}
-        )  # a pointer that all tensors share is something else
+        counters = [_word(_impl(tensor) + at) for tensor in tensors]
+        # A pointer that all tensors share is something else.
+        is_own = len(set(counters)) >= len({_storage(tensor) for tensor in tensors})
         if is_own and all(one in _POINTERS and not one % 8 and one not in known for one in counters):
+            versions = [(counter, tensor._version) for counter, tensor in zip(counters, tensors)]  # noqa: SLF001
             places = range(8, _COUNTER, 4)
-            right = [
-                place
-                for place in places
-                if all(_number(where + place, 4) == one._version for where, one in zip(counters, tensors))  # noqa: SLF001
-            ]
-            found += [(at, place) for place in right]
-    at, place = _only(found)
+            candidates += [(at, place) for place in places if all(_number(c + place, 4) == v for c, v in versions)]
+    at, place = _only(candidates)
     return at, place
 
 
 def _contiguous_at(tensors: list[Tensor], size: int) -> tuple[int, int]:
     """Return the offset of the byte, and the bit in it, that says that a tensor is contiguous."""
-    flat, deep = (
-        torch.empty(6, 4, dtype=torch.float32, device="cpu"),
-        torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu"),
-    )
+    flat = torch.empty(6, 4, dtype=torch.float32, device="cpu")
+    deep = torch.empty(2, 3, 5, 7, 2, dtype=torch.float32, device="cpu")
     apart = [
         flat.t(), flat[:, ::2], flat[:, 1:], flat[0].expand(3, 4), deep.permute(0, 2, 1, 3, 4), deep[..., 0],
         deep[..., 1].contiguous(memory_format=torch.channels_last), deep.contiguous(memory_format=torch.channels_last_3d),
     ]  # fmt: skip
     one_row = [torch.empty(2, 1, 5, 7, dtype=torch.float32, device="cpu"), flat[:1], deep[:, :1]]
-    side_by_side = [one for one in (*tensors, *one_row) if one.is_contiguous()]
-    apart = [one for one in (*apart, *one_row) if not one.is_contiguous()]
-    telling = ~0  # the bits set in all contiguous tensors, and in none of the others
-    for one in side_by_side:
-        telling &= _number(_impl(one) + 8, size - 8)
-    for one in apart:
-        telling &= ~_number(_impl(one) + 8, size - 8)
-    (bit,) = (bit for bit in range(telling.bit_length()) if telling >> bit & 1)
+    side_by_side = [tensor for tensor in (*tensors, *one_row) if tensor.is_contiguous()]
+    apart = [tensor for tensor in (*apart, *one_row) if not tensor.is_contiguous()]
+    bits = ~0  # the bits set in all contiguous tensors, and in none of the others
+    for tensor in side_by_side:
+        bits &= _number(_impl(tensor) + 8, size - 8)
+    for tensor in apart:
+        bits &= ~_number(_impl(tensor) + 8, size - 8)
+    (bit,) = (bit for bit in range(bits.bit_length()) if bits >> bit & 1)
     return 8 + bit // 8, 1 << bit % 8
 
 
@@ -193,14 +182,14 @@ def _gradient_at(impls: range) -> tuple[int, int, int]:
         if not _word(_impl(without) + at) and all(_word(_impl(one) + at) in _POINTERS for one in learns)
     )
     *having, last = learns
-    for one in having:
-        one.grad = torch.empty(3, dtype=torch.float32, device="cpu")
+    for tensor in having:
+        tensor.grad = torch.empty(3, dtype=torch.float32, device="cpu")
     autograd = [_word(_impl(one) + at) for one in learns]
     places = range(8, _size_of(autograd[0]) - 7, 8)
     place = _only(
         place
         for place in places
-        if all(_word(where + place) == _impl(one.grad) for where, one in zip(autograd, having))
+        if all(_word(where + place) == _impl(tensor.grad) for where, tensor in zip(autograd, having))
     )
     assert last.grad is None
     return at, place, _word(autograd[-1] + place)
@@ -214,7 +203,7 @@ def _at(
     value: Callable[[Any], int],
 ) -> list[int]:
     """Return the offsets at which all tensors hold their known value."""
-    return [at for at in places if all(read(where(one) + at) == value(one) for one in tensors)]
+    return [at for at in places if all(read(where(tensor) + at) == value(tensor) for tensor in tensors)]
 
 
 def _only(found: Iterable[Any]) -> Any:

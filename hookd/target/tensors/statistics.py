@@ -20,7 +20,7 @@ from hookd.target.tensors.deferred import Later
 from hookd.target.tensors.host_memory import PLAIN, STRIDED, is_readable, locate_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from hookd.api.context import Context
 
@@ -60,6 +60,7 @@ class Numeric:
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
         self.later = Later(deliver)
+        self.ask = self.later.ask  # of `Context.later`
         self.at_once: Callable[[list[Tensor], bool], float | None] = _nothing
         self.number_at_once: Callable[[Tensor], float | None] = _no_number
 
@@ -183,16 +184,6 @@ class Numeric:
         """Return addresses of some of the kernel's functions, and their instruction set; None where C must not call them."""
         made = self.kernel
         return (None, None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
-
-    def ask(
-        self,
-        context: Context,
-        values: Sequence[Tensor],
-        then: Callable[[list[float]], None],
-        lost: Callable[[], None] | None,
-    ) -> None:
-        """Implement `Context.later`."""
-        self.later.ask(context, values, then, lost)
 
     def close(self) -> None:
         """Release the kernel and all buffers; no thread may be inside."""
@@ -362,11 +353,7 @@ def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
     """Return the mean of finite elements, and the sum of their squared differences from it.
 
     Each chunk is reduced about its own mean, and the chunks are combined pairwise in float64: Chan, Golub, LeVeque,
-    Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1.
-
-    Args:
-        flat: [n], finite.
-        peak: its largest magnitude.
+    Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979, 2.1. `peak` is the largest magnitude.
     """
     wide = torch.float32 if flat.dtype != torch.float64 and SAFE[0] < peak < SAFE[1] else torch.float64
     n, mean, squares = 0, 0.0, 0.0

@@ -22,21 +22,15 @@ REPLACED = {"backward_pre": "grad_output", "backward": "grad_input"}
 """For each gradient hook, the gradients that a mutator's result replaces."""
 
 
-class Telling:
-    """Calls the listeners of an event.
-
-    Args:
-        no_frame: switches dynamo's frame evaluation.
-        accounts: the accounts of metered steps.
-        errors: takes the exceptions that leave a plugin.
-    """
+class Notifier:
+    """Calls the listeners of an event; `no_frame` switches dynamo's frame evaluation."""
 
     def __init__(self, *, no_frame: Callable[[Any], Any], accounts: Accounts, errors: Errors) -> None:
         self._no_frame, self._accounts = no_frame, accounts
         self._clock, self._charge = accounts.clock, accounts.charge
         self._fault, self._stray, self._own_failure = errors.fault, errors.stray, errors.own_failure
 
-    def tell(self, thread: ThreadState, listeners: list[Listener], values: Any, is_metered: bool) -> None:
+    def notify(self, thread: ThreadState, listeners: list[Listener], values: Any, is_metered: bool) -> None:
         """Call listeners with dynamo's frame evaluation off, so that dynamo does not compile plugins.
 
         Args:
@@ -62,21 +56,15 @@ class Telling:
             self._accounts.settle(began, before)
 
     def _in_turn(self, listeners: list[Listener], values: Any, mark: int) -> None:
-        """Call listeners one after the other.
-
-        Args:
-            listeners: the listeners to call.
-            values: all values that they may take.
-            mark: the time from which the first one is charged, in ns; 0: none is charged.
-        """
+        """Call listeners one after the other; the first one is charged from the time `mark` on, in ns; 0: none is charged."""
         undo: list[Any] = []
         was = is_refused = False
         try:
-            for one in listeners:
+            for listener in listeners:
                 # The plugin may have been switched off since the event began. A flow in progress is reported to its end.
-                if not (one.is_on or (one.is_active and one.hook in FLOWS)):
+                if not (listener.is_on or (listener.is_active and listener.hook in FLOWS)):
                     continue
-                if one.needs_quiet:
+                if listener.needs_quiet:
                     if not undo and not is_refused:
                         was = torch_state.is_grad_enabled()
                         is_refused = not (torch_state.quiet(undo) or self._enter(undo))
@@ -87,15 +75,15 @@ class Telling:
                     torch_state.set_grad_enabled(was)
                     torch_state.leave(undo)
                 try:
-                    only = one.only
-                    result = one.run(*one.pick(values)) if only is None else one.run(values[only])
+                    only = listener.only
+                    result = listener.run(*listener.pick(values)) if only is None else listener.run(values[only])
                     if result is not None:
-                        self._take(one, result, values)
+                        self._take(listener, result, values)
                 except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's
-                    self._fault(one.plugin, one.hook, failure)
+                    self._fault(listener.plugin, listener.hook, failure)
                 finally:
                     if mark:
-                        mark = self._charge(one.plugin, mark)
+                        mark = self._charge(listener.plugin, mark)
         finally:
             if undo:
                 try:
@@ -103,20 +91,21 @@ class Telling:
                 finally:
                     torch_state.leave(undo)
 
-    def tell_plainly(self, listeners: list[Listener], values: list[Any]) -> None:
+    def notify_plainly(self, listeners: list[Listener], values: list[Any]) -> None:
         """Call listeners that read no tensors and change nothing, in an unmetered step; the entry in C has set up the thread."""
-        for one in listeners:
-            if one.is_on:
+        for listener in listeners:
+            if listener.is_on:
                 try:
-                    only = one.only
-                    if (one.run(*one.pick(values)) if only is None else one.run(values[only])) is not None:
-                        self._stray(one.plugin, one.hook)
+                    only = listener.only
+                    result = listener.run(*listener.pick(values)) if only is None else listener.run(values[only])
+                    if result is not None:
+                        self._stray(listener.plugin, listener.hook)
                 except BaseException as failure:  # noqa: BLE001  as above
-                    self._fault(one.plugin, one.hook, failure)
+                    self._fault(listener.plugin, listener.hook, failure)
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
         """Return the functions that the entry in C calls, by name."""
-        return {"tell": self.tell, "tell_plainly": self.tell_plainly, "no_frame": self._no_frame}
+        return {"notify": self.notify, "notify_plainly": self.notify_plainly, "no_frame": self._no_frame}
 
     def _enter(self, undo: list[Any]) -> bool:
         try:
@@ -125,24 +114,24 @@ class Telling:
             self._own_failure("quiet", failure)
             return False
 
-    def _take(self, one: Listener, result: Any, values: Any) -> None:
+    def _take(self, listener: Listener, result: Any, values: Any) -> None:
         """Store a mutator's result as torch does with a hook's: torch/nn/modules/module.py `_call_impl`, 2.13.
 
         Raises:
             RuntimeError: the result cannot be used as arguments.
             ValueError: the number of gradients differs.
         """
-        if not one.mutates:
-            self._stray(one.plugin, one.hook)
-        elif one.hook in ("forward", "root_forward"):
+        if not listener.mutates:
+            self._stray(listener.plugin, listener.hook)
+        elif listener.hook in ("forward", "root_forward"):
             values[OUTPUT] = result
-        elif one.hook in ("forward_pre", "root_forward_pre"):
-            if "kwargs" in one.arguments:
+        elif listener.hook in ("forward_pre", "root_forward_pre"):
+            if "kwargs" in listener.arguments:
                 values[INPUTS], values[KWARGS] = _pair(result)
             else:
                 values[INPUTS] = _tuple(result)
-        elif one.hook in REPLACED:
-            new, replaced = _tuple(result), REPLACED[one.hook]
+        elif listener.hook in REPLACED:
+            new, replaced = _tuple(result), REPLACED[listener.hook]
             if len(new) != len(values[replaced]):
                 raise ValueError(f"{len(new)} gradients returned")
             values[replaced] = new
