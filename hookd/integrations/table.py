@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from hookd.tool.reports.reading import finding, module_seconds, step_seconds, whole_seconds
+from hookd.tool.reports.reading import call_seconds, finding, module_seconds, step_seconds, whole_seconds
 from hookd.tool.reports.wording import percent, plain, seconds, shorten
 
 if TYPE_CHECKING:
@@ -77,14 +77,13 @@ def _rows(modules: list[ModuleRow]) -> list[tuple[str, ...]]:
 
 
 def _row(row: ModuleRow, whole: float) -> tuple[str, ...]:
-    timing = row["metrics"].get("timing", {})
-    calls, backwards = timing.get("forward_calls"), timing.get("backward_calls")
+    calls = row["metrics"].get("timing", {}).get("forward_calls")
     return (
         shorten(plain(row["name"]), NAME_WIDTH) or "(loss)",
         shorten(plain(row["type"]), NAME_WIDTH),
         f"{calls:.0f}" if calls else "-",
-        seconds(timing["forward_seconds"] / calls) if calls else "-",
-        seconds(timing["backward_seconds"] / backwards) if backwards else "-",
+        seconds(call_seconds(row, "forward")),
+        seconds(call_seconds(row, "backward")),
         percent(module_seconds(row) / whole) if whole and calls else "-",
         plain(finding(row)),
     )

@@ -78,6 +78,18 @@ def test_a_refusal_of_any_shape_is_a_refusal(pair):
         control.request("status")
 
 
+@pytest.mark.parametrize(
+    "status",
+    ['"plugins": 7', '"plugins": [7]', '"plugins": [{}]', '"plugins": [{"name": "x", "options": [1]}]', '"holders": 1'],
+)
+def test_plugins_and_holders_of_another_form_are_an_error_of_the_protocol(pair, status):
+    control, theirs = pair
+    theirs.sendall(b'{"ok": true, %s}\n' % status.encode())
+    with pytest.raises(ControlError) as caught:
+        control.status()
+    assert caught.value.reason == "protocol"
+
+
 def test_answers_come_in_order_and_an_end_is_one(pair):
     control, theirs = pair
     theirs.sendall(b'{"ok": true, "n": 1}\n{"ok": true, "n": 2}\n{"ok"')

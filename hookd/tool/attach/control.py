@@ -90,8 +90,15 @@ class Control:
         return self._read(line)
 
     def status(self) -> AgentStatus:
-        """Return the agent's status, which may lack keys if the agent is of another version; raises what `request` does."""
-        return cast("AgentStatus", self.request("status"))
+        """Return the agent's status, which may lack keys if the agent is of another version; raises what `request` does.
+
+        Of its values, `plugins` and `holders` are checked.
+        """
+        status = self.request("status")
+        rows, holders = status.get("plugins", []), status.get("holders", [])
+        if not (isinstance(rows, list) and all(map(_is_plugin, rows)) and isinstance(holders, list)):
+            raise foreign(self.pid)
+        return cast("AgentStatus", status)
 
     def wait_closed(self) -> None:
         """Wait until the agent has closed the connection, at most for the timeout of the last request."""
@@ -155,6 +162,10 @@ class Control:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_plugin(row: object) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("name"), str) and isinstance(row.get("options") or {}, dict)
 
 
 def _why_silent(pid: int) -> str:

@@ -228,8 +228,7 @@ def _short(found: target.Target, word: int) -> AttachError:
     if word == mailbox.NO_THREAD:
         hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
         return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
-    hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
-    return AttachError(f"process {found.pid} gets no memory", reason="no-memory", hint=hint)
+    return AttachError(f"process {found.pid} gets no memory", reason="no-memory", hint=mailbox.MORE_MEMORY)
 
 
 def _held_up(found: target.Target) -> AttachError:

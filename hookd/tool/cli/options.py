@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def number(text: str) -> int | None:
+    """Return a whole number; None for other text, digits of other scripts, and numbers that may exceed 64 bits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
 class Pid(click.ParamType):  # type: ignore[type-arg]
     """A process id; the process need not exist."""
 
@@ -26,9 +31,9 @@ class Pid(click.ParamType):  # type: ignore[type-arg]
         """Return the pid, or raise an error that names `hookd ps`."""
         if isinstance(value, int):
             return value
-        if not value.isdecimal() or int(value) == 0:
-            raise click.UsageError(f"'{value}' is not a process id; `hookd ps` lists the training processes.", ctx)
-        return int(value)
+        if pid := number(value):
+            return pid
+        raise click.UsageError(f"'{value}' is not a process id; `hookd ps` lists the training processes.", ctx)
 
 
 class User(click.ParamType):  # type: ignore[type-arg]

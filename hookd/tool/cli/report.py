@@ -10,6 +10,7 @@ import click
 from hookd.tool.cli import options, output, targets
 from hookd.tool.cli.status import hang, ongoing
 from hookd.tool.reports.reading import (
+    call_seconds,
     finding,
     looks_at,
     module_seconds,
@@ -225,14 +226,13 @@ def _chosen(rows: list[ModuleRow], limit: int | None) -> list[ModuleRow]:
 
 
 def _times(label: str, row: ModuleRow, whole: float) -> tuple[str, ...]:
-    timing = row["metrics"].get("timing", {})
-    calls = timing.get("forward_calls") or 0
+    calls = row["metrics"].get("timing", {}).get("forward_calls")
     return (
         label,
         row["type"],
         f"{calls:.0f}" if calls else "-",
-        output.seconds(timing["forward_seconds"] / calls) if calls else "-",
-        output.seconds(timing["backward_seconds"] / timing["backward_calls"]) if timing.get("backward_calls") else "-",
+        output.seconds(call_seconds(row, "forward")),
+        output.seconds(call_seconds(row, "backward")),
         output.percent(module_seconds(row) / whole) if whole and calls else "-",
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from hookd.errors import HookdError, NoSuchTarget, PermissionDenied, UsageError
-from hookd.tool.cli import stored, targets
+from hookd.tool.cli import options, stored, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
 
@@ -87,12 +87,12 @@ def find(word: str, client: DaemonClient | None, user: int | None = None) -> Sub
 def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
     if word.startswith("#"):
         return _incident(word.removeprefix("#"), client)
-    if not word.isdecimal():
+    if (pid := options.number(word)) is None:
         return _run(word, client, user)
-    if int(word) == 0:
+    if pid == 0:
         raise click.UsageError(f"'{word}' is not a process id; `hookd ps` lists the training processes.")
     try:
-        return _target(int(word), client)
+        return _target(pid, client)
     except (NoSuchTarget, PermissionDenied) as error:
         try:
             return _run(word, client, user)
@@ -139,7 +139,7 @@ def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, us
         if targets.is_of(pid, report, user)
     ]
     ranks = [report for report in every if not isinstance(report, HookdError) and _is_of(report, label)]
-    return sorted(_of_one_user(ranks, of), key=_rank)
+    return sorted(_of_one_user(ranks, of), key=rank_order)
 
 
 def _of_one_user(reports: Sequence[Report], of: Report | None) -> list[Report]:
@@ -207,9 +207,9 @@ def _rows_of_one_user(label: str, rows: list[IncidentRow]) -> list[IncidentRow]:
 
 
 def _incident(number: str, client: DaemonClient | None) -> Subject:
-    if not number.isdecimal():
+    if (incident := options.number(number)) is None:
         raise click.UsageError(f"'#{number}' is not an incident number; `hookd incidents` lists the numbers.")
-    rows = stored.rows(client, id=int(number))
+    rows = stored.rows(client, id=incident)
     if not rows:
         raise NoSuchTarget(
             f"there is no incident #{number}", reason="no-such-incident", hint="`hookd incidents` lists them."
@@ -233,9 +233,11 @@ def _rank_of(report: Report) -> str:
     return str(report.get("target", {}).get("rank", report["identity"].get("rank")))
 
 
-def _rank(report: Report) -> tuple[int, str]:
+def rank_order(report: Report) -> tuple[int, str]:
+    """Return the sort key of a rank: as a number."""
     rank = _rank_of(report)
-    return (int(rank) if rank.isdecimal() else 1 << 30, rank)
+    number = options.number(rank)
+    return (1 << 30 if number is None else number, rank)
 
 
 def _of(reports: Iterable[Report], rows: Iterable[IncidentRow]) -> list[IncidentRow]:

@@ -27,7 +27,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from hookd.errors import AttachError
-from hookd.tool.inject import ptrace
+from hookd.tool.inject import mailbox, ptrace
 
 if TYPE_CHECKING:
     from hookd.tool.linux.memory import Memory
@@ -102,7 +102,7 @@ class X86Thread(ptrace.Thread):
         address = ctypes.c_int64(now.rax).value
         if -4096 < address < 0:
             raise AttachError(
-                f"process {self.tid} gets no memory (mmap: {address})", reason="no-memory", hint=ptrace.MORE_MEMORY
+                f"process {self.tid} gets no memory (mmap: {address})", reason="no-memory", hint=mailbox.MORE_MEMORY
             )
         return address
 

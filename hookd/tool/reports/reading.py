@@ -78,6 +78,13 @@ def module_seconds(row: ModuleRow) -> float:
     return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
 
 
+def call_seconds(row: ModuleRow, direction: str) -> float | None:
+    """Return the mean time of a module's calls in one direction, "forward" or "backward"; None if unknown."""
+    timing = row["metrics"].get("timing", {})
+    total, calls = timing.get(f"{direction}_seconds"), timing.get(f"{direction}_calls")
+    return float(total / calls) if total is not None and calls else None
+
+
 def whole_seconds(rows: Sequence[ModuleRow]) -> float:
     """Return the time of all root modules in seconds, the base of a module's share."""
     return sum(module_seconds(row) for row in rows if is_root(row["name"]))

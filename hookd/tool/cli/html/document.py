@@ -11,6 +11,7 @@ from hookd.errors import HookdError
 from hookd.tool.cli import output
 from hookd.tool.cli.report import of_user, of_world
 from hookd.tool.cli.run_report import SLOW, median_step, of_step, ratio
+from hookd.tool.cli.subject import rank_order
 from hookd.tool.daemon.web.pages import parts, plots
 from hookd.tool.daemon.web.pages.assets import STYLE, content
 from hookd.tool.daemon.web.pages.html import Markup, table, tag
@@ -163,7 +164,7 @@ def _ranks(reports: Sequence[Report]) -> Iterator[Part]:
             ">incidents")  # fmt: skip
     yield _section("Ranks", [table("Ranks", head, [_rank_cells(report, median, slowest) for report in reports])])
     longest = sorted(reports, key=lambda report: step_seconds(report) or 0, reverse=True)
-    drawn = sorted(longest[:MAX_CURVES], key=_rank_order)
+    drawn = sorted(longest[:MAX_CURVES], key=rank_order)
     curves = [
         plots.Curve(f"rank {_run_and_rank(report)[1]}", n, report.get("curve") or []) for n, report in enumerate(drawn)
     ]
@@ -193,11 +194,6 @@ def _rank_cells(report: Report, median: float | None, slowest: float) -> list[ob
         output.percent(report["overhead"]["ratio"]),
         len(report["incidents"]),
     ]
-
-
-def _rank_order(report: Report) -> tuple[int, str]:
-    rank = str(_run_and_rank(report)[1])
-    return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
 
 def _incident_page(subject: Subject) -> tuple[str, Iterator[Part]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError, NoSuchTarget
 from hookd.tool.attach import discover
+from hookd.tool.cli import options
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc
 from hookd.tool.linux.owner import user_name
@@ -126,12 +127,13 @@ class Node:
         Raises:
             NoSuchTarget: it names neither.
         """
-        if word.isdecimal() and any(target.pid == int(word) for target in self.targets):
-            return int(word), None
+        pid = options.number(word)
+        if any(target.pid == pid for target in self.targets):
+            return pid, None
         if any(target.run == word for target in self.targets):
             return None, word
-        if word.isdecimal():
-            discover.open_page(int(word)).close()  # raises with the reason
+        if pid is not None:
+            discover.open_page(pid).close()  # raises with the reason
         raise NoSuchTarget(
             f"there is no target or run '{word}'",
             reason="no-such-run",
