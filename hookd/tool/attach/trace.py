@@ -89,9 +89,9 @@ def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> T
             return state
         if state.get("state") == "failed":
             failure = state.get("failure")
-            found: Mapping[str, object] = failure if isinstance(failure, dict) else {}
+            error: Mapping[str, object] = failure if isinstance(failure, dict) else {}
             raise errors.rebuild(
-                found.get("kind"), found.get("error"), found.get("reason"), found.get("hint", ""), ControlError
+                error.get("kind"), error.get("error"), error.get("reason"), error.get("hint", ""), ControlError
             )
         if time.monotonic() > deadline:
             done, where = state.get("steps"), whereabouts(control.pid)

@@ -34,7 +34,7 @@ class Descendants(Collection[int]):
         return sum(1 for _ in self)
 
     def __contains__(self, pid: object) -> bool:
-        return any(pid == one for one in self)
+        return any(pid == member for member in self)
 
 
 @contextlib.contextmanager

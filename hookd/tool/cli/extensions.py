@@ -25,13 +25,13 @@ def commands(taken: Collection[str]) -> dict[str, click.Command]:
     Args:
         taken: names of hookd's own commands: a plugin's command of such a name is reported and left out.
     """
-    found: dict[str, click.Command] = {}
+    added: dict[str, click.Command] = {}
     try:
         for half in _halves():
-            _tried(found, half, taken)
+            _try_add(added, half, taken)
     except Exception as error:  # noqa: BLE001  a broken plugin must not hide the help page
         output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
-    return found
+    return added
 
 
 def _halves() -> Iterator[Half]:
@@ -39,12 +39,12 @@ def _halves() -> Iterator[Half]:
     from hookd.tool.daemon.plugins import discovery
 
     config = load({}, os.environ)
-    found, _ = discovery.found(config.plugin_dirs, config.allows)
-    return (half for half in found if half.has("register_commands"))
+    halves, _ = discovery.found(config.plugin_dirs, config.allows)
+    return (half for half in halves if half.has("register_commands"))
 
 
-def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
-    """Import a plugin, and add the commands that its `register_commands` returns to `found`, by name.
+def add(added: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+    """Import a plugin, and add the commands that its `register_commands` returns to `added`, by name.
 
     Raises:
         PluginError: it cannot be imported, or it returns an object that is not a command, or a name that is taken.
@@ -53,15 +53,15 @@ def add(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> 
     _, hooks = half.load()
     function, _ = hooks.get("register_commands", (tuple, ()))
     for command in function():
-        found[_name(half.name, command, {*taken, *found})] = command
+        added[_name(half.name, command, {*taken, *added})] = command
 
 
-def _tried(found: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
+def _try_add(added: dict[str, click.Command], half: Half, taken: Collection[str]) -> None:
     try:
-        add(found, half, taken)
+        add(added, half, taken)
     except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not remove the others' commands
-        told = error.message if isinstance(error, HookdError) else f"{half.name}: {worded(error)}"
-        output.complain(PluginError(f"plugin {told}"))
+        message = error.message if isinstance(error, HookdError) else f"{half.name}: {worded(error)}"
+        output.complain(PluginError(f"plugin {message}"))
 
 
 def _name(plugin: str, command: object, taken: Collection[str]) -> str:

@@ -41,7 +41,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
             target.look(pids[0], is_forced=watch.force)
         except HookdError as error:
             entry: ErrorRow = {"pid": pids[0], **error.as_json()}
-            return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)
+            return words.finish([entry], as_json=as_json, say=words.attached_message, skipped=chosen.skipped)
     order = Order(
         plugins=watch.plugins or None,
         timeout_s=watch.timeout_s,
@@ -106,7 +106,7 @@ class Teller:
         if "error" in outcome:
             output.complain(HookdError(outcome["error"], hint=outcome["hint"]))
         else:
-            output.say(words.told_detached(outcome))
+            output.say(words.detached_message(outcome))
 
     def tell_kept(self) -> None:
         """Print at the end which agents stay, because they are to be kept."""

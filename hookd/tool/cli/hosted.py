@@ -25,11 +25,11 @@ def in_daemon(plugin_dirs: Sequence[Path], host: str | None) -> list[DaemonPlugi
             return client.plugins()
         except HookdError:  # a daemon of an older version
             return []
-    found, _ = discovery.found(plugin_dirs, lambda _: True)
+    halves, _ = discovery.found(plugin_dirs, lambda _: True)
     return [
-        {"name": one.name, "version": one.source.version, "sha256": one.source.sha256, "origin": one.source.origin,
-         "entry": one.source.entry, "state": None, "error": {}}
-        for one in found
+        {"name": half.name, "version": half.source.version, "sha256": half.source.sha256, "origin": half.source.origin,
+         "entry": half.source.entry, "state": None, "error": {}}
+        for half in halves
     ]  # fmt: skip
 
 
@@ -38,11 +38,11 @@ def show_in_daemon(rows: Sequence[DaemonPluginRow]) -> None:
     if not rows:
         return
     cells = [
-        (one["name"], one["version"] or "-", one["state"] or "not running", str(one.get("errors", 0)),
-         output.seconds(one.get("seconds")), one["entry"])
-        for one in rows
+        (row["name"], row["version"] or "-", row["state"] or "not running", str(row.get("errors", 0)),
+         output.seconds(row.get("seconds")), row["entry"])
+        for row in rows
     ]  # fmt: skip
     output.show(output.fill(output.table("IN THE DAEMON", "VERSION", "STATE", "ERRORS", "TIME", "FROM"), cells))
-    for one in rows:
-        for text in trouble(one["name"], one["error"]):
+    for row in rows:
+        for text in trouble(row["name"], row["error"]):
             output.say(text)

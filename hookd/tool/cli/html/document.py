@@ -234,5 +234,5 @@ def _moment(unix_s: object) -> str:
 
 
 def _unseen(report: Report) -> str:
-    found = {name: count for name, count in report["observed"].items() if name != "observed" and count}
-    return ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in found.items())
+    unseen = {name: count for name, count in report["observed"].items() if name != "observed" and count}
+    return ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in unseen.items())

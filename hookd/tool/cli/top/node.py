@@ -113,7 +113,7 @@ class Node:
             if self._user not in (None, row.get("user")):
                 continue
             target = known.get((row["pid"], row["start_ticks"])) or self._add_unreadable(row)
-            target.told = row
+            target.row = row
 
     def _add_unreadable(self, row: TargetRow) -> Target:
         """Add and return a target that only the daemon can read, because it is another user's or has ended."""
