@@ -134,7 +134,7 @@ def _attempt(
     if answer.get("state") != "prepared":
         return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **description}
     controls = {int(answer["rank"]): first}
-    with _taking_back(controls):
+    with _abandoning_on_error(controls):
         if int(answer["ranks"]) == 1:
             first.request("arm")
             return {**_await_done(controls, deadline), **description}
@@ -177,7 +177,7 @@ def environment(pid: int) -> list[PluginConfig]:
 
 
 @contextlib.contextmanager
-def _taking_back(controls: Controls) -> Iterator[None]:
+def _abandoning_on_error(controls: Controls) -> Iterator[None]:
     """Abandon the change in all ranks if one of them fails."""
     try:
         yield

@@ -52,7 +52,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
         return _join(pid, request, there, started)
     if there is not None:
         request = upgrade.plan(pid, request, there)
-    with target.look(pid, is_forced=request.force) as process, _witnessed(pid):
+    with target.inspect(pid, is_forced=request.force) as process, _detecting_oom_kill(pid):
         built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(process.status.uid))
         with _explaining(pid):
             delivery, data = _prepare(process, request, built)
@@ -78,7 +78,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
 
 
 @contextlib.contextmanager
-def _witnessed(pid: int) -> Iterator[None]:
+def _detecting_oom_kill(pid: int) -> Iterator[None]:
     """Distinguish an OOM kill from any other end of the process.
 
     Raises:
@@ -179,7 +179,7 @@ def _deliver(process: target.Target, request: AttachRequest, delivery: Delivery,
     def answer() -> Started | None:
         asked = time.monotonic()
         if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
-            raise _short(process, word)
+            raise _out_of_resources(process, word)
         if (reply := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
         return reply
@@ -199,15 +199,15 @@ def _deliver(process: target.Target, request: AttachRequest, delivery: Delivery,
             with contextlib.suppress(HookdError, OSError):
                 delivery.again()  # this time the code frees the mailbox
         if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
-            raise _held_up(process) from exc
+            raise _suspended(process) from exc
         raise
     if reply is None:
-        raise _late(process, request, delivery)
+        raise _timed_out(process, request, delivery)
     if not reply.get("ok"):
         raise _refusal(reply)
 
 
-def _late(process: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
+def _timed_out(process: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
     """Withdraw a delivery that was not answered in time; return the error that names how far it got."""
     runs = mailbox.word(delivery.box, mailbox.CLAIMED) == mailbox.RUNS
     delivery.withdraw()
@@ -223,7 +223,7 @@ def _late(process: target.Target, request: AttachRequest, delivery: Delivery) ->
     )  # fmt: skip
 
 
-def _short(process: target.Target, word: int) -> AttachError:
+def _out_of_resources(process: target.Target, word: int) -> AttachError:
     """Return the error for a target that could not create the agent's thread, or has no memory for it."""
     if word == mailbox.NO_THREAD:
         hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
@@ -231,7 +231,7 @@ def _short(process: target.Target, word: int) -> AttachError:
     return AttachError(f"process {process.pid} gets no memory", reason="no-memory", hint=mailbox.MORE_MEMORY)
 
 
-def _held_up(process: target.Target) -> AttachError:
+def _suspended(process: target.Target) -> AttachError:
     return AttachError(
         f"hookd was suspended, and the attach to process {process.pid} timed out", reason="timeout", hint="Try again."
     )

@@ -145,10 +145,10 @@ def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
     try:
         uid = proc.status(pid).uid
         while offset < max_bytes:
-            whole, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
-            if whole > max_bytes:
+            size, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
+            if size > max_bytes:
                 raise ControlError(
-                    f"the trace has {whole / 2**20:.0f} MiB, more than the limit of {max_bytes / 2**20:.0f} MiB",
+                    f"the trace has {size / 2**20:.0f} MiB, more than the limit of {max_bytes / 2**20:.0f} MiB",
                     reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
                 )  # fmt: skip
             if not chunk:

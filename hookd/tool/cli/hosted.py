@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output, targets
-from hookd.tool.cli.loaded import trouble
+from hookd.tool.cli.loaded import error_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,5 +44,5 @@ def show_in_daemon(rows: Sequence[DaemonPluginRow]) -> None:
     ]  # fmt: skip
     output.show(output.fill(output.table("IN THE DAEMON", "VERSION", "STATE", "ERRORS", "TIME", "FROM"), cells))
     for row in rows:
-        for text in trouble(row["name"], row["error"]):
+        for text in error_lines(row["name"], row["error"]):
             output.say(text)

@@ -100,7 +100,7 @@ def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
     output.show(output.fill(table, map(_row, rows)))
     for row in rows:
-        for text in trouble(row["name"], row["error"]):
+        for text in error_lines(row["name"], row["error"]):
             output.say(text)
     for its in there:
         if its.shadowed_by is None or its.shadowed_by["version"] != its.plugin.get("version"):
@@ -165,7 +165,7 @@ def _options(row: PluginRow) -> Iterator[str]:
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def trouble(name: str, error: Mapping[str, object]) -> Iterator[str]:
+def error_lines(name: str, error: Mapping[str, object]) -> Iterator[str]:
     """Yield the lines about a plugin's last error: the author's line, then the traceback.
 
     The target supplies both.

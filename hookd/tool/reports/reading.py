@@ -85,9 +85,16 @@ def call_seconds(row: ModuleRow, direction: str) -> float | None:
     return float(total / calls) if total is not None and calls else None
 
 
-def whole_seconds(rows: Sequence[ModuleRow]) -> float:
+def model_seconds(rows: Sequence[ModuleRow]) -> float:
     """Return the time of all root modules in seconds, the base of a module's share."""
     return sum(module_seconds(row) for row in rows if is_root(row["name"]))
+
+
+def notable(rows: Sequence[ModuleRow], limit: int) -> list[ModuleRow]:
+    """Return the `limit` costliest modules and those with a finding, in the order of the model."""
+    costliest = sorted(rows, key=module_seconds, reverse=True)[:limit]
+    names = {row["name"] for row in costliest} | {row["name"] for row in rows if finding(row)}
+    return [row for row in rows if row["name"] in names]
 
 
 def finding(row: ModuleRow) -> str:

@@ -136,7 +136,7 @@ def _starter(directory):
         try:
             _start(directory)
         except BaseException as exc:  # noqa: BLE001  the program must not notice; the tool reports the error
-            _tell(directory, exc)
+            _record_failure(directory, exc)
 
     return start
 
@@ -149,7 +149,7 @@ def _start(directory):
     _note(directory, "started", "")
 
 
-def _tell(directory, exc):
+def _record_failure(directory, exc):
     _note(directory, "failed-%d" % os.getpid(), "%s: %s" % (type(exc).__name__, exc))  # noqa: UP031
 
 

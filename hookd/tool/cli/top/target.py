@@ -68,7 +68,7 @@ class Target:
         self._now = now
         if self.ended:
             return
-        is_there = self._look()
+        is_there = self._read_stat()
         if self._reader is not None and self.error is None:
             try:
                 self.snapshot, self.read_at = self._reader.read(), now
@@ -82,7 +82,7 @@ class Target:
         if family is not None and family.width == 1:
             self._phases.advance(now, steps, [family.cells[at] for at in family.first])
 
-    def _look(self) -> bool:
+    def _read_stat(self) -> bool:
         """Read /proc/PID/stat: return whether the process lives, and set `rss`."""
         try:
             fields = proc.read(self.pid, "stat").rpartition(b")")[2].split()

@@ -140,7 +140,7 @@ class Fleet:
             served = Counter(one.identity.uid for one in self._held.values())
         for pid in self._room.reopened(served):
             self._census.recheck(pid)
-        found = self._census.look()
+        found = self._census.scan()
         with self._lock:
             held = list(self._held.values())
         # Of the known targets only those without their page can be new: the agent has left, or another program runs.
