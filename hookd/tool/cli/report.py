@@ -18,6 +18,7 @@ from hookd.tool.reports.reading import (
     notable,
     paused,
     phases,
+    run_and_rank,
     state,
     step_seconds,
 )
@@ -109,7 +110,7 @@ def _show_target(report: Report, limit: int | None) -> None:
 def heading(report: Report) -> Iterator[str]:
     """Yield lines on the target's identity, its progress, and the phases of its steps."""
     identity, target = report["identity"], report.get("target", {})
-    run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
+    run, rank = run_and_rank(report)
     since = clock(identity.get("attached"))
     yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, {of_user(report)}"
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"

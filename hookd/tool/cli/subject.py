@@ -13,6 +13,7 @@ from hookd.errors import HookdError, NoSuchTarget, PermissionDenied, UsageError
 from hookd.tool.cli import options, stored, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
+from hookd.tool.reports.reading import run_and_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,13 +120,13 @@ def _elsewhere(report: Report, client: DaemonClient | None) -> Iterator[Elsewher
     size = report.get("identity", {}).get("world_size")
     if not isinstance(size, int) or size < 2:
         return
-    label = _label(report)
+    label, _ = run_and_rank(report)
     rows = stored.rows(client, run=label, user=_user_of([report]), limit=ROWS, order="id")[::-1]
     for other in _ranks(label, client, of=report):
         incidents = _with(other, _of([other], rows))["incidents"] if other["pid"] != report["pid"] else []
         if incidents:
             message = incidents[-1].get("message")
-            yield {"rank": _rank_of(other), "pid": other["pid"], "incidents": len(incidents), "message": message}
+            yield {"rank": run_and_rank(other)[1], "pid": other["pid"], "incidents": len(incidents), "message": message}
 
 
 def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, user: int | None = None) -> list[Report]:
@@ -138,7 +139,7 @@ def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, us
         for pid, report in targets.reports(client, targets.foregrounds(), has_curve=True)
         if targets.is_of(pid, report, user)
     ]
-    ranks = [report for report in every if not isinstance(report, HookdError) and _is_of(report, label)]
+    ranks = [report for report in every if not isinstance(report, HookdError) and run_and_rank(report)[0] == label]
     return sorted(_of_one_user(ranks, of), key=rank_order)
 
 
@@ -169,7 +170,7 @@ def _like(label: str, client: DaemonClient | None, user: int | None) -> str:
     reports = [
         report for pid, report in every if not isinstance(report, HookdError) and targets.is_of(pid, report, user)
     ]
-    names = dict.fromkeys(name for name in map(_label, reports) if name.startswith(f"{label}~"))
+    names = dict.fromkeys(name for name, _ in map(run_and_rank, reports) if name.startswith(f"{label}~"))
     return f"Similar runs: {', '.join(names)}." if names else ""
 
 
@@ -221,21 +222,9 @@ def _incident(number: str, client: DaemonClient | None) -> Subject:
     return Subject("incident", number, reports, rows)
 
 
-def _is_of(report: Report, label: str) -> bool:
-    return _label(report) == label
-
-
-def _label(report: Report) -> str:
-    return str(report.get("target", {}).get("run", report["identity"].get("run")))
-
-
-def _rank_of(report: Report) -> str:
-    return str(report.get("target", {}).get("rank", report["identity"].get("rank")))
-
-
 def rank_order(report: Report) -> tuple[int, str]:
     """Return the sort key of a rank: as a number."""
-    rank = _rank_of(report)
+    _, rank = run_and_rank(report)
     number = options.number(rank)
     return (1 << 30 if number is None else number, rank)
 

@@ -59,6 +59,12 @@ def paused(report: Report, row: TargetRow | None = None) -> str | None:
     return str(next(messages, None) or "a plugin has paused it").replace(" PID ", f" {report['pid']} ")
 
 
+def run_and_rank(report: Report) -> tuple[str, str]:
+    """Return a target's labels: those that the daemon has given it, else those of its page."""
+    labels = {**report["identity"], **report.get("target", {})}
+    return str(labels.get("run")), str(labels.get("rank"))
+
+
 def step_seconds(report: Report) -> float | None:
     """Return the mean time of a step in seconds; None before the second step."""
     histogram = report["metrics"].get("step", {}).get("seconds")
