@@ -38,7 +38,7 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     pids = chosen.pids
     if len(pids) == 1:  # an address in use must not hide that this process cannot be attached to
         try:
-            target.inspect(pids[0], is_forced=watch.force)
+            target.inspect(pids[0], is_forced=watch.force).memory.close()
         except HookdError as error:
             entry: ErrorRow = {"pid": pids[0], **error.as_json()}
             return words.finish([entry], as_json=as_json, say=words.attached_message, skipped=chosen.skipped)

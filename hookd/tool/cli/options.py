@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ plugin_dirs = click.option(
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Watch:
     """Options of `attach`; for their defaults see the options below.
 
@@ -144,22 +144,10 @@ def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add the options of `attach` to a command, as one argument `watch`."""
 
     @functools.wraps(command)
-    def with_watch(
-        *args: Any,
-        plugins: tuple[str, ...],
-        tree: bool,
-        match: str | None,
-        user: str | None,
-        timeout_s: float,
-        listen: str | None,
-        keep: bool,
-        force: bool,
-        plugin_dirs: tuple[Path, ...],
-        **kwargs: Any,
-    ) -> int | None:
-        chosen = parse_plugins(plugins)
-        asked = Watch(chosen, tree, match, user, timeout_s, listen, keep, force, plugin_dirs)
-        return command(*args, watch=asked, **kwargs)
+    def with_watch(*args: Any, **kwargs: Any) -> int | None:
+        values = {field.name: kwargs.pop(field.name) for field in dataclasses.fields(Watch)}
+        values["plugins"] = parse_plugins(values["plugins"])
+        return command(*args, watch=Watch(**values), **kwargs)
 
     for option in reversed(OF_WATCH):
         with_watch = option(with_watch)
