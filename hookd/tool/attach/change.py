@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
 from hookd.tool.attach import discover, payload, sources, trusted
-from hookd.tool.attach.control import Control
+from hookd.tool.attach.control import Control, reading
 from hookd.tool.linux import proc
 from hookd.wire.agreement import Agreement, boundary_ahead, disagreement
 
@@ -133,12 +133,14 @@ def _attempt(
         description["options"] = answer["options"]
     if answer.get("state") != "prepared":
         return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **description}
-    controls = {int(answer["rank"]): first}
+    with reading(pid):
+        own_rank, world_size = int(answer["rank"]), int(answer["ranks"])
+    controls = {own_rank: first}
     with _abandoning_on_error(controls):
-        if int(answer["ranks"]) == 1:
+        if world_size == 1:
             first.request("arm")
             return {**_await_done(controls, deadline), **description}
-        for rank, other in _others(pid, int(answer["ranks"]), name).items():
+        for rank, other in _others(pid, world_size, name).items():
             with _naming(rank, other):
                 controls[rank] = stack.enter_context(Control.connect(other))
                 if controls[rank].request(**request).get("state") != "prepared":
@@ -261,11 +263,9 @@ def _commit(controls: Controls, margin_s: float, deadline: float) -> None:
 def _boundary(controls: Controls, margin_s: float, deadline: float) -> int:
     """Return a boundary ahead of all ranks, once they have taken comparable steps."""
     while True:
-        statuses = [control.status() for control in controls.values()]
-        marks = [[int(mark) for mark in status.get("marks", ())] for status in statuses]
+        marks, spans_s = zip(*map(_progress, controls.values()), strict=True)
         why = disagreement(marks)
         if not why:
-            spans_s = [float(status.get("span_s", 0.0)) for status in statuses]
             return boundary_ahead(zip(marks, spans_s, strict=True), margin_s)
         if time.monotonic() > deadline:
             raise ControlError(
@@ -273,6 +273,18 @@ def _boundary(controls: Controls, margin_s: float, deadline: float) -> int:
                 hint="hookd recognizes steps by the collectives of the default process group. A long step needs a larger --timeout.",
             )  # fmt: skip
         time.sleep(_POLL_S)
+
+
+def _progress(control: Control) -> tuple[list[int], float]:
+    """Return the marks of a rank's last boundaries, and the time between the first and the last of them in seconds."""
+    status = control.status()
+    with reading(control.pid):
+        return [int(mark) for mark in status.get("marks", ())], float(status.get("span_s", 0.0))
+
+
+def _last_change(control: Control) -> ChangeStatus:
+    change = control.status().get("change")
+    return change if isinstance(change, dict) else cast("ChangeStatus", {})
 
 
 def _await_done(controls: Controls, deadline: float) -> Change:
@@ -283,10 +295,7 @@ def _await_done(controls: Controls, deadline: float) -> Change:
     """
     ranks = {str(rank): control.pid for rank, control in sorted(controls.items())}
     while True:
-        reports = {
-            rank: control.status().get("change") or cast("ChangeStatus", {})
-            for rank, control in sorted(controls.items())
-        }
+        reports = {rank: _last_change(control) for rank, control in sorted(controls.items())}
         if all(report.get("state") == "done" for report in reports.values()):
             break
         if time.monotonic() > deadline:

@@ -19,7 +19,7 @@ from hookd.tool.linux import bounded, permission, proc
 from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -243,6 +243,15 @@ def foreign(pid: int) -> ControlError:
     """Return the error for an answer that an agent of this version does not give."""
     hint = f"It may be of another version: `hookd attach {pid}` replaces an older agent."
     return ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol", hint=hint)
+
+
+@contextlib.contextmanager
+def reading(pid: int) -> Iterator[None]:
+    """Raise `foreign` if an answer that is read in the block lacks a value, or has one of another type."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as exc:
+        raise foreign(pid) from exc
 
 
 def _require_peer(peer: int, pid: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from hookd import errors
 from hookd.errors import ControlError, HookdError, PageError
 from hookd.tool.attach import discover
-from hookd.tool.attach.control import Control, foreign
+from hookd.tool.attach.control import Control, reading
 from hookd.tool.linux import bounded, permission, proc, untrusted
 from hookd.wire.page import PageReader
 
@@ -61,11 +61,9 @@ def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: i
     with Control.connect(pid) as control:
         _ask(control, steps, max_bytes)
         state = _await(control, steps, deadline, timeout_s)
-        try:
+        with reading(pid):
             number, done, first = int(state["fd"]), int(state["steps"]), int(state["first"])
             pause_s, all_threads = float(state["pause_s"]), state["all_threads"] is True
-        except (KeyError, TypeError, ValueError, OverflowError) as exc:
-            raise foreign(pid) from exc
         size = _copy(pid, number, into, max_bytes)
     return Trace(done, first, size, pause_s, all_threads)
 
