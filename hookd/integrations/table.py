@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from hookd.tool.reports.reading import finding, module_seconds, step_seconds, whole_seconds
+from hookd.tool.reports.reading import call_seconds, finding, model_seconds, module_seconds, notable, step_seconds
 from hookd.tool.reports.wording import percent, plain, seconds, shorten
 
 if TYPE_CHECKING:
@@ -70,21 +70,18 @@ def _heading(report: Report) -> str:
 
 def _rows(modules: list[ModuleRow]) -> list[tuple[str, ...]]:
     """Return the rows in the order of the model."""
-    whole = whole_seconds(modules)
-    costliest = sorted(modules, key=module_seconds, reverse=True)[:SHOWN]
-    names = {row["name"] for row in costliest} | {row["name"] for row in modules if finding(row)}
-    return [_row(row, whole) for row in modules if row["name"] in names][: 2 * SHOWN]
+    model_s = model_seconds(modules)
+    return [_row(row, model_s) for row in notable(modules, SHOWN)[: 2 * SHOWN]]
 
 
-def _row(row: ModuleRow, whole: float) -> tuple[str, ...]:
-    timing = row["metrics"].get("timing", {})
-    calls, backwards = timing.get("forward_calls"), timing.get("backward_calls")
+def _row(row: ModuleRow, model_s: float) -> tuple[str, ...]:
+    calls = row["metrics"].get("timing", {}).get("forward_calls")
     return (
         shorten(plain(row["name"]), NAME_WIDTH) or "(loss)",
         shorten(plain(row["type"]), NAME_WIDTH),
         f"{calls:.0f}" if calls else "-",
-        seconds(timing["forward_seconds"] / calls) if calls else "-",
-        seconds(timing["backward_seconds"] / backwards) if backwards else "-",
-        percent(module_seconds(row) / whole) if whole and calls else "-",
+        seconds(call_seconds(row, "forward")),
+        seconds(call_seconds(row, "backward")),
+        percent(module_seconds(row) / model_s) if model_s and calls else "-",
         plain(finding(row)),
     )

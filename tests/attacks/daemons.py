@@ -347,7 +347,7 @@ def never_stops(count: int) -> Result:
 
 
 UNTOUCHED = ("no-memory", "zombie", "no-such-process")
-"""Reasons of `hookd.tool.attach.target.look`, which is over before anything of a process is touched."""
+"""Reasons of `hookd.tool.attach.target.inspect`, which is over before anything of a process is touched."""
 
 
 @contextlib.contextmanager

@@ -200,7 +200,7 @@ import os, sys, time
 from hookd.tool.inject import injector, ptrace, queued, selftest
 from hookd.tool.linux import proc
 from hookd.tool.attach import target
-found = target.look(int(sys.argv[1]))
+found = target.inspect(int(sys.argv[1]))
 selftest.check = lambda: None
 request = ptrace.request
 code = queued.code(found.status.nspid, 5, 0.1)

@@ -145,7 +145,7 @@ def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = 
 
 
 def _inject(pid: int, bootstrap: bytes, request: AttachRequest) -> Delivery:
-    with target.look(pid, is_forced=request.force) as found:
+    with target.inspect(pid, is_forced=request.force) as found:
         delivery, data = live._prepare(found, request, stub_payload(bootstrap))
         try:
             live._deliver(found, request, delivery, data, time.monotonic() + request.timeout_s)

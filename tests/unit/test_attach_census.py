@@ -33,7 +33,7 @@ class Machine:
         """Look once more, when all sizes have changed; give who was inspected."""
         self.now += after_s
         self.seen.clear()
-        self.census.look()
+        self.census.scan()
         return list(self.seen)
 
 

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from hookd.errors import ControlError
+from hookd.tool.attach.change import _boundary
 from hookd.tool.attach.control import Control, _open
 from hookd.tool.inject import mailbox
 
@@ -76,6 +77,27 @@ def test_a_refusal_of_any_shape_is_a_refusal(pair):
     theirs.sendall(b'{"ok": false, "kind": ["x"], "reason": {}, "error": null, "hint": 7}\n')
     with pytest.raises(ControlError):
         control.request("status")
+
+
+@pytest.mark.parametrize(
+    "status",
+    ['"plugins": 7', '"plugins": [7]', '"plugins": [{}]', '"plugins": [{"name": "x", "options": [1]}]', '"holders": 1'],
+)
+def test_plugins_and_holders_of_another_form_are_an_error_of_the_protocol(pair, status):
+    control, theirs = pair
+    theirs.sendall(b'{"ok": true, %s}\n' % status.encode())
+    with pytest.raises(ControlError) as caught:
+        control.status()
+    assert caught.value.reason == "protocol"
+
+
+@pytest.mark.parametrize("status", ['"marks": 7', '"marks": [{}]', '"marks": [1, 2], "span_s": "x"'])
+def test_marks_of_another_form_are_an_error_of_the_protocol(pair, status):
+    control, theirs = pair
+    theirs.sendall(b'{"ok": true, %s}\n' % status.encode())
+    with pytest.raises(ControlError) as caught:
+        _boundary({0: control}, margin_s=1.0, deadline=0.0)
+    assert caught.value.reason == "protocol"
 
 
 def test_answers_come_in_order_and_an_end_is_one(pair):

@@ -152,7 +152,7 @@ def test_what_became_of_an_expression_is_read_with_care():
     assert _read({"state": "?", "seconds": "x", "frames": 3}) == {"state": "running", "seconds": 0.0, "frames": []}
     assert _read({"state": "done", "result": 5, "value": [1], "type": None})["result"] == "5"
     assert "value" not in _read({"state": "done", "value": [1]})
-    assert "--timeout" in evaluating._told({"state": "interrupted", "seconds": 5.0})
+    assert "--timeout" in evaluating._failure({"state": "interrupted", "seconds": 5.0})
 
 
 def test_py_spy_tells_where_a_process_is_that_holds_its_interpreter():

@@ -61,6 +61,12 @@ def test_columns_without_a_number_are_left_out():
     assert timed[0].split() == ["MODULE", "TYPE", "CALLS", "FORWARD", "SHARE"]
 
 
+def test_a_time_that_is_not_a_number_is_not_shown():
+    overflown = module("(root)", "Net", timing={"forward_calls": 2, "forward_seconds": None, "backward_calls": 2})
+    (row,) = [line for line in lines([overflown]) if line.startswith("(root)")]
+    assert row.split() == ["(root)", "Net", "2"]
+
+
 def test_a_wide_terminal_gets_one_table_with_the_same_rules(monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     told = lines([module("a.b", **LOOKED_AT, **TIMED)])

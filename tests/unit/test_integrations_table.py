@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookd.integrations.table import INCIDENTS, Table
+from hookd.integrations.table import INCIDENTS, Table, _row
 
 MARKUP = "<script>alert(1)</script>"
 
@@ -16,6 +16,11 @@ def test_the_table_in_html_escapes_what_a_model_says():
     told = Table(report)._repr_html_()
     assert MARKUP not in told
     assert told.count("&lt;script&gt;") == 3
+
+
+def test_a_time_that_is_not_a_number_is_not_shown():
+    row = {"name": "fc", "type": "Linear", "metrics": {"timing": {"forward_calls": 2, "forward_seconds": None}}}
+    assert _row(row, 1.0)[2:5] == ("2", "-", "-")
 
 
 def test_of_many_incidents_the_table_shows_the_last_ones():

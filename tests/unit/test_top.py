@@ -126,7 +126,7 @@ def served(**more):
 def test_one_that_only_the_daemon_can_read_is_shown_as_that_says():
     row = served(run="other", rank="3", step={"counted": 5, "current": 105, "is_absolute": True})
     target = Target(os.getpid(), proc.start_ticks(os.getpid()), None)
-    target.told = row
+    target.row = row
     target.read(1.0)
     (shown_row,) = node_table.as_json([target])
     assert (shown_row["run"], shown_row["step"], shown_row["state"]) == ("other", 105, "attached")
@@ -145,7 +145,7 @@ def test_a_page_that_is_spoilt_is_told_and_nothing_else_suffers(stack, job):
 
 
 def test_what_the_daemon_says_goes_before_the_page(job):
-    job.target.told = served(run="train.py~7", hang={"where": "in blocks.0", "for_s": 31}, incidents=3)
+    job.target.row = served(run="train.py~7", hang={"where": "in blocks.0", "for_s": 31}, incidents=3)
     job.target.read(1.0)
     (row,) = node_table.as_json([job.target])
     assert (row["run"], row["state"], row["incidents"]) == ("train.py~7", "hangs", 3)

@@ -85,7 +85,7 @@ class Census:
         self._clock = clock
         self._seen: dict[int, _Seen] = {}
 
-    def look(self) -> list[Candidate]:
+    def scan(self) -> list[Candidate]:
         """Return the Python processes that are new or may have changed since the last scan, oldest first."""
         now = self._clock()
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}

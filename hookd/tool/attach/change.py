@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from hookd.errors import ControlError, HookdError, PluginError, UsageError, several_ranks
 from hookd.tool.attach import discover, payload, sources, trusted
-from hookd.tool.attach.control import Control
+from hookd.tool.attach.control import Control, reading
 from hookd.tool.linux import proc
 from hookd.wire.agreement import Agreement, boundary_ahead, disagreement
 
@@ -31,7 +31,7 @@ MARGINS_S = (1.0, 4.0, 16.0)
 CARRIED = ("version", "sha256", "origin")
 """The keys that describe a plugin's source."""
 _POLL_S = 0.02
-Held = dict[int, Control]
+Controls = dict[int, Control]
 """A connection to each rank's agent."""
 
 
@@ -69,9 +69,9 @@ def change(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = ()
     )  # fmt: skip
 
 
-def carried(told: Mapping[str, object]) -> Source:
+def carried(plugin: Mapping[str, object]) -> Source:
     """Return the entries of a plugin's description that describe its source."""
-    return cast("Source", {key: str(told[key]) for key in CARRIED if told.get(key)})
+    return cast("Source", {key: str(plugin[key]) for key in CARRIED if plugin.get(key)})
 
 
 def enable_together(
@@ -128,23 +128,25 @@ def _attempt(
     """
     first = stack.enter_context(Control.connect(pid))
     answer = cast("Changed", first.request(**request))
-    told = cast("Change", carried(answer))
+    description = cast("Change", carried(answer))
     if "options" in answer:
-        told["options"] = answer["options"]
+        description["options"] = answer["options"]
     if answer.get("state") != "prepared":
-        return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **told}
-    held = {int(answer["rank"]): first}
-    with _taking_back(held):
-        if int(answer["ranks"]) == 1:
+        return {"state": "done", "ranks": {str(answer.get("rank", 0)): pid}, **description}
+    with reading(pid):
+        own_rank, world_size = int(answer["rank"]), int(answer["ranks"])
+    controls = {own_rank: first}
+    with _abandoning_on_error(controls):
+        if world_size == 1:
             first.request("arm")
-            return {**_await_done(held, deadline), **told}
-        for rank, other in _others(pid, int(answer["ranks"]), name).items():
+            return {**_await_done(controls, deadline), **description}
+        for rank, other in _others(pid, world_size, name).items():
             with _naming(rank, other):
-                held[rank] = stack.enter_context(Control.connect(other))
-                if held[rank].request(**request).get("state") != "prepared":
+                controls[rank] = stack.enter_context(Control.connect(other))
+                if controls[rank].request(**request).get("state") != "prepared":
                     raise PluginError("it does not have the options that the other ranks have", reason="ranks-differ")
-        _commit(held, margin_s, deadline)
-    return {**_await_done(held, deadline), **told}
+        _commit(controls, margin_s, deadline)
+    return {**_await_done(controls, deadline), **description}
 
 
 @contextlib.contextmanager
@@ -171,18 +173,18 @@ def environment(pid: int) -> list[PluginConfig]:
         HookdError: the agent does not answer.
     """
     with Control.connect(pid) as control:
-        found = control.request("environment").get("plugins")
-    plugins = [plugin for plugin in found if isinstance(plugin, dict)] if isinstance(found, list) else []
+        plugins = control.request("environment").get("plugins")
+    plugins = [plugin for plugin in plugins if isinstance(plugin, dict)] if isinstance(plugins, list) else []
     return cast("list[PluginConfig]", plugins)
 
 
 @contextlib.contextmanager
-def _taking_back(held: Held) -> Iterator[None]:
+def _abandoning_on_error(controls: Controls) -> Iterator[None]:
     """Abandon the change in all ranks if one of them fails."""
     try:
         yield
     except BaseException:
-        for control in held.values():
+        for control in controls.values():
             with contextlib.suppress(HookdError):
                 control.request("abandon")
         raise
@@ -209,7 +211,7 @@ def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
     here = discover.identity(pid) or {}
     own = proc.status(pid)
     parent, twice = own.ppid, ""
-    found: dict[int, int] = {}
+    pids: dict[int, int] = {}
     for candidate in discover.candidates():
         with contextlib.suppress(HookdError, OSError):  # it may end during the inspection
             status = proc.status(candidate.pid)
@@ -218,34 +220,34 @@ def _others(pid: int, world_size: int, name: str) -> dict[int, int]:
             there = discover.identity(candidate.pid) or {}
             if (there.get("run"), there.get("world_size")) == (here.get("run"), world_size):
                 rank = int(there.get("rank", 0))
-                if rank in found:  # only one of the two would be changed
-                    twice = f"processes {found[rank]} and {candidate.pid} both say that they are rank {rank} of it"
-                found[rank] = candidate.pid
+                if rank in pids:  # only one of the two would be changed
+                    twice = f"processes {pids[rank]} and {candidate.pid} both say that they are rank {rank} of it"
+                pids[rank] = candidate.pid
     if twice:
         raise several_ranks(name, world_size, twice)
-    if sorted(found) != list(range(world_size)):
-        ranks = ", ".join(map(str, sorted(found)))
+    if sorted(pids) != list(range(world_size)):
+        ranks = ", ".join(map(str, sorted(pids)))
         raise several_ranks(
             name,
             world_size,
-            f"hookd is attached to {len(found)} of them on this machine (rank {ranks}); `hookd attach --tree {parent}` "
+            f"hookd is attached to {len(pids)} of them on this machine (rank {ranks}); `hookd attach --tree {parent}` "
             f"attaches to all that process {parent} has started. A job that spans machines cannot be changed: its ranks "
             "could not agree on the step.",
         )
-    return {rank: other for rank, other in found.items() if other != pid}
+    return {rank: other for rank, other in pids.items() if other != pid}
 
 
-def _commit(held: Held, margin_s: float, deadline: float) -> None:
+def _commit(controls: Controls, margin_s: float, deadline: float) -> None:
     """Make all ranks agree on a boundary ahead, or none.
 
     Raises:
         _TooLateError: a rank reached it before all knew of it.
         ControlError: reason "cannot-agree", or a rank is gone.
     """
-    mark = _boundary(held, margin_s, deadline)
-    agreement = Agreement.create(len(held))
+    mark = _boundary(controls, margin_s, deadline)
+    agreement = Agreement.create(len(controls))
     try:
-        for control in held.values():
+        for control in controls.values():
             control.request("arm", mark=mark, fds=[agreement.fd])
         if not agreement.decide(commit=True):
             raise _TooLateError(f"a rank was at boundary {mark} first", reason="passed")
@@ -258,14 +260,12 @@ def _commit(held: Held, margin_s: float, deadline: float) -> None:
         agreement.close()
 
 
-def _boundary(held: Held, margin_s: float, deadline: float) -> int:
+def _boundary(controls: Controls, margin_s: float, deadline: float) -> int:
     """Return a boundary ahead of all ranks, once they have taken comparable steps."""
     while True:
-        statuses = [control.status() for control in held.values()]
-        marks = [[int(mark) for mark in status.get("marks", ())] for status in statuses]
+        marks, spans_s = zip(*map(_progress, controls.values()), strict=True)
         why = disagreement(marks)
         if not why:
-            spans_s = [float(status.get("span_s", 0.0)) for status in statuses]
             return boundary_ahead(zip(marks, spans_s, strict=True), margin_s)
         if time.monotonic() > deadline:
             raise ControlError(
@@ -275,17 +275,27 @@ def _boundary(held: Held, margin_s: float, deadline: float) -> int:
         time.sleep(_POLL_S)
 
 
-def _await_done(held: Held, deadline: float) -> Change:
+def _progress(control: Control) -> tuple[list[int], float]:
+    """Return the marks of a rank's last boundaries, and the time between the first and the last of them in seconds."""
+    status = control.status()
+    with reading(control.pid):
+        return [int(mark) for mark in status.get("marks", ())], float(status.get("span_s", 0.0))
+
+
+def _last_change(control: Control) -> ChangeStatus:
+    change = control.status().get("change")
+    return change if isinstance(change, dict) else cast("ChangeStatus", {})
+
+
+def _await_done(controls: Controls, deadline: float) -> Change:
     """Wait until every rank has reached the step.
 
     Raises:
         ControlError: reason "ranks-differ": the ranks report different steps.
     """
-    ranks = {str(rank): control.pid for rank, control in sorted(held.items())}
+    ranks = {str(rank): control.pid for rank, control in sorted(controls.items())}
     while True:
-        reports = {
-            rank: control.status().get("change") or cast("ChangeStatus", {}) for rank, control in sorted(held.items())
-        }
+        reports = {rank: _last_change(control) for rank, control in sorted(controls.items())}
         if all(report.get("state") == "done" for report in reports.values()):
             break
         if time.monotonic() > deadline:

@@ -175,7 +175,7 @@ def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
 def _watch(command: _Command, prepared: Launch, beside: Beside, channel: Connection) -> None:
     """Run as the watcher until the command ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _let_go({channel.fileno(), prepared.lock, command.pidfd})
+    _close_inherited({channel.fileno(), prepared.lock, command.pidfd})
     try:
         with beside(command.pid, prepared):
             channel.send(None)
@@ -192,11 +192,11 @@ def _watch(command: _Command, prepared: Launch, beside: Beside, channel: Connect
         prepared.cleanup()
 
 
-def _let_go(kept: set[int]) -> None:
+def _close_inherited(needed: set[int]) -> None:
     """Close all inherited descriptors: another process may wait for the command to close or unlock them."""
     _null(_STDIN, _STDOUT)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names only
-        if int(name) > _STDERR and int(name) not in kept:
+        if int(name) > _STDERR and int(name) not in needed:
             with contextlib.suppress(OSError):
                 os.close(int(name))
 

@@ -93,7 +93,7 @@ def _ids(cgroup: str) -> tuple[str, str]:
     """Return the uid of the pod and the id of the container; the unified hierarchy (v2) comes first."""
     lines = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
     paths = [path for _, _, path in sorted(lines, key=lambda line: line[0] != "0")]
-    return next((found for path in paths if any(found := _ids_of(path.split("/")))), ("", ""))
+    return next((ids for path in paths if any(ids := _ids_of(path.split("/")))), ("", ""))
 
 
 def _ids_of(parts: Sequence[str]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from hookd.tool.linux import bounded, permission, proc
 from hookd.wire.peer import peer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -90,8 +90,15 @@ class Control:
         return self._read(line)
 
     def status(self) -> AgentStatus:
-        """Return the agent's status, which may lack keys if the agent is of another version; raises what `request` does."""
-        return cast("AgentStatus", self.request("status"))
+        """Return the agent's status, which may lack keys if the agent is of another version; raises what `request` does.
+
+        Of its values, `plugins` and `holders` are checked.
+        """
+        status = self.request("status")
+        rows, holders = status.get("plugins", []), status.get("holders", [])
+        if not (isinstance(rows, list) and all(map(_is_plugin, rows)) and isinstance(holders, list)):
+            raise foreign(self.pid)
+        return cast("AgentStatus", status)
 
     def wait_closed(self) -> None:
         """Wait until the agent has closed the connection, at most for the timeout of the last request."""
@@ -155,6 +162,10 @@ class Control:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_plugin(row: object) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("name"), str) and isinstance(row.get("options") or {}, dict)
 
 
 def _why_silent(pid: int) -> str:
@@ -232,6 +243,15 @@ def foreign(pid: int) -> ControlError:
     """Return the error for an answer that an agent of this version does not give."""
     hint = f"It may be of another version: `hookd attach {pid}` replaces an older agent."
     return ControlError(f"the agent in process {pid} does not speak our protocol", reason="protocol", hint=hint)
+
+
+@contextlib.contextmanager
+def reading(pid: int) -> Iterator[None]:
+    """Raise `foreign` if an answer that is read in the block lacks a value, or has one of another type."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as exc:
+        raise foreign(pid) from exc
 
 
 def _require_peer(peer: int, pid: int) -> None:

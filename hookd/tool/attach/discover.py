@@ -224,7 +224,7 @@ def _own_start_ticks(pid: int) -> tuple[int, int]:
 
 def candidates() -> list[Candidate]:
     """Return the processes that have torch loaded, in order of pid."""
-    return [found for pid in _pids() if (found := inspect(pid)) is not None and found.has_torch]
+    return [candidate for pid in _pids() if (candidate := inspect(pid)) is not None and candidate.has_torch]
 
 
 def inspect(pid: int) -> Candidate | None:
@@ -298,8 +298,8 @@ def is_in_scope(pid: int) -> bool:
     name, equals, value = os.environ.get("HOOKD_SCOPE", "").partition("=")
     if not name:
         return True
-    found = (environment.of(pid) or {}).get(name)
-    return found == value if equals else found is not None
+    current = (environment.of(pid) or {}).get(name)
+    return current == value if equals else current is not None
 
 
 def is_disabled(pid: int) -> bool:

@@ -120,7 +120,7 @@ def _make_directory() -> Path:
 
 def _remove_abandoned() -> None:
     """Remove the directories of killed processes: nobody holds their lock."""
-    for directory in (found for place in _places() for found in Path(place).glob(_PREFIX + "*")):
+    for directory in (path for place in _places() for path in Path(place).glob(_PREFIX + "*")):
         with contextlib.suppress(OSError):
             status = directory.lstat()
             is_starting = time.time() - status.st_mtime < _STARTING_S

@@ -52,14 +52,14 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
         return _join(pid, request, there, started)
     if there is not None:
         request = upgrade.plan(pid, request, there)
-    with target.look(pid, is_forced=request.force) as found, _witnessed(pid):
-        built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(found.status.uid))
+    with target.inspect(pid, is_forced=request.force) as process, _detecting_oom_kill(pid):
+        built = payload.build(request.plugins, request.plugin_dirs, trusted.of_target(process.status.uid))
         with _explaining(pid):
-            delivery, data = _prepare(found, request, built)
+            delivery, data = _prepare(process, request, built)
             try:
                 if there is not None:
                     upgrade.send_away(pid, request.timeout_s)
-                _deliver(found, request, delivery, data, deadline)
+                _deliver(process, request, delivery, data, deadline)
             except AttachError as exc:
                 rival = _await_rival(pid, deadline) if exc.reason == "already-attached" else None
                 if rival is None:
@@ -73,12 +73,12 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
     return AttachResult(
         pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
         loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
-        payload=built.sha256, unproven=unproven(version_text(found.python.version), str(here.get("torch"))), carried={str(one["name"]): carried(one) for one in built.plugins},
+        payload=built.sha256, unproven=unproven(version_text(process.python.version), str(here.get("torch"))), carried={str(plugin["name"]): carried(plugin) for plugin in built.plugins},
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _witnessed(pid: int) -> Iterator[None]:
+def _detecting_oom_kill(pid: int) -> Iterator[None]:
     """Distinguish an OOM kill from any other end of the process.
 
     Raises:
@@ -124,14 +124,14 @@ def _join(pid: int, request: AttachRequest, there: Identity, started: float) -> 
     )  # fmt: skip
 
 
-def _prepare(found: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
+def _prepare(process: target.Target, request: AttachRequest, built: payload.Payload) -> tuple[Delivery, bytes]:
     """Return the delivery to use, and the data.
 
     The target is not changed yet.
     """
     token = secrets.randbits(63) | 1
     wait_s = request.timeout_s + _MARGIN_S
-    remote = remote_debug.find(found.memory, found.python)
+    remote = remote_debug.find(process.memory, process.python)
     config: AgentConfig = {
         "method": "attach",
         "run": request.run,
@@ -155,21 +155,21 @@ def _prepare(found: target.Target, request: AttachRequest, built: payload.Payloa
     if remote is not None and not request.force:
         if not remote.is_enabled:
             raise PermissionDenied(
-                f"remote debugging is switched off in process {found.pid}", reason="remote-debug-disabled",
+                f"remote debugging is switched off in process {process.pid}", reason="remote-debug-disabled",
                 hint="It was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug. --force overrides it.",
             )  # fmt: skip
         with contextlib.suppress(OSError):  # without a directory for the script, use a stop
-            folder = remote_debug.ScriptFolder(found.status)
+            folder = remote_debug.ScriptFolder(process.status)
             with contextlib.ExitStack() as undo:
                 undo.callback(folder.remove)
                 # The folder was found by pid: check that it is this program's.
-                proc.require_program(found.pid, found.program)
+                proc.require_program(process.pid, process.program)
                 undo.pop_all()
-            return ScriptDelivery(found, remote, folder, token=token, size=size, wait_s=wait_s), data
-    return StopDelivery(found, token, size, wait_s), data
+            return ScriptDelivery(process, remote, folder, token=token, size=size, wait_s=wait_s), data
+    return StopDelivery(process, token, size, wait_s), data
 
 
-def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, data: bytes, deadline: float) -> None:
+def _deliver(process: target.Target, request: AttachRequest, delivery: Delivery, data: bytes, deadline: float) -> None:
     """Queue the code, send the data and wait for the answer; withdraw the code if there is no answer."""
     queued = time.monotonic()
     delivery.queue()
@@ -179,18 +179,18 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
     def answer() -> Started | None:
         asked = time.monotonic()
         if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
-            raise _short(found, word)
+            raise _out_of_resources(process, word)
         if (reply := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
         return reply
 
     try:
-        deadline = _await_claim(found, request, delivery, deadline)
+        deadline = _await_claim(process, request, delivery, deadline)
         box.write(mailbox.DATA, data)
         mailbox.set_word(box, mailbox.LENGTH, len(data))
-        reply = _poll(found, answer, deadline)
+        reply = _poll(process, answer, deadline)
         if reply is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it runs, but the machine is busy
-            reply = _poll(found, answer, deadline + request.timeout_s)
+            reply = _poll(process, answer, deadline + request.timeout_s)
         if reply is not None:
             mailbox.set_word(box, mailbox.SEEN, 1)
     except BaseException as exc:
@@ -199,46 +199,45 @@ def _deliver(found: target.Target, request: AttachRequest, delivery: Delivery, d
             with contextlib.suppress(HookdError, OSError):
                 delivery.again()  # this time the code frees the mailbox
         if isinstance(exc, OSError) and exc.errno in (errno.EFAULT, errno.ETIMEDOUT):
-            raise _held_up(found) from exc
+            raise _suspended(process) from exc
         raise
     if reply is None:
-        raise _late(found, request, delivery)
+        raise _timed_out(process, request, delivery)
     if not reply.get("ok"):
         raise _refusal(reply)
 
 
-def _late(found: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
+def _timed_out(process: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
     """Withdraw a delivery that was not answered in time; return the error that names how far it got."""
     runs = mailbox.word(delivery.box, mailbox.CLAIMED) == mailbox.RUNS
     delivery.withdraw()
-    where = proc.whereabouts(found.pid)
+    where = proc.whereabouts(process.pid)
     if runs:
         return AttachError(
-            f"the agent did not start in process {found.pid} within {2 * request.timeout_s:g} s ({where})", reason="timeout",
+            f"the agent did not start in process {process.pid} within {2 * request.timeout_s:g} s ({where})", reason="timeout",
             hint="The machine may be busy, or torch still being imported: try again with a larger --timeout.",
         )  # fmt: skip
     return AttachError(
-        f"a thread that was started in process {found.pid} did not run within {request.timeout_s:g} s ({where})",
+        f"a thread that was started in process {process.pid} did not run within {request.timeout_s:g} s ({where})",
         reason="timeout", hint="It gets no memory (RLIMIT_AS, vm.overcommit_memory=2), or no processor.",
     )  # fmt: skip
 
 
-def _short(found: target.Target, word: int) -> AttachError:
+def _out_of_resources(process: target.Target, word: int) -> AttachError:
     """Return the error for a target that could not create the agent's thread, or has no memory for it."""
     if word == mailbox.NO_THREAD:
         hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
-        return AttachError(f"process {found.pid} gets no thread", reason="no-threads", hint=hint)
-    hint = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
-    return AttachError(f"process {found.pid} gets no memory", reason="no-memory", hint=hint)
+        return AttachError(f"process {process.pid} gets no thread", reason="no-threads", hint=hint)
+    return AttachError(f"process {process.pid} gets no memory", reason="no-memory", hint=mailbox.MORE_MEMORY)
 
 
-def _held_up(found: target.Target) -> AttachError:
+def _suspended(process: target.Target) -> AttachError:
     return AttachError(
-        f"hookd was suspended, and the attach to process {found.pid} timed out", reason="timeout", hint="Try again."
+        f"hookd was suspended, and the attach to process {process.pid} timed out", reason="timeout", hint="Try again."
     )
 
 
-def _await_claim(found: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
+def _await_claim(process: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
     """Wait until the main thread has run the code.
 
     If it does not, queue the code a second time, and with `force` run it directly.
@@ -250,31 +249,31 @@ def _await_claim(found: target.Target, request: AttachRequest, delivery: Deliver
         AttachError: reasons "blocked", "subinterpreter".
     """
     now = time.monotonic()
-    if _is_claimed(found, delivery, now + (deadline - now) / 3, request.timeout_s):
+    if _is_claimed(process, delivery, now + (deadline - now) / 3, request.timeout_s):
         return deadline
     delivery.again()
-    if _is_claimed(found, delivery, deadline, request.timeout_s):
+    if _is_claimed(process, delivery, deadline, request.timeout_s):
         return deadline
-    where = proc.whereabouts(found.pid)
-    if request.force and isinstance(delivery, StopDelivery) and _hangs(found.pid):
+    where = proc.whereabouts(process.pid)
+    if request.force and isinstance(delivery, StopDelivery) and _hangs(process.pid):
         delivery.run_on_blocked()
         deadline = time.monotonic() + request.timeout_s
-        if _is_claimed(found, delivery, deadline, request.timeout_s):
+        if _is_claimed(process, delivery, deadline, request.timeout_s):
             return deadline
     if _is_passed_over(delivery):
         raise AttachError(
-            f"the main thread of process {found.pid} runs a subinterpreter, in which torch is not imported",
+            f"the main thread of process {process.pid} runs a subinterpreter, in which torch is not imported",
             reason="subinterpreter", hint="Try again when it is back in the main interpreter.",
         )  # fmt: skip
     raise AttachError(
-        f"the main thread of process {found.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
+        f"the main thread of process {process.pid} did not reach the interpreter within {request.timeout_s:g} s ({where})",
         reason="blocked",
         hint="It runs a long kernel, or waits for another rank or for the thread that trains. Try again with a larger --timeout; "
         "--force attaches to a thread that hangs in a system call.",
     )
 
 
-def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
+def _is_claimed(process: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
     """Wait until the code has run in the interpreter that has torch.
 
     Before 3.12 a queued call runs in the interpreter in which the thread was stopped. If that was a subinterpreter, the code is
@@ -289,9 +288,9 @@ def _is_claimed(found: target.Target, delivery: Delivery, deadline: float, timeo
         return False
 
     for _ in range(_TRIES):
-        if not _poll(found, lambda: is_claimed() or _is_passed_over(delivery), deadline):
+        if not _poll(process, lambda: is_claimed() or _is_passed_over(delivery), deadline):
             return False
-        if _poll(found, is_claimed, time.monotonic() + _QUICK_S):
+        if _poll(process, is_claimed, time.monotonic() + _QUICK_S):
             return True
         if time.monotonic() >= deadline:
             return False
@@ -321,7 +320,7 @@ def _hangs(pid: int) -> bool:
     return now - since >= _GATE_S
 
 
-def _poll(found: target.Target, question: Callable[[], Any], deadline: float) -> Any:
+def _poll(process: target.Target, question: Callable[[], Any], deadline: float) -> Any:
     """Poll until the answer is true or the deadline has passed; more often at first.
 
     Raises:
@@ -332,17 +331,17 @@ def _poll(found: target.Target, question: Callable[[], Any], deadline: float) ->
         try:
             answer = question()
         except OSError as exc:
-            proc.require_alive(found.pid, found.ticks)
+            proc.require_alive(process.pid, process.ticks)
             if exc.errno == errno.EFAULT:  # the target has freed the mailbox
                 raise
-            raise permission.explain(found.pid, exc) from exc
+            raise permission.explain(process.pid, exc) from exc
         if answer or time.monotonic() > deadline:
             return answer
         if time.monotonic() < quick_until:
             time.sleep(0.0005)
         else:
             time.sleep(0.005)
-            proc.require_alive(found.pid, found.ticks)
+            proc.require_alive(process.pid, process.ticks)
 
 
 def _refusal(answer: Started) -> HookdError:

@@ -33,7 +33,7 @@ def members(pid: int) -> list[Candidate]:
             family += [member for task in _tasks(step) for member in _family(task) if member not in family]
     except psutil.NoSuchProcess as exc:
         raise NoSuchTarget(f"there is no process {pid}", hint="`hookd ps` lists training processes.") from exc
-    return [found for process in family if (found := discover.inspect(process.pid)) is not None]
+    return [candidate for process in family if (candidate := discover.inspect(process.pid)) is not None]
 
 
 def above(pid: int) -> list[int]:

@@ -86,12 +86,12 @@ def _threads(output: bytes) -> list[Stack]:
         listed = json.loads(output[:_MOST_BYTES])
         return [
             {
-                "tid": one["os_thread_id"],
-                "name": str(one["thread_name"] or ""),
-                "frames": [_frame(frame) for frame in one["frames"][:_MOST_FRAMES]],
-                "left_out": max(0, len(one["frames"]) - _MOST_FRAMES),
+                "tid": thread["os_thread_id"],
+                "name": str(thread["thread_name"] or ""),
+                "frames": [_frame(frame) for frame in thread["frames"][:_MOST_FRAMES]],
+                "left_out": max(0, len(thread["frames"]) - _MOST_FRAMES),
             }
-            for one in listed
+            for thread in listed
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise HookdError("unexpected output from py-spy", reason="py-spy") from exc

@@ -122,26 +122,26 @@ def sample(
         PermissionDenied: its page cannot be seen.
     """
     with _page(pid) as (reader, lives):
-        seen = _Seen(reader, clock, from_a_step=steps is not None)
+        samples = _Samples(reader, clock, from_a_step=steps is not None)
         ended, stop = False, clock() + (seconds if seconds is not None else timeout_s)
         due = looked = clock()
         while True:
-            now = seen.look()
-            if ended or now >= stop or (steps is not None and seen.steps >= steps):
+            now = samples.sample()
+            if ended or now >= stop or (steps is not None and samples.steps >= steps):
                 break
             if now - looked >= _LOOK_S:
                 looked, ended = now, not lives()
             due = max(due + 1 / rate_hz, now)  # missed samples are not made up for
             sleep(due - now)
-        if steps is not None and seen.steps < steps and not ended:
+        if steps is not None and samples.steps < steps and not ended:
             raise ControlError(
-                f"process {pid} has done {seen.steps} of {steps} steps within {timeout_s:g} s", reason="timeout",
+                f"process {pid} has done {samples.steps} of {steps} steps within {timeout_s:g} s", reason="timeout",
                 hint="See --timeout; or record for a time, with --seconds.",
             )  # fmt: skip
-        return seen.recording(ended=ended)
+        return samples.recording(ended=ended)
 
 
-class _Seen:
+class _Samples:
     """The samples so far.
 
     Attributes:
@@ -160,7 +160,7 @@ class _Seen:
         self._begun = self._last = now
         self._samples, self._gap_s, self.steps = 0, 0.0, 0
 
-    def look(self) -> float:
+    def sample(self) -> float:
         """Take one sample and return its time; each thread is assumed to have stayed in its last place."""
         beats, now = self._reader.heartbeats(), self._clock()
         for (tid, name), place in self._places.items():

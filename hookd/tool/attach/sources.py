@@ -117,8 +117,8 @@ def names(plugin_dirs: Sequence[Path] = ()) -> list[str]:
 
 
 def _broken(plugin_dirs: Sequence[Path], trust: Trust) -> list[PluginError]:
-    found = (item for directory in plugin_dirs for item in in_directory(directory, trust))
-    return [item for item in found if isinstance(item, PluginError)]
+    items = (item for directory in plugin_dirs for item in in_directory(directory, trust))
+    return [item for item in items if isinstance(item, PluginError)]
 
 
 def read(source: Source) -> tuple[str, bool, bool]:

@@ -59,7 +59,7 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> Sta
         watched_s, after = time.monotonic() - began, {beat.tid: beat for beat in reader.heartbeats()}
     beats = [beat for beat in beats if beat.name != "hookd"]  # hookd's own thread, which evaluates expressions
     described = {beat.tid: _beat(beat, after.get(beat.tid), page) for beat in beats}
-    found: Stacks = {
+    stacks: Stacks = {
         "pid": pid,
         "identity": page.identity,
         "state": STATES.get(state, state),
@@ -69,7 +69,7 @@ def stack(pid: int, *, with_native: bool = False, blocking: bool = False) -> Sta
         "threads": _joined(pid, described, {beat.tid: beat.name for beat in beats}, frames),
     }
     proc.require_same(pid, ticks)  # everything was read by pid, which may be another user's process by now
-    return found
+    return stacks
 
 
 def _last_step_s(reader: PageReader) -> float | None:
@@ -109,30 +109,30 @@ def _path(name: str, known: set[str]) -> list[str]:
 def _stacks(pid: int, state: str, *, with_native: bool, blocking: bool) -> tuple[list[Stack], dict[str, Way]]:
     """Return the Python stacks, and the native ones if requested, and the way in which each was read."""
     ways: dict[str, Way] = {"page": {"by": "heartbeats", "problem": "", "seconds": None}}
-    found: list[Stack] = []
+    stacks: list[Stack] = []
     began = time.monotonic()
     try:
-        found = [] if blocking else _of_agent(pid, state)
+        stacks = [] if blocking else _of_agent(pid, state)
         ways["python"] = _way(None if blocking else "agent", "", began)
     except HookdError as error:
         ways["python"] = _way(None, error.message, began)
-    if found and not with_native:
-        return found, ways
+    if stacks and not with_native:
+        return stacks, ways
     if with_native and state in "Tt":  # py-spy 0.4.3: "unexpected waitpid result"
         ways["native"] = _way(None, f"process {pid} is {STATES[state]}, and py-spy cannot trace it", began)
         with_native = blocking = False
-        if found:
-            return found, ways
+        if stacks:
+            return stacks, ways
     try:
         dumped = py_spy.dump(pid, native=with_native, blocking=blocking)
     except HookdError as error:
         reason = f"{error.message} ({error.hint})" if error.hint else error.message
         if with_native:
             ways["native"] = _way(None, reason, began)
-        if not found:
+        if not stacks:
             problem = "; ".join(filter(None, (ways["python"]["problem"], reason)))
             ways["python"] = _way(None, problem, began)
-        return found, ways
+        return stacks, ways
     by = "py-spy" if with_native or blocking else "py-spy, non-blocking"
     if with_native:
         ways["native"] = _way(by, "", began)

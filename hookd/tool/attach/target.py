@@ -52,7 +52,7 @@ class Target:
         self.memory.close()
 
 
-def look(pid: int, *, is_forced: bool = False) -> Target:
+def inspect(pid: int, *, is_forced: bool = False) -> Target:
     """Check that process `pid` can be attached to, without stopping it.
 
     Args:
@@ -110,7 +110,7 @@ def require_awake(pid: int) -> proc.Status:
         TargetUnsupported: reason "main-thread-exited".
     """
     try:
-        status = _let_go(pid)
+        status = _await_running(pid)
     except NoSuchTarget:
         permission.require_shown(pid)
         raise
@@ -129,7 +129,7 @@ def require_awake(pid: int) -> proc.Status:
     return status
 
 
-def _let_go(pid: int) -> proc.Status:
+def _await_running(pid: int) -> proc.Status:
     """Return the status of a process once it is not stopped or traced, or after _PATIENCE_S."""
     until = time.monotonic() + _PATIENCE_S
     while ((status := proc.status(pid)).tracer or status.state in "Tt") and time.monotonic() < until:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from hookd import errors
 from hookd.errors import ControlError, HookdError, PageError
 from hookd.tool.attach import discover
-from hookd.tool.attach.control import Control, foreign
+from hookd.tool.attach.control import Control, reading
 from hookd.tool.linux import bounded, permission, proc, untrusted
 from hookd.wire.page import PageReader
 
@@ -61,11 +61,9 @@ def take(pid: int, steps: int, into: BinaryIO, *, timeout_s: float, max_bytes: i
     with Control.connect(pid) as control:
         _ask(control, steps, max_bytes)
         state = _await(control, steps, deadline, timeout_s)
-        try:
+        with reading(pid):
             number, done, first = int(state["fd"]), int(state["steps"]), int(state["first"])
             pause_s, all_threads = float(state["pause_s"]), state["all_threads"] is True
-        except (KeyError, TypeError, ValueError, OverflowError) as exc:
-            raise foreign(pid) from exc
         size = _copy(pid, number, into, max_bytes)
     return Trace(done, first, size, pause_s, all_threads)
 
@@ -89,9 +87,9 @@ def _await(control: Control, steps: int, deadline: float, timeout_s: float) -> T
             return state
         if state.get("state") == "failed":
             failure = state.get("failure")
-            found: Mapping[str, object] = failure if isinstance(failure, dict) else {}
+            error: Mapping[str, object] = failure if isinstance(failure, dict) else {}
             raise errors.rebuild(
-                found.get("kind"), found.get("error"), found.get("reason"), found.get("hint", ""), ControlError
+                error.get("kind"), error.get("error"), error.get("reason"), error.get("hint", ""), ControlError
             )
         if time.monotonic() > deadline:
             done, where = state.get("steps"), whereabouts(control.pid)
@@ -145,10 +143,10 @@ def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
     try:
         uid = proc.status(pid).uid
         while offset < max_bytes:
-            whole, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
-            if whole > max_bytes:
+            size, chunk = bounded.read_part(pid, number, uid, offset, min(_CHUNK, max_bytes - offset))
+            if size > max_bytes:
                 raise ControlError(
-                    f"the trace has {whole / 2**20:.0f} MiB, more than the limit of {max_bytes / 2**20:.0f} MiB",
+                    f"the trace has {size / 2**20:.0f} MiB, more than the limit of {max_bytes / 2**20:.0f} MiB",
                     reason="too-large", hint="Take fewer --steps, or allow more with --max-size.",
                 )  # fmt: skip
             if not chunk:

@@ -47,9 +47,9 @@ def plan(pid: int, request: AttachRequest, there: Identity) -> AttachRequest:
     if changing := [str(plugin["name"]) for plugin in plugins if plugin.get("mutates")]:
         raise _refusal(pid, version, f"whose {', '.join(changing)} changes the training", "End that agent")
     asked = {spec.name for spec in request.plugins}
-    kept = tuple(_spec(plugin) for plugin in plugins if plugin.get("name") not in asked)
+    inherited = tuple(_spec(plugin) for plugin in plugins if plugin.get("name") not in asked)
     lease_s = None if there.get("keep") is True else request.lease_s
-    return dataclasses.replace(request, plugins=(*request.plugins, *kept), lease_s=lease_s)
+    return dataclasses.replace(request, plugins=(*request.plugins, *inherited), lease_s=lease_s)
 
 
 def send_away(pid: int, timeout_s: float) -> None:

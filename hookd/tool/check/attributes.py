@@ -127,8 +127,8 @@ def _bound(node: ast.AST, names: set[str]) -> set[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return {
             target.id
-            for whole in targets
-            for target, value in _pairs(whole, node.value)
+            for outer in targets
+            for target, value in _pairs(outer, node.value)
             if isinstance(target, ast.Name) and _is_theirs(value, names)
         }
     if isinstance(node, (ast.For, ast.comprehension)) and _gives_modules(node.iter):
@@ -154,7 +154,7 @@ def _assigned_attributes(function: ast.FunctionDef, names: set[str]) -> Iterator
     """Yield attributes such as `self.model` that a function assigns the training's objects to."""
     for node in _own_nodes(function):
         if isinstance(node, ast.Assign):
-            for target, value in (pair for whole in node.targets for pair in _pairs(whole, node.value)):
+            for target, value in (pair for outer in node.targets for pair in _pairs(outer, node.value)):
                 if isinstance(target, ast.Attribute) and _is_theirs(value, names):
                     yield target
 

@@ -66,7 +66,7 @@ class Report:
         """Return the object that `--json` prints."""
         row: ReportRow = {
             "plugin": self.plugin, "half": self.half, "file": self.file, "hooks": self.hooks, "uncalled": self.uncalled,
-            "is_run": self.is_run, "is_typed": self.is_typed, "problems": [one.as_json() for one in self.problems],
+            "is_run": self.is_run, "is_typed": self.is_typed, "problems": [problem.as_json() for problem in self.problems],
         }  # fmt: skip
         if self.mutates is not None:
             row["mutates"] = self.mutates

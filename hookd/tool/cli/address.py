@@ -41,8 +41,8 @@ def _ports() -> Iterator[tuple[str, int | None]]:
     client = None
     with contextlib.suppress(HookdError):
         client = targets.daemon(None)
-    for one in targets.servers(client):
-        yield targets.command_of(one["pid"]), urlsplit(one["url"]).port
+    for server in targets.servers(client):
+        yield targets.command_of(server["pid"]), urlsplit(server["url"]).port
 
 
 def _elsewhere(command: str) -> str:

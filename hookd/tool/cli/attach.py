@@ -82,7 +82,7 @@ def detach(*, pids: tuple[int, ...], everything: bool, timeout_s: float, host: s
     with ThreadPoolExecutor(AT_ONCE) as pool:  # one that hangs does not delay the others
         leave = functools.partial(_tried, lambda pid: _leave(client, pid, timeout_s))
         entries = list(pool.map(leave, dict.fromkeys(pids)))
-    return finish(entries, as_json=as_json, say=told_detached)
+    return finish(entries, as_json=as_json, say=detached_message)
 
 
 def waiting(pids: Sequence[int], timeout_s: float) -> Timer:
@@ -117,7 +117,7 @@ def _all_by_daemon(client: DaemonClient, watch: Watch, chosen: Selection) -> lis
 
 
 def _enable(client: DaemonClient, watch: Watch, spec: PluginSpec, op: str, pid: int) -> ChangedTarget | ErrorRow:
-    directories = [str(one.absolute()) for one in watch.plugin_dirs]
+    directories = [str(directory.absolute()) for directory in watch.plugin_dirs]
     return _tried(
         lambda pid: client.change_plugins(pid, op, spec.as_json(), timeout_s=watch.timeout_s, plugin_dirs=directories),
         pid,
@@ -197,17 +197,17 @@ def finish_attached(entries: Sequence[Attached | ErrorRow], chosen: Selection, *
     """Print the outcome of the attaches and what was skipped, and return the worst exit code."""
     refused = [entry for entry in entries if entry.get("reason") == "data-worker" and not chosen.is_named]
     skipped = chosen.skipped + [{"pid": entry["pid"], "why": WORKER, "cmdline": []} for entry in refused]
-    for line in targets.told_skipped(skipped):
+    for line in targets.skipped_lines(skipped):
         output.say(line)
     rest = [entry for entry in entries if entry not in refused]
-    status = finish(rest, as_json=as_json, say=told_attached, skipped=skipped, metrics=metrics)
+    status = finish(rest, as_json=as_json, say=attached_message, skipped=skipped, metrics=metrics)
     for entry in rest:
         if newer := entry.get("unproven"):  # a daemon of an older version does not send this
             output.say(f"{entry['pid']}: {newer}")
     return status
 
 
-def told_attached(entry: Attached) -> str:
+def attached_message(entry: Attached) -> str:
     """Return the message for an attach."""
     who = f"{entry['pid']} (run {entry['run']}, rank {entry['rank']})"
     plugins = ", ".join(entry["plugins"]) or "no plugin"
@@ -219,7 +219,7 @@ def told_attached(entry: Attached) -> str:
     return f"attached to {who} with {plugins}{replaced}: {pause}, ready after {output.seconds(entry['wall_s'])}"
 
 
-def told_detached(entry: DetachedTarget) -> str:
+def detached_message(entry: DetachedTarget) -> str:
     """Return the message for a detach: what was restored, and what stays."""
     words = {
         "identity": "nn.Module.__call__ is the original again",

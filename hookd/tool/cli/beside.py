@@ -34,7 +34,7 @@ class Descendants(Collection[int]):
         return sum(1 for _ in self)
 
     def __contains__(self, pid: object) -> bool:
-        return any(pid == one for one in self)
+        return any(pid == member for member in self)
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def serving(config: ServeConfig, pid: int) -> Iterator[str]:
         thread.join()
 
 
-def _see_ends(fleet: Fleet) -> None:
+def _record_ends(fleet: Fleet) -> None:
     """Record the targets that have just ended, before the service stops."""
     for target in fleet.targets():
         if target.ended is None and not target.is_running():
@@ -72,7 +72,7 @@ def _serve(config: ServeConfig, pid: int, bound: Future[tuple[str, asyncio.Abstr
         async with Service(config, only=Descendants(pid)) as service:
             bound.set_result((service.url, asyncio.get_running_loop(), stop))
             await stop.wait()
-            await asyncio.to_thread(_see_ends, service.fleet)
+            await asyncio.to_thread(_record_ends, service.fleet)
 
     try:
         asyncio.run(serve())

@@ -137,8 +137,8 @@ def native_code(directory: Path) -> Check:
     if not missing:
         return Check("native code", "ok", "module calls are entered, and tensors read, in C")
     cure = "Install a C compiler (apt-get install gcc), then reinstall hookd (pip install --force-reinstall)."
-    found = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch take their place, at a higher cost"
-    return Check("native code", "note", found, cure)
+    fact = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch take their place, at a higher cost"
+    return Check("native code", "note", fact, cure)
 
 
 def daemon(host: str | None) -> Check:
@@ -162,18 +162,20 @@ def foregrounds() -> Iterator[Check]:
     """Yield the foreground attaches of this user; of several only their number, to fit on a screen."""
     from hookd.tool.cli import targets
 
-    found = targets.foregrounds()
-    for one in found[:1]:
-        pids = ", ".join(str(target["pid"]) for target in one["targets"])
-        text = f"process {one['pid']} serves {pids or 'nothing yet'} on {one['url']}/metrics"
-        yield Check("attach", "note", text if len(found) == 1 else f"{len(found)} serve here; hookd status lists them")
+    servers = targets.foregrounds()
+    for server in servers[:1]:
+        pids = ", ".join(str(target["pid"]) for target in server["targets"])
+        text = f"process {server['pid']} serves {pids or 'nothing yet'} on {server['url']}/metrics"
+        yield Check(
+            "attach", "note", text if len(servers) == 1 else f"{len(servers)} serve here; hookd status lists them"
+        )
 
 
 def plugins() -> Check:
     """Whether plugins are installed."""
     from hookd.tool.cli import plugin
 
-    names = sorted(found["name"] for found in plugin.installed(()))
+    names = sorted(row["name"] for row in plugin.installed(()))
     if not names:
         return Check("plugins", "bad", "none is installed", "Reinstall hookd: its own plugins are missing.")
     return Check("plugins", "ok", ", ".join(names))
@@ -181,7 +183,7 @@ def plugins() -> Check:
 
 def prometheus() -> Check:
     """Whether Prometheus' own tools are installed; hookd does not need them."""
-    found = [name for name in ("prometheus", "promtool") if shutil.which(name)]
-    if found:
-        return Check("Prometheus", "ok", f"{' and '.join(found)} found")
+    tools = [name for name in ("prometheus", "promtool") if shutil.which(name)]
+    if tools:
+        return Check("Prometheus", "ok", f"{' and '.join(tools)} found")
     return Check("Prometheus", "note", "not installed here (hookd does not need it; its system tests do)")

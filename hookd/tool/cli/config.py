@@ -34,18 +34,18 @@ def check(*, path: Path, as_json: bool) -> None:
     from hookd.tool.config import SETTINGS
     from hookd.tool.config import check as read
 
-    found = read(path)
-    if missing := list(_missing_plugins(found)):
+    parsed = read(path)
+    if missing := list(_missing_plugins(parsed)):
         raise ConfigError("\n".join(missing))
-    for text in _unknown_users(found):
+    for text in _unknown_users(parsed):
         output.say(f"hookd: warning: {text}")
-    if found.web_config is not None:
+    if parsed.web_config is not None:
         from hookd.tool.daemon.web import access
 
-        for text in access.check(found.web_config):
+        for text in access.check(parsed.web_config):
             output.say(f"hookd: warning: {text}")
     if as_json:
-        settings = {name: _plain(getattr(found, name)) for name in SETTINGS}
+        settings = {name: _plain(getattr(parsed, name)) for name in SETTINGS}
         data: CheckedConfig = {"path": str(path), "settings": settings}
         output.emit(data)
     else:

@@ -63,8 +63,8 @@ def command() -> str:
     script = Path(sys.argv[0])
     if script.name != "hookd" or not script.exists():
         return shlex.join([sys.executable, "-m", "hookd"])
-    found = shutil.which("hookd")
-    if found is not None and script.samefile(found):
+    on_path = shutil.which("hookd")
+    if on_path is not None and script.samefile(on_path):
         return "hookd"
     path = script.absolute()
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

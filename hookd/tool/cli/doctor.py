@@ -26,10 +26,10 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
     from hookd.tool.cli import checks, target_checks
 
     of_machine = list(checks.of_machine(host))
-    found = [*of_machine, *(target_checks.of_target(pid, host) if pid else ())]
-    bad = [check for check in found if check.state == "bad"]
+    results = [*of_machine, *(target_checks.of_target(pid, host) if pid else ())]
+    bad = [check for check in results if check.state == "bad"]
     if as_json:
-        data: Checks = {"ok": not bad, "checks": [check.as_json() for check in found]}
+        data: Checks = {"ok": not bad, "checks": [check.as_json() for check in results]}
         output.emit(data)
         return int(bool(bad))
     # With a PID, the passed checks of the machine share one line: all checks have to fit on one screen.
@@ -37,8 +37,8 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
     if fine:
         names = ", ".join(check.name for check in fine)
         summary = checks.Check("this machine", "ok", f"nothing is wrong with {names}")
-        found = [summary, *(check for check in found if check not in fine)]
-    for line in target_checks.shown(found, MARKS):
+        results = [summary, *(check for check in results if check not in fine)]
+    for line in target_checks.shown(results, MARKS):
         click.echo(line)
     click.echo(
         "Something is in the way of an attach: see the lines with ✗." if bad else "Nothing is in the way of an attach."

@@ -41,11 +41,11 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
         if answer.get("is_cut"):
             output.say("the result is truncated; only its beginning is shown")
         return 0
-    output.say(output.plain(_told(answer), lines=True))
+    output.say(output.plain(_failure(answer), lines=True))
     return 1
 
 
-def _told(answer: EvaluatedTarget) -> str:
+def _failure(answer: EvaluatedTarget) -> str:
     if answer["state"] == "raised":
         return str(answer.get("traceback")).rstrip()
     if answer["state"] == "interrupted":

@@ -25,13 +25,13 @@ def commands(taken: Collection[str]) -> dict[str, click.Command]:
     Args:
         taken: names of hookd's own commands: a plugin's command of such a name is reported and left out.
     """
-    found: dict[str, click.Command] = {}
+    added: dict[str, click.Command] = {}
     try:
         for plugin in _available():
-            _tried(found, plugin, taken)
+            _try_add(added, plugin, taken)
     except Exception as error:  # noqa: BLE001  a broken plugin must not hide the help page
         output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
-    return found
+    return added
 
 
 def _available() -> Iterator[AvailablePlugin]:
@@ -43,8 +43,8 @@ def _available() -> Iterator[AvailablePlugin]:
     return (plugin for plugin in found if plugin.has("register_commands"))
 
 
-def add(found: dict[str, click.Command], plugin: AvailablePlugin, taken: Collection[str]) -> None:
-    """Import a plugin, and add the commands that its `register_commands` returns to `found`, by name.
+def add(added: dict[str, click.Command], plugin: AvailablePlugin, taken: Collection[str]) -> None:
+    """Import a plugin, and add the commands that its `register_commands` returns to `added`, by name.
 
     Raises:
         PluginError: it cannot be imported, or it returns an object that is not a command, or a name that is taken.
@@ -53,15 +53,15 @@ def add(found: dict[str, click.Command], plugin: AvailablePlugin, taken: Collect
     _, hooks = plugin.load()
     function, _ = hooks.get("register_commands", (tuple, ()))
     for command in function():
-        found[_name(plugin.name, command, {*taken, *found})] = command
+        added[_name(plugin.name, command, {*taken, *added})] = command
 
 
-def _tried(found: dict[str, click.Command], plugin: AvailablePlugin, taken: Collection[str]) -> None:
+def _try_add(added: dict[str, click.Command], plugin: AvailablePlugin, taken: Collection[str]) -> None:
     try:
-        add(found, plugin, taken)
+        add(added, plugin, taken)
     except (Exception, SystemExit) as error:  # noqa: BLE001  one plugin must not remove the others' commands
-        told = error.message if isinstance(error, HookdError) else f"{plugin.name}: {worded(error)}"
-        output.complain(PluginError(f"plugin {told}"))
+        message = error.message if isinstance(error, HookdError) else f"{plugin.name}: {worded(error)}"
+        output.complain(PluginError(f"plugin {message}"))
 
 
 def _name(plugin: str, command: object, taken: Collection[str]) -> str:

@@ -97,10 +97,10 @@ def _drawn(node: Node, root: Node, x: float, y: float, pixels: float) -> Iterato
     width = node.seconds * pixels
     if width < NARROWEST:
         return
-    told = f"{node.name}: {node.seconds:.3f} s, {node.seconds / (root.seconds or 1.0):.1%}"
+    tooltip = f"{node.name}: {node.seconds:.3f} s, {node.seconds / (root.seconds or 1.0):.1%}"
     room = int((width - 6) / LETTER)
     label = node.name if len(node.name) <= room else f"{node.name[: room - 1]}…" if room >= 4 else ""
-    yield (f'<g><title>{_text(told)}</title><rect x="{x:.2f}" y="{y}" width="{max(width - 0.5, NARROWEST):.2f}"'
+    yield (f'<g><title>{_text(tooltip)}</title><rect x="{x:.2f}" y="{y}" width="{max(width - 0.5, NARROWEST):.2f}"'
            f' height="{ROW - 1}" rx="2" fill="{_colour(node.name)}"/>'
            + (f'<text x="{x + 3:.2f}" y="{y + 13}">{_text(label)}</text>' if label else "") + "</g>")  # fmt: skip
     for below in node.below.values():

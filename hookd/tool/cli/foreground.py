@@ -38,10 +38,10 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
     pids = chosen.pids
     if len(pids) == 1:  # an address in use must not hide that this process cannot be attached to
         try:
-            target.look(pids[0], is_forced=watch.force)
+            target.inspect(pids[0], is_forced=watch.force).memory.close()
         except HookdError as error:
             entry: ErrorRow = {"pid": pids[0], **error.as_json()}
-            return words.finish([entry], as_json=as_json, say=words.told_attached, skipped=chosen.skipped)
+            return words.finish([entry], as_json=as_json, say=words.attached_message, skipped=chosen.skipped)
     order = Order(
         plugins=watch.plugins or None,
         timeout_s=watch.timeout_s,
@@ -50,14 +50,14 @@ def attach(chosen: Selection, watch: Watch, *, as_json: bool) -> int:
         plugin_dirs=watch.plugin_dirs,
         only_trainers=not chosen.is_named,
     )
-    teller = Teller(chosen, watch, linger_s=config.linger_s, as_json=as_json)
+    reporter = Reporter(chosen, watch, linger_s=config.linger_s, as_json=as_json)
     with address.explaining(config.listen, "attach"):
-        attach_and_serve(config, pids, order, teller)
-    teller.tell_kept()
-    return teller.status
+        attach_and_serve(config, pids, order, reporter)
+    reporter.report_kept()
+    return reporter.status
 
 
-class Teller:
+class Reporter:
     """Prints messages about events; the reporter of `attach_and_serve`.
 
     Args:
@@ -106,9 +106,9 @@ class Teller:
         if "error" in outcome:
             output.complain(HookdError(outcome["error"], hint=outcome["hint"]))
         else:
-            output.say(words.told_detached(outcome))
+            output.say(words.detached_message(outcome))
 
-    def tell_kept(self) -> None:
+    def report_kept(self) -> None:
         """Print at the end which agents stay, because they are to be kept."""
         for entry in self._outcomes:
             if "error" in entry or entry["pid"] in self._gone:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.cli import output, targets
-from hookd.tool.cli.loaded import trouble
+from hookd.tool.cli.loaded import error_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +34,11 @@ def show_in_daemon(rows: Sequence[DaemonPluginRow]) -> None:
     if not rows:
         return
     cells = [
-        (one["name"], one["version"] or "-", one["state"] or "not running", str(one.get("errors", 0)),
-         output.seconds(one.get("seconds")), one["entry"])
-        for one in rows
+        (row["name"], row["version"] or "-", row["state"] or "not running", str(row.get("errors", 0)),
+         output.seconds(row.get("seconds")), row["entry"])
+        for row in rows
     ]  # fmt: skip
     output.show(output.fill(output.table("IN THE DAEMON", "VERSION", "STATE", "ERRORS", "TIME", "FROM"), cells))
-    for one in rows:
-        for text in trouble(one["name"], one["error"]):
+    for row in rows:
+        for text in error_lines(row["name"], row["error"]):
             output.say(text)

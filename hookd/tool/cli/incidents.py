@@ -84,7 +84,7 @@ class Since(click.ParamType):  # type: ignore[type-arg]
 @options.host
 @options.json
 def incidents(
-    *, follow: bool, limit: int, state_dir: Path | None, host: str | None, as_json: bool, **wanted: Any
+    *, follow: bool, limit: int, state_dir: Path | None, host: str | None, as_json: bool, **conditions: Any
 ) -> None:
     """List incidents, in the order in which hookd learned of them: the newest last.
 
@@ -92,20 +92,20 @@ def incidents(
     its user, else the runs of this name of all users.
     """
     client = targets.reader(host)
-    chosen = Filter(**wanted)
+    chosen = Filter(**conditions)
     if chosen.run is not None and chosen.user is None and state_dir is None:
         chosen = replace(chosen, user=subject.run_user(chosen.run, client))
         _say_of_others(stored.rows(client, run=chosen.run), chosen)
-    found = stored.rows(client, state_dir, limit=limit, order="id", **vars(chosen))[::-1]
+    rows = stored.rows(client, state_dir, limit=limit, order="id", **vars(chosen))[::-1]
     if as_json and not follow:
-        data: Incidents = {"incidents": found}
+        data: Incidents = {"incidents": rows}
         output.emit(data)
         return
-    show(found, as_json=as_json)
-    if not found and not follow:
+    show(rows, as_json=as_json)
+    if not rows and not follow:
         output.say(_nothing(stored.rows(client, state_dir, order="id"), chosen))
     if follow:
-        last = found or stored.rows(client, state_dir, order="id")
+        last = rows or stored.rows(client, state_dir, order="id")
         _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), chosen, as_json=as_json)
 
 
@@ -149,20 +149,20 @@ def _follow(host: str | None, state_dir: Path | None, after: int, chosen: Filter
     while True:
         _pause()
         try:
-            found = stored.rows(targets.daemon(host), state_dir, after=after, **vars(chosen))
+            rows = stored.rows(targets.daemon(host), state_dir, after=after, **vars(chosen))
         except (DaemonNotRunning, DaemonSilent) as error:
             if was_there:
                 output.say(f"{error.message}; waiting for it")
             was_there = False
             continue
         was_there = True
-        show(found, as_json=as_json)
-        after = (found[-1]["id"] if found else None) or after
+        show(rows, as_json=as_json)
+        after = (rows[-1]["id"] if rows else None) or after
 
 
-def show(found: Sequence[IncidentRow], *, as_json: bool) -> None:
+def show(rows: Sequence[IncidentRow], *, as_json: bool) -> None:
     """Print one line per incident, and flush: a reader may be waiting."""
-    for row in found:
+    for row in rows:
         if as_json:
             click.echo(json.dumps(output.finite(row)))
         else:

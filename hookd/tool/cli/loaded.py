@@ -30,18 +30,18 @@ class Installed:
     """A plugin of the target's own environment.
 
     Attributes:
-        found: the agent's description.
+        plugin: the agent's description.
         shadowed_by: ours of the same name; None if there is none.
         refused: why ours cannot be carried; None if it can.
     """
 
-    found: PluginConfig
+    plugin: PluginConfig
     shadowed_by: Shadow | None = None
     refused: str | None = None
 
     def as_json(self) -> InstalledRow:
         """Return the row that `--json` prints."""
-        row = cast("InstalledRow", {**self.found, "shadowed_by": self.shadowed_by})
+        row = cast("InstalledRow", {**self.plugin, "shadowed_by": self.shadowed_by})
         if self.refused is not None:
             row["refused"] = self.refused
         return row
@@ -88,22 +88,22 @@ KEYS = ("name", "state", "options", "settings", "errors", "call_seconds", "overh
 
 def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int:
     """List the plugins of a target with their current options, and those installed in its own environment."""
-    found = [row for row in report["plugins"] if row["state"] is not None]
+    rows = [row for row in report["plugins"] if row["state"] is not None]
     there = list(_installed(int(report["pid"]), plugin_dirs))
     if as_json:
-        plugins = [cast("LoadedPlugin", {**_source(row), **_chosen(row)}) for row in found]
+        plugins = [cast("LoadedPlugin", {**_source(row), **_chosen(row)}) for row in rows]
         data: LoadedPlugins = {
             "pid": report["pid"], "plugins": plugins, "in_target": [its.as_json() for its in there],
         }  # fmt: skip
         output.emit(data)
         return 0
     table = output.table("PLUGIN", "VERSION", "STATE", "ERRORS", "PER CALL", "SERIES", "GIVEN", "BY DEFAULT")
-    output.show(output.fill(table, map(_row, found)))
-    for row in found:
-        for text in trouble(row["name"], row["error"]):
+    output.show(output.fill(table, map(_row, rows)))
+    for row in rows:
+        for text in error_lines(row["name"], row["error"]):
             output.say(text)
     for its in there:
-        if its.shadowed_by is None or its.shadowed_by["version"] != its.found.get("version"):
+        if its.shadowed_by is None or its.shadowed_by["version"] != its.plugin.get("version"):
             output.say(_installed_line(its, report["pid"]))
     output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
     return 0
@@ -115,11 +115,11 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[Installed]:
     from hookd.tool.attach.change import environment
 
     try:
-        found = environment(pid)
+        plugins = environment(pid)
     except (HookdError, OSError):  # it has ended, or its agent belongs to another user or is older
         return
     ours = sources.names(plugin_dirs)
-    for plugin in found:
+    for plugin in plugins:
         name = str(plugin.get("name"))
         if name not in ours:
             yield Installed(plugin)
@@ -133,11 +133,11 @@ def _installed(pid: int, plugin_dirs: Sequence[Path]) -> Iterator[Installed]:
             yield Installed(plugin, {"version": mine.version, "origin": mine.origin})
 
 
-def _installed_line(plugin: Installed, pid: int) -> str:
-    name, ours = plugin.found["name"], plugin.shadowed_by
-    who = " ".join(filter(None, (str(name), str(plugin.found.get("version") or ""))))
-    if plugin.refused:
-        return f"{who} is installed in the target, and here is another that cannot be carried: {plugin.refused}"
+def _installed_line(installed: Installed, pid: int) -> str:
+    name, ours = installed.plugin["name"], installed.shadowed_by
+    who = " ".join(filter(None, (str(name), str(installed.plugin.get("version") or ""))))
+    if installed.refused:
+        return f"{who} is installed in the target, and here is another that cannot be carried: {installed.refused}"
     if ours is None:
         return f"{who} is installed in the target: `hookd plugin enable {pid} {name}` loads it from there"
     mine = " ".join(filter(None, (ours["version"], f"of {ours['origin']}" if ours["origin"] else "")))
@@ -165,7 +165,7 @@ def _options(row: PluginRow) -> Iterator[str]:
         yield " ".join(f"{key}={value}" for key, value in these.items()) or "-"
 
 
-def trouble(name: str, error: Mapping[str, object]) -> Iterator[str]:
+def error_lines(name: str, error: Mapping[str, object]) -> Iterator[str]:
     """Yield the lines about a plugin's last error: the author's line, then the traceback.
 
     The target supplies both.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def number(text: str) -> int | None:
+    """Return a whole number; None for other text, digits of other scripts, and numbers that may exceed 64 bits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
 class Pid(click.ParamType):  # type: ignore[type-arg]
     """A process id; the process need not exist."""
 
@@ -26,9 +31,9 @@ class Pid(click.ParamType):  # type: ignore[type-arg]
         """Return the pid, or raise an error that names `hookd ps`."""
         if isinstance(value, int):
             return value
-        if not value.isdecimal() or int(value) == 0:
-            raise click.UsageError(f"'{value}' is not a process id; `hookd ps` lists the training processes.", ctx)
-        return int(value)
+        if pid := number(value):
+            return pid
+        raise click.UsageError(f"'{value}' is not a process id; `hookd ps` lists the training processes.", ctx)
 
 
 class User(click.ParamType):  # type: ignore[type-arg]
@@ -71,7 +76,7 @@ plugin_dirs = click.option(
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Watch:
     """Options of `attach`; for their defaults see the options below.
 
@@ -139,22 +144,10 @@ def watch(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add the options of `attach` to a command, as one argument `watch`."""
 
     @functools.wraps(command)
-    def with_watch(
-        *args: Any,
-        plugins: tuple[str, ...],
-        tree: bool,
-        match: str | None,
-        user: str | None,
-        timeout_s: float,
-        listen: str | None,
-        keep: bool,
-        force: bool,
-        plugin_dirs: tuple[Path, ...],
-        **kwargs: Any,
-    ) -> int | None:
-        chosen = parse_plugins(plugins)
-        asked = Watch(chosen, tree, match, user, timeout_s, listen, keep, force, plugin_dirs)
-        return command(*args, watch=asked, **kwargs)
+    def with_watch(*args: Any, **kwargs: Any) -> int | None:
+        values = {field.name: kwargs.pop(field.name) for field in dataclasses.fields(Watch)}
+        values["plugins"] = parse_plugins(values["plugins"])
+        return command(*args, watch=Watch(**values), **kwargs)
 
     for option in reversed(OF_WATCH):
         with_watch = option(with_watch)

@@ -34,11 +34,11 @@ class Failed(TypedDict, total=False):
     """The error of the process with the worst exit code; absent if all went well."""
 
     error: str
-    """What failed."""
+    """The message, for a person."""
     reason: str
     """A stable word; [troubleshooting](../troubleshooting.md) has all of them."""
     hint: str
-    """What the user can do."""
+    """How to solve it, for a person."""
     exit_code: int
     """Of the command."""
 
@@ -105,7 +105,7 @@ class TopRow(TypedDict):
     loss: float | None
     incidents: int
     message: str | None
-    """What is wrong with it, in words."""
+    """How it ended, where it hangs, or its most important incident; null without any."""
 
 
 class TopTarget(TopRow):
@@ -171,12 +171,12 @@ class CheckRow(TypedDict):
     """A finding."""
 
     name: str
-    """What was checked."""
+    """The subject of the check."""
     state: str
     """`ok`, `note` (worth knowing) or `bad` (in the way)."""
     found: str
     cure: str
-    """What the reader can do; empty if there is nothing to fix."""
+    """How to fix it; empty if there is nothing to fix."""
 
 
 class Checks(TypedDict):

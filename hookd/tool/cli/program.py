@@ -91,9 +91,9 @@ class Program:
     def _until(self, condition: Callable[[], T | None], what: str) -> T:
         def watched() -> T | None:
             has_ended = self._process.poll() is not None
-            found = condition()  # checked after the poll: the last output may have satisfied it
-            require(found is not None or not has_ended, f"{what} from a process that ended: {self._err.read_text()}")
-            return found
+            result = condition()  # checked after the poll: the last output may have satisfied it
+            require(result is not None or not has_ended, f"{what} from a process that ended: {self._err.read_text()}")
+            return result
 
         return until(watched, what, self.lines)
 

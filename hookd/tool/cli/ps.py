@@ -76,7 +76,7 @@ def _nothing(processes: Sequence[Candidate], user: int | None) -> Iterator[str]:
         yield f"no process{whose} that is visible to you has loaded torch; `hookd doctor` says whose processes hookd may enter"
         return
     yield f"no process{whose} can be attached to; `hookd ps --all` lists what was skipped:"
-    yield from targets.told_skipped(map(targets.skipped, processes))
+    yield from targets.skipped_lines(map(targets.skipped, processes))
 
 
 def _note(row: ProcessRow) -> str:

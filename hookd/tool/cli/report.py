@@ -10,14 +10,17 @@ import click
 from hookd.tool.cli import options, output, targets
 from hookd.tool.cli.status import hang, ongoing
 from hookd.tool.reports.reading import (
+    call_seconds,
     finding,
     looks_at,
+    model_seconds,
     module_seconds,
+    notable,
     paused,
     phases,
+    run_and_rank,
     state,
     step_seconds,
-    whole_seconds,
 )
 from hookd.tool.reports.wording import moment, repeated
 from hookd.wire.module_names import above
@@ -107,7 +110,7 @@ def _show_target(report: Report, limit: int | None) -> None:
 def heading(report: Report) -> Iterator[str]:
     """Yield lines on the target's identity, its progress, and the phases of its steps."""
     identity, target = report["identity"], report.get("target", {})
-    run, rank = target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
+    run, rank = run_and_rank(report)
     since = clock(identity.get("attached"))
     yield f"{identity.get('script') or '(no script)'}: run {run}, rank {rank}{of_world(identity)}, {of_user(report)}"
     yield f"Python {identity.get('python')}, torch {identity.get('torch')}; watched since {since} ({identity.get('method')})"
@@ -161,16 +164,16 @@ def modules(report: Report, limit: int | None) -> Iterator[Table | str]:
 
     A wide terminal gets one table, a narrow one two tables and the findings as lines.
     """
-    rows = _chosen(report["modules"], limit)
+    rows = report["modules"] if limit is None else notable(report["modules"], limit)
     left_out = len(report["modules"]) - len(rows)
     title = f"the {len(rows)} costliest of {len(report['modules'])} modules; --all shows all" if left_out else None
-    whole = whole_seconds(report["modules"])
+    model_s = model_seconds(report["modules"])
     findings = [finding(row) for row in rows]
     if output.columns() >= WIDE:
-        cells = [(*_times(*pair, whole), *_statistics(pair[1]), finding(pair[1])) for pair in _labelled(rows)]
+        cells = [(*_times(*pair, model_s), *_statistics(pair[1]), finding(pair[1])) for pair in _labelled(rows)]
         yield _filled(("MODULE", *TIMES, *VALUES, "FINDING"), cells, title)
         return
-    yield _narrow(("MODULE", *TIMES), [_times(*pair, whole) for pair in _labelled(rows)], title)
+    yield _narrow(("MODULE", *TIMES), [_times(*pair, model_s) for pair in _labelled(rows)], title)
     looked_at = [row for row in rows if set(_statistics(row)) != {"-"}]
     if looked_at:
         yield _narrow(("OUTPUTS OF", *VALUES), [(label, *_statistics(row)) for label, row in _labelled(looked_at)])
@@ -216,24 +219,15 @@ def _labelled(rows: Sequence[ModuleRow]) -> list[tuple[str, ModuleRow]]:
     return labelled
 
 
-def _chosen(rows: list[ModuleRow], limit: int | None) -> list[ModuleRow]:
-    if limit is None or len(rows) <= limit:
-        return rows
-    costliest = sorted(rows, key=module_seconds, reverse=True)[:limit]
-    names = {row["name"] for row in costliest} | {row["name"] for row in rows if finding(row)}
-    return [row for row in rows if row["name"] in names]
-
-
-def _times(label: str, row: ModuleRow, whole: float) -> tuple[str, ...]:
-    timing = row["metrics"].get("timing", {})
-    calls = timing.get("forward_calls") or 0
+def _times(label: str, row: ModuleRow, model_s: float) -> tuple[str, ...]:
+    calls = row["metrics"].get("timing", {}).get("forward_calls")
     return (
         label,
         row["type"],
         f"{calls:.0f}" if calls else "-",
-        output.seconds(timing["forward_seconds"] / calls) if calls else "-",
-        output.seconds(timing["backward_seconds"] / timing["backward_calls"]) if timing.get("backward_calls") else "-",
-        output.percent(module_seconds(row) / whole) if whole and calls else "-",
+        output.seconds(call_seconds(row, "forward")),
+        output.seconds(call_seconds(row, "backward")),
+        output.percent(module_seconds(row) / model_s) if model_s and calls else "-",
     )
 
 

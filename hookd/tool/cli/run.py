@@ -67,7 +67,7 @@ def _beside(config: ServeConfig, is_required: bool, pid: int, prepared: Launch) 
     with contextlib.ExitStack() as stack:
         output.say(_serve(config, stack, pid, is_required=is_required))
         yield
-        _tell_end(prepared)
+        _report_unobserved(prepared)
 
 
 def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_required: bool) -> str:
@@ -100,7 +100,7 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_req
     return f"{warning}metrics on {url}/metrics while the command runs"
 
 
-def _tell_end(prepared: Launch) -> None:
+def _report_unobserved(prepared: Launch) -> None:
     for pid, why in prepared.failures().items():
         output.say(f"hookd: process {pid} was not observed: {why}")
     if not prepared.has_started():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.tool.cli import output, targets
 from hookd.tool.cli.incidents import line
-from hookd.tool.reports.reading import SHOWN, phases, short, state, step_seconds
+from hookd.tool.reports.reading import SHOWN, phases, run_and_rank, short, state, step_seconds
 from hookd.tool.reports.wording import moment, process_of, repeated
 from hookd.wire.text import one_line
 
@@ -41,7 +41,7 @@ def owners(reports: Sequence[Report]) -> str:
 def _cells(report: Report, median: float | None) -> tuple[str, ...]:
     seconds = step_seconds(report)
     return (
-        str(report.get("target", {}).get("rank", report["identity"].get("rank"))),
+        run_and_rank(report)[1],
         str(report["pid"]),
         state(report),
         str(report["step"]["current"]),

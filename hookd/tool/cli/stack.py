@@ -46,8 +46,8 @@ def stack(*, pid: int, with_native: bool, blocking: bool, host: str | None, as_j
     """
     from hookd.tool.attach.stack import stack as look
 
-    found = look(pid, with_native=with_native, blocking=blocking)
-    result: ShownStacks = {**found, "silent_s": _silent_s(pid, host)}
+    stacks = look(pid, with_native=with_native, blocking=blocking)
+    result: ShownStacks = {**stacks, "silent_s": _silent_s(pid, host)}
     if as_json:
         output.emit(result)
         return

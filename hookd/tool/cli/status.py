@@ -9,7 +9,7 @@ import click
 from hookd.errors import ErrorAnswer, HookdError
 from hookd.tool.cli import options, output, root_daemon, targets
 from hookd.tool.linux.owner import user_name
-from hookd.tool.reports.reading import is_called_only, paused, state, step_seconds
+from hookd.tool.reports.reading import is_called_only, paused, run_and_rank, state, step_seconds
 from hookd.tool.reports.wording import moment
 
 if TYPE_CHECKING:
@@ -195,14 +195,14 @@ def _is_from_attach(step: Steps) -> bool:
 def _row(pid: int, report: Report | HookdError) -> StatusRow | ErrorRow:
     if isinstance(report, HookdError):
         return {"pid": pid, **report.as_json()}
-    identity, target = report["identity"], report.get("target", {})
-    incidents = report["incidents"]
+    target, incidents = report.get("target", {}), report["incidents"]
+    run, rank = run_and_rank(report)
     foremost = _foremost(incidents)
     return {
         "pid": pid,
         "user": targets.owner(report),
-        "run": str(target.get("run", identity.get("run"))),
-        "rank": str(target.get("rank", identity.get("rank"))),
+        "run": run,
+        "rank": rank,
         "state": state(report),
         "step": report["step"],
         "step_seconds": step_seconds(report),

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from hookd.wire.incident import IncidentRow
 
 
-def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: Unpack[Query]) -> list[IncidentRow]:
+def rows(client: DaemonClient | None, state_dir: Path | None = None, **conditions: Unpack[Query]) -> list[IncidentRow]:
     """Return the incidents that match a query.
 
     Args:
         client: the daemon, if there is one; not used with `state_dir`.
         state_dir: the directory of the file; None for that of this user's daemon.
-        wanted: the arguments of `hookd.tool.daemon.incidents.rows.query`.
+        conditions: the arguments of `hookd.tool.daemon.incidents.rows.query`.
 
     Raises:
         HookdError: the file cannot be read.
     """
     if client is not None and state_dir is None:
-        return client.incidents(**wanted)
+        return client.incidents(**conditions)
     import sqlite3
 
     from hookd.tool.daemon.incidents import store
@@ -41,7 +41,7 @@ def rows(client: DaemonClient | None, state_dir: Path | None = None, **wanted: U
         if reader is None:
             return []
         with closing(reader):
-            return store.query(reader, **wanted)
+            return store.query(reader, **conditions)
     except (OSError, sqlite3.Error) as exc:
         raise HookdError(
             f"the incidents in {folder / store.NAME} cannot be read: {exc}",

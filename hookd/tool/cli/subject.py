@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from hookd.errors import HookdError, NoSuchTarget, PermissionDenied, UsageError
-from hookd.tool.cli import stored, targets
+from hookd.tool.cli import options, stored, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
+from hookd.tool.reports.reading import run_and_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -87,12 +88,12 @@ def find(word: str, client: DaemonClient | None, user: int | None = None) -> Sub
 def _find(word: str, client: DaemonClient | None, user: int | None) -> Subject:
     if word.startswith("#"):
         return _incident(word.removeprefix("#"), client)
-    if not word.isdecimal():
+    if (pid := options.number(word)) is None:
         return _run(word, client, user)
-    if int(word) == 0:
+    if pid == 0:
         raise click.UsageError(f"'{word}' is not a process id; `hookd ps` lists the training processes.")
     try:
-        return _target(int(word), client)
+        return _target(pid, client)
     except (NoSuchTarget, PermissionDenied) as error:
         try:
             return _run(word, client, user)
@@ -119,13 +120,13 @@ def _elsewhere(report: Report, client: DaemonClient | None) -> Iterator[Elsewher
     size = report.get("identity", {}).get("world_size")
     if not isinstance(size, int) or size < 2:
         return
-    label = _label(report)
+    label, _ = run_and_rank(report)
     rows = stored.rows(client, run=label, user=_user_of([report]), limit=ROWS, order="id")[::-1]
     for other in _ranks(label, client, of=report):
         incidents = _with(other, _of([other], rows))["incidents"] if other["pid"] != report["pid"] else []
         if incidents:
             message = incidents[-1].get("message")
-            yield {"rank": _rank_of(other), "pid": other["pid"], "incidents": len(incidents), "message": message}
+            yield {"rank": run_and_rank(other)[1], "pid": other["pid"], "incidents": len(incidents), "message": message}
 
 
 def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, user: int | None = None) -> list[Report]:
@@ -138,8 +139,8 @@ def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, us
         for pid, report in targets.reports(client, targets.foregrounds(), has_curve=True)
         if targets.is_of(pid, report, user)
     ]
-    ranks = [report for report in every if not isinstance(report, HookdError) and _is_of(report, label)]
-    return sorted(_of_one_user(ranks, of), key=_rank)
+    ranks = [report for report in every if not isinstance(report, HookdError) and run_and_rank(report)[0] == label]
+    return sorted(_of_one_user(ranks, of), key=rank_order)
 
 
 def _of_one_user(reports: Sequence[Report], of: Report | None) -> list[Report]:
@@ -169,7 +170,7 @@ def _like(label: str, client: DaemonClient | None, user: int | None) -> str:
     reports = [
         report for pid, report in every if not isinstance(report, HookdError) and targets.is_of(pid, report, user)
     ]
-    names = dict.fromkeys(name for name in map(_label, reports) if name.startswith(f"{label}~"))
+    names = dict.fromkeys(name for name, _ in map(run_and_rank, reports) if name.startswith(f"{label}~"))
     return f"Similar runs: {', '.join(names)}." if names else ""
 
 
@@ -207,9 +208,9 @@ def _rows_of_one_user(label: str, rows: list[IncidentRow]) -> list[IncidentRow]:
 
 
 def _incident(number: str, client: DaemonClient | None) -> Subject:
-    if not number.isdecimal():
+    if (incident := options.number(number)) is None:
         raise click.UsageError(f"'#{number}' is not an incident number; `hookd incidents` lists the numbers.")
-    rows = stored.rows(client, id=int(number))
+    rows = stored.rows(client, id=incident)
     if not rows:
         raise NoSuchTarget(
             f"there is no incident #{number}", reason="no-such-incident", hint="`hookd incidents` lists them."
@@ -221,21 +222,11 @@ def _incident(number: str, client: DaemonClient | None) -> Subject:
     return Subject("incident", number, reports, rows)
 
 
-def _is_of(report: Report, label: str) -> bool:
-    return _label(report) == label
-
-
-def _label(report: Report) -> str:
-    return str(report.get("target", {}).get("run", report["identity"].get("run")))
-
-
-def _rank_of(report: Report) -> str:
-    return str(report.get("target", {}).get("rank", report["identity"].get("rank")))
-
-
-def _rank(report: Report) -> tuple[int, str]:
-    rank = _rank_of(report)
-    return (int(rank) if rank.isdecimal() else 1 << 30, rank)
+def rank_order(report: Report) -> tuple[int, str]:
+    """Return the sort key of a rank: as a number."""
+    _, rank = run_and_rank(report)
+    number = options.number(rank)
+    return (1 << 30 if number is None else number, rank)
 
 
 def _of(reports: Iterable[Report], rows: Iterable[IncidentRow]) -> list[IncidentRow]:

@@ -195,8 +195,8 @@ def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check
 
 def _torch(status: AgentStatus, version: object) -> Iterator[Check]:
     """Yield the results of the checks of torch on which the agent relies, as it reports them."""
-    results = [(str(name), bool(holds), str(found)) for name, holds, found in status.get("torch", ())]
-    yield from (Check(name, "note", found) for name, holds, found in results if not holds)
+    results = [(str(name), bool(holds), str(observed)) for name, holds, observed in status.get("torch", ())]
+    yield from (Check(name, "note", observed) for name, holds, observed in results if not holds)
     if results and all(holds for _, holds, _ in results):
         newer = ", but this version is not yet proven" if proven.minor(str(version)) > proven.NEWEST_TORCH else ""
         yield Check("torch", "note" if newer else "ok", f"{version}: all {len(results)} checks hold{newer}")

@@ -287,7 +287,7 @@ def select(
             )
         )
         where = f" among {', '.join(map(str, pids))} and all descendants" if pids else ""
-        why = "; ".join(told_skipped(left_out))
+        why = "; ".join(skipped_lines(left_out))
         raise NoSuchTarget(what + where, reason="no-match", hint=why or "`hookd ps --all` lists the reasons.")
     return Selection(usable, left_out, is_named=False)
 
@@ -336,7 +336,7 @@ def skipped(process: Candidate) -> Skipped:
     return {"pid": process.pid, "why": process.why, "cmdline": list(process.cmdline)}
 
 
-def told_skipped(rows: Iterable[Skipped]) -> list[str]:
+def skipped_lines(rows: Iterable[Skipped]) -> list[str]:
     """Return the skipped processes, one line for each reason."""
     by_why: dict[str, list[str]] = {}
     for row in rows:

@@ -15,7 +15,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from hookd.errors import AttachError
-from hookd.tool.inject import ptrace
+from hookd.tool.inject import mailbox, ptrace
 
 if TYPE_CHECKING:
     from hookd.tool.linux.memory import Memory
@@ -60,7 +60,7 @@ class ArmThread(ptrace.Thread):
         read_write, private_anonymous = 3, 0x22
         address = self._run(mmap, 0, size, read_write, private_anonymous, _NONE, 0)
         if address == _NONE:
-            raise AttachError(f"process {self.tid} gets no memory", reason="no-memory", hint=ptrace.MORE_MEMORY)
+            raise AttachError(f"process {self.tid} gets no memory", reason="no-memory", hint=mailbox.MORE_MEMORY)
         return address
 
     def _save(self) -> None:

@@ -160,12 +160,12 @@ class Image:
         buckets, first, bloom, _ = self._unpack("<IIII", table)
         if not buckets:
             return None
-        wanted = _gnu_hash(name)
+        hashed = _gnu_hash(name)
         start = table + 16 + 8 * bloom
-        (index,) = self._unpack("<I", start + 4 * (wanted % buckets))
+        (index,) = self._unpack("<I", start + 4 * (hashed % buckets))
         for _ in range(_MAX_CHAIN if index >= first else 0):
             (value,) = self._unpack("<I", start + 4 * buckets + 4 * (index - first))
-            if value | 1 == wanted | 1 and (address := self._symbol(index, name)) is not None:
+            if value | 1 == hashed | 1 and (address := self._symbol(index, name)) is not None:
                 return address
             if value & 1:
                 break

@@ -54,8 +54,8 @@ def _of_table(memory: Memory, python: Interpreter, table: Table) -> Iterator[Che
     yield Check("debug table version", table.version == python.version, version_text(table.version))
     yield Check("release", table.is_final, "final" if table.is_final else "a pre-release")
     has_size = table.own_size == table.size
-    wanted = "" if has_size else f", {table.size} in {version_text(table.layout)}"
-    yield Check("debug table size", has_size, f"{table.own_size} bytes{wanted}")
+    expected = "" if has_size else f", {table.size} in {version_text(table.layout)}"
+    yield Check("debug table size", has_size, f"{table.own_size} bytes{expected}")
     misplaced = table.misplaced()
     yield Check("debug table offsets", not misplaced, f"{misplaced} lies outside" if misplaced else "all inside")
     if has_size and not misplaced:

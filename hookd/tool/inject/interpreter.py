@@ -155,13 +155,13 @@ def _require_machine(memory: Memory, program: Sequence[Mapping]) -> None:
     ours = platform.machine()
     for mapping in program:
         try:
-            found = elf.header(memory, mapping.start)
+            header = elf.header(memory, mapping.start)
         except elf.NotElfError:
             continue
-        if found.bits == 32:
+        if header.bits == 32:
             hint = "hookd supports 64-bit programs only."
             raise TargetUnsupported(f"process {memory.pid} is a 32-bit program", reason="32-bit", hint=hint)
-        if ours not in elf.MACHINES or found.machine != elf.MACHINES[ours]:
+        if ours not in elf.MACHINES or header.machine != elf.MACHINES[ours]:
             raise TargetUnsupported(
                 f"process {memory.pid} is built for another machine than {ours}",
                 reason="architecture",
@@ -211,9 +211,9 @@ def _version(memory: Memory, symbols: dict[str, int], paths: Sequence[str]) -> t
         (number,) = struct.unpack("<Q", memory.read(symbols["Py_Version"], 8))
         return (number >> 24) & 0xFF, (number >> 16) & 0xFF
     for path in paths:
-        found = re.search(r"(?:python|\.cpython-)(\d)\.?(\d+)", path.rpartition("/")[2])
-        if found:
-            return int(found[1]), int(found[2])
+        match = re.search(r"(?:python|\.cpython-)(\d)\.?(\d+)", path.rpartition("/")[2])
+        if match:
+            return int(match[1]), int(match[2])
     return 0, 0
 
 
@@ -225,20 +225,20 @@ def _is_free_threaded(memory: Memory, version: tuple[int, int], symbols: dict[st
     return bool(cookie == DEBUG_COOKIE and flag)
 
 
-def _code(memory: Memory, path: str, maps: Sequence[Mapping], wanted: bytes) -> int:
+def _code(memory: Memory, path: str, maps: Sequence[Mapping], code: bytes) -> int:
     for mapping in maps:
         if mapping.path != path or "x" not in mapping.access or "r" not in mapping.access:
             continue
-        found = _find(memory, mapping.start, min(mapping.end, mapping.start + _MOST_CODE), wanted)
-        if found is not None:
-            return found
+        address = _find(memory, mapping.start, min(mapping.end, mapping.start + _MOST_CODE), code)
+        if address is not None:
+            return address
     return 0
 
 
-def _find(memory: Memory, start: int, end: int, wanted: bytes) -> int | None:
+def _find(memory: Memory, start: int, end: int, code: bytes) -> int | None:
     """Search memory in portions: a mapping may be larger than our own memory."""
     for at in range(start, end, _PORTION):
-        found = memory.read(at, min(_PORTION + len(wanted) - 1, end - at)).find(wanted)
-        if found >= 0:
-            return at + found
+        offset = memory.read(at, min(_PORTION + len(code) - 1, end - at)).find(code)
+        if offset >= 0:
+            return at + offset
     return None

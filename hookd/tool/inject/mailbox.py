@@ -41,6 +41,8 @@ STARTS, NO_THREAD, RUNS, NO_MEMORY = 1, 2, 3, 4
 """Values of `claimed`."""
 UNCLAIMED = frozenset({0, NO_THREAD, NO_MEMORY})
 """Values of `claimed` with which no thread of the target uses the mailbox."""
+MORE_MEMORY = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
+"""The hint for a target that gets no memory; the same as in `hookd/target/boot/stub.py`, which is sent alone."""
 _MAX_ANSWER = 65536
 
 

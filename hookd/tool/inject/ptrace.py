@@ -49,8 +49,6 @@ GRACE_S = 0.25
 """Time to release the thread after the calls have timed out."""
 RIVAL_S = 0.2
 """How long to wait for another tracer to finish: an attach takes 0.4 ms, a sample of py-spy some milliseconds."""
-MORE_MEMORY = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
-"""The hint for a target in which no memory can be mapped."""
 
 
 def request(number: int, tid: int, address: int = 0, data: int = 0) -> None:

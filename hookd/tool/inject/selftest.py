@@ -64,13 +64,13 @@ def _wait_forever() -> None:
 def _exercise(child: int) -> None:
     with Opened(child, proc.program(child)) as memory:
         # The child is a copy of this process, with the same symbols.
-        found = interpreter.find_libc(memory, memory.mappings())
-        thread = ptrace.thread(memory, found.returns)
+        libc = interpreter.find_libc(memory, memory.mappings())
+        thread = ptrace.thread(memory, libc.returns)
         thread.stop(2.0)
         try:
-            address = thread.map_memory(found.symbols["mmap"], _SIZE)
+            address = thread.map_memory(libc.symbols["mmap"], _SIZE)
             memory.write(address, b"hookd")
-            thread.call(found.symbols["munmap"], address + _SIZE // 2, _SIZE // 2)
+            thread.call(libc.symbols["munmap"], address + _SIZE // 2, _SIZE // 2)
         finally:
             thread.release()
         ends = [m.end for m in memory.mappings() if m.start <= address < m.end]

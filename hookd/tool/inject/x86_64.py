@@ -27,7 +27,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from hookd.errors import AttachError
-from hookd.tool.inject import ptrace
+from hookd.tool.inject import mailbox, ptrace
 
 if TYPE_CHECKING:
     from hookd.tool.linux.memory import Memory
@@ -92,17 +92,17 @@ class X86Thread(ptrace.Thread):
     def map_memory(self, mmap: int, size: int) -> int:
         """See `Thread`."""
         read_write, private_anonymous = 3, 0x22
-        wanted = (0, size, read_write, private_anonymous)
-        self._enter(mmap, *wanted, _NONE, 0)
+        arguments = (0, size, read_write, private_anonymous)
+        self._enter(mmap, *arguments, _NONE, 0)
         now = self._to_system_call()
         while self._at_entry or now.orig_rax != _MMAP:
-            if self._at_entry and now.orig_rax == _MMAP and (now.rdi, now.rsi, now.rdx, now.r10) != wanted:
+            if self._at_entry and now.orig_rax == _MMAP and (now.rdi, now.rsi, now.rdx, now.r10) != arguments:
                 raise AttachError(f"process {self.tid} maps other memory than it was asked for", reason="memory")
             now = self._to_system_call()
         address = ctypes.c_int64(now.rax).value
         if -4096 < address < 0:
             raise AttachError(
-                f"process {self.tid} gets no memory (mmap: {address})", reason="no-memory", hint=ptrace.MORE_MEMORY
+                f"process {self.tid} gets no memory (mmap: {address})", reason="no-memory", hint=mailbox.MORE_MEMORY
             )
         return address
 

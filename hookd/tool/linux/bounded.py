@@ -47,8 +47,8 @@ def read_part(pid: int, number: int, uid: int, offset: int, size: int) -> tuple[
         OSError: the descriptor is closed, or may not be opened.
         AttachError: reason "unreadable", it did not answer in time.
     """
-    whole, data = WAITERS.call(account_of(pid), "read_part", pid, number, uid, offset, size)
-    return int(whole), bytes(data)
+    total, data = WAITERS.call(account_of(pid), "read_part", pid, number, uid, offset, size)
+    return int(total), bytes(data)
 
 
 def send_through_pair(pid: int, number: int, inode: int, sent: socket.socket) -> int:

@@ -16,7 +16,7 @@ from hookd.tool.linux import cgroups, proc
 
 KERNEL_LOG = Path("/dev/kmsg")
 KILLED = "was killed for want of memory"
-"""What messages say of a process that the kernel has killed."""
+"""The end of a message about a process that the kernel has killed."""
 _MAX_RECORDS = 50_000
 _INITIAL_PID_SPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 # mm/oom_kill.c, Linux 3.10 to 6.18. Matched from the first character on: the process controls the text after the pid.

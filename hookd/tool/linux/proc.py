@@ -165,13 +165,13 @@ def program(pid: int) -> str:
     return f"{image(pid)} {link(pid, 'exe')}"
 
 
-def require_program(pid: int, wanted: str) -> None:
+def require_program(pid: int, expected: str) -> None:
     """Check that a process still runs the inspected program.
 
     Raises:
         AttachError: reason "died".
     """
-    if program(pid) != wanted:
+    if program(pid) != expected:
         raise lost(pid)
 
 

@@ -247,7 +247,7 @@ def give_up(kept: int) -> None:
     words = [ours & kept & 0xFFFFFFFF, (ours & kept) >> 32]
     version_3, sets = (
         struct.pack("Ii", 0x20080522, 0),
-        struct.pack("6I", *(word for one in words for word in (one, one, 0))),
+        struct.pack("6I", *(part for word in words for part in (word, word, 0))),
     )
     if ctypes.CDLL(None, use_errno=True).capset(version_3, sets):
         raise OSError(ctypes.get_errno(), "capset")

@@ -59,6 +59,12 @@ def paused(report: Report, row: TargetRow | None = None) -> str | None:
     return str(next(messages, None) or "a plugin has paused it").replace(" PID ", f" {report['pid']} ")
 
 
+def run_and_rank(report: Report) -> tuple[str, str]:
+    """Return a target's labels: those that the daemon has given it, else those of its page."""
+    labels = {**report["identity"], **report.get("target", {})}
+    return str(labels.get("run")), str(labels.get("rank"))
+
+
 def step_seconds(report: Report) -> float | None:
     """Return the mean time of a step in seconds; None before the second step."""
     histogram = report["metrics"].get("step", {}).get("seconds")
@@ -78,9 +84,23 @@ def module_seconds(row: ModuleRow) -> float:
     return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
 
 
-def whole_seconds(rows: Sequence[ModuleRow]) -> float:
+def call_seconds(row: ModuleRow, direction: str) -> float | None:
+    """Return the mean time of a module's calls in one direction, "forward" or "backward"; None if unknown."""
+    timing = row["metrics"].get("timing", {})
+    total, calls = timing.get(f"{direction}_seconds"), timing.get(f"{direction}_calls")
+    return float(total / calls) if total is not None and calls else None
+
+
+def model_seconds(rows: Sequence[ModuleRow]) -> float:
     """Return the time of all root modules in seconds, the base of a module's share."""
     return sum(module_seconds(row) for row in rows if is_root(row["name"]))
+
+
+def notable(rows: Sequence[ModuleRow], limit: int) -> list[ModuleRow]:
+    """Return the `limit` costliest modules and those with a finding, in the order of the model."""
+    costliest = sorted(rows, key=module_seconds, reverse=True)[:limit]
+    names = {row["name"] for row in costliest} | {row["name"] for row in rows if finding(row)}
+    return [row for row in rows if row["name"] in names]
 
 
 def finding(row: ModuleRow) -> str:

@@ -19,7 +19,7 @@ OWN = "hookd"
 OUR_THREADS = ("hookd", "hookd-attach")
 """Threads of the agent. The report has them only if they have called a module."""
 MAX_LOGS = 50
-"""How many lines of the agent's log a report has, the last ones."""
+"""Number of lines of the agent's log in a report: the last ones."""
 
 
 def build_report(snapshot: Snapshot, pid: int, *, has_modules: bool = True) -> Report:

@@ -47,14 +47,14 @@ def percent(value: float | None) -> str:
 
 def span(value: float) -> str:
     """Format an age: 4000 s is `1h06m`."""
-    whole = int(value)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+    age_s = int(value)
+    if age_s < 60:
+        return f"{age_s}s"
+    if age_s < 3600:
+        return f"{age_s // 60}m{age_s % 60:02}s"
+    if age_s < 86400:
+        return f"{age_s // 3600}h{age_s % 3600 // 60:02}m"
+    return f"{age_s // 86400}d{age_s % 86400 // 3600:02}h"
 
 
 def process_of(pid: int, user: str) -> str:

@@ -51,8 +51,8 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
 
     def wrap(self, loader):
         """Call the function after the loader's next run, by an instance attribute that shadows the method."""
-        self.loaders = [(one, before) for one, before in self.loaders if one() is not None]
-        if any(one() is loader for one, _ in self.loaders):
+        self.loaders = [(reference, before) for reference, before in self.loaders if reference() is not None]
+        if any(reference() is loader for reference, _ in self.loaders):
             return
         exec_before, before = loader.exec_module, vars(loader).get("exec_module")
 
@@ -77,8 +77,8 @@ class _AfterTorch(object):  # noqa: UP004  Python 2
         """Restore the import system."""
         # Never change the list in place: another thread that imports meanwhile iterates over it, and would miss a finder.
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        for one, before in self.loaders:
-            loader = one()
+        for reference, before in self.loaders:
+            loader = reference()
             if loader is not None:
                 del loader.exec_module
                 if before is not None:
@@ -136,7 +136,7 @@ def _starter(directory):
         try:
             _start(directory)
         except BaseException as exc:  # noqa: BLE001  the program must not notice; the tool reports the error
-            _tell(directory, exc)
+            _record_failure(directory, exc)
 
     return start
 
@@ -149,7 +149,7 @@ def _start(directory):
     _note(directory, "started", "")
 
 
-def _tell(directory, exc):
+def _record_failure(directory, exc):
     _note(directory, "failed-%d" % os.getpid(), "%s: %s" % (type(exc).__name__, exc))  # noqa: UP031
 
 

@@ -11,11 +11,12 @@ from hookd.errors import HookdError
 from hookd.tool.cli import output
 from hookd.tool.cli.report import of_user, of_world
 from hookd.tool.cli.run_report import SLOW, median_step, of_step, ratio
+from hookd.tool.cli.subject import rank_order
 from hookd.tool.daemon.web.pages import parts, plots
 from hookd.tool.daemon.web.pages.assets import STYLE, content
 from hookd.tool.daemon.web.pages.html import Markup, table, tag
 from hookd.tool.daemon.web.pages.plots import COLOURS
-from hookd.tool.reports.reading import counted, paused, state, step_seconds
+from hookd.tool.reports.reading import counted, paused, run_and_rank, state, step_seconds
 from hookd.tool.reports.wording import moment, process_of
 from hookd.version import __version__
 
@@ -71,7 +72,7 @@ def document(subject: Subject) -> str:
 
 def _target_page(subject: Subject) -> tuple[str, Iterator[Part]]:
     report = subject.reports[0]
-    run, rank = _run_and_rank(report)
+    run, rank = run_and_rank(report)
     script = report.get("identity", {}).get("script") or f"process {report['pid']}"
     return f"{script} · {run}, rank {rank}", _target(report)
 
@@ -86,7 +87,7 @@ def _target(report: Report) -> Iterator[Part]:
 
 def _heading(report: Report) -> Iterator[Part]:
     identity, target = report["identity"], report.get("target", {})
-    run, rank = _run_and_rank(report)
+    run, rank = run_and_rank(report)
     is_well = state(report) in ("running", "attached", "exited")
     yield tag("h1", identity.get("script") or "(no script)")
     how = f" ({target['reason']})" if target.get("reason") not in (None, state(report)) else ""
@@ -143,7 +144,7 @@ def _run(subject: Subject) -> Iterator[Part]:
     if reports:
         yield tag("h2", "Each rank")
     for report in reports:
-        summary = tag("summary", f"rank {_run_and_rank(report)[1]}, process {report['pid']}")
+        summary = tag("summary", f"rank {run_and_rank(report)[1]}, process {report['pid']}")
         yield tag("details", summary, *_heading(report), *_numbers(report, 20), class_="card")
 
 
@@ -163,9 +164,9 @@ def _ranks(reports: Sequence[Report]) -> Iterator[Part]:
             ">incidents")  # fmt: skip
     yield _section("Ranks", [table("Ranks", head, [_rank_cells(report, median, slowest) for report in reports])])
     longest = sorted(reports, key=lambda report: step_seconds(report) or 0, reverse=True)
-    drawn = sorted(longest[:MAX_CURVES], key=_rank_order)
+    drawn = sorted(longest[:MAX_CURVES], key=rank_order)
     curves = [
-        plots.Curve(f"rank {_run_and_rank(report)[1]}", n, report.get("curve") or []) for n, report in enumerate(drawn)
+        plots.Curve(f"rank {run_and_rank(report)[1]}", n, report.get("curve") or []) for n, report in enumerate(drawn)
     ]
     legend = [tag("li", tag("i", class_=f"c{curve.colour}"), curve.label) for curve in curves]
     left_out = f" The {MAX_CURVES} slowest of {len(reports)} are drawn." if len(reports) > len(drawn) else ""
@@ -181,7 +182,7 @@ def _rank_cells(report: Report, median: float | None, slowest: float) -> list[ob
     is_slow = bool(seconds and median and seconds > SLOW * median)
     of_median = ratio(seconds, median)
     return [
-        _run_and_rank(report)[1],
+        run_and_rank(report)[1],
         report["pid"],
         state(report),
         report["step"]["current"],
@@ -193,11 +194,6 @@ def _rank_cells(report: Report, median: float | None, slowest: float) -> list[ob
         output.percent(report["overhead"]["ratio"]),
         len(report["incidents"]),
     ]
-
-
-def _rank_order(report: Report) -> tuple[int, str]:
-    rank = str(_run_and_rank(report)[1])
-    return (int(rank) if rank.isdecimal() else 1 << 30, rank)
 
 
 def _incident_page(subject: Subject) -> tuple[str, Iterator[Part]]:
@@ -228,15 +224,10 @@ def _section(title: str, body: Iterable[Part]) -> Markup:
     return tag("section", tag("h2", title), *body)
 
 
-def _run_and_rank(report: Report) -> tuple[object, object]:
-    identity, target = report.get("identity", {}), report.get("target", {})
-    return target.get("run", identity.get("run")), target.get("rank", identity.get("rank"))
-
-
 def _moment(unix_s: object) -> str:
     return moment(unix_s) if isinstance(unix_s, (int, float)) and unix_s > 0 else ""
 
 
 def _unseen(report: Report) -> str:
-    found = {name: count for name, count in report["observed"].items() if name != "observed" and count}
-    return ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in found.items())
+    unseen = {name: count for name, count in report["observed"].items() if name != "observed" and count}
+    return ", ".join(f"{count:.0f} {name.replace('_', ' ')}" for name, count in unseen.items())

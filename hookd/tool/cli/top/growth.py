@@ -27,7 +27,7 @@ class Growth:
     def __init__(self, window_s: float = 0.0) -> None:
         self.columns: list[list[float]] = []
         self._window_s = window_s
-        self._kept: deque[tuple[float, float, Sequence[Sequence[float]]]] = deque()
+        self._readings: deque[tuple[float, float, Sequence[Sequence[float]]]] = deque()
 
     def advance(self, now: float, done: float, *columns: Sequence[float]) -> None:
         """Add a reading.
@@ -37,23 +37,23 @@ class Growth:
             done: counter of progress, such as steps; it grows when the counters of a step are complete.
             columns: always the same number of columns; each may have new counters at its end.
         """
-        kept = self._kept
-        if kept and done == kept[-1][1]:
+        readings = self._readings
+        if readings and done == readings[-1][1]:
             return
-        kept.append((now, done, columns))
-        while len(kept) > 2 and now - kept[1][0] >= self._window_s:
-            kept.popleft()
-        before = kept[0][2] if len(kept) > 1 else [[]] * len(columns)
+        readings.append((now, done, columns))
+        while len(readings) > 2 and now - readings[1][0] >= self._window_s:
+            readings.popleft()
+        before = readings[0][2] if len(readings) > 1 else [[]] * len(columns)
         self.columns = [_grown(*pair) for pair in zip(before, columns, strict=True)]
 
     @property
     def elapsed_s(self) -> float:
         """Length of the interval in seconds; 0 before the first one."""
-        return self._kept[-1][0] - self._kept[0][0] if len(self._kept) > 1 else 0.0
+        return self._readings[-1][0] - self._readings[0][0] if len(self._readings) > 1 else 0.0
 
     def is_stale(self, now: float) -> bool:
         """Whether the last progress is older than three intervals and `STALE_S`."""
-        return 0 < self.elapsed_s < (now - self._kept[-1][0]) / 3 and now - self._kept[-1][0] > STALE_S
+        return 0 < self.elapsed_s < (now - self._readings[-1][0]) / 3 and now - self._readings[-1][0] > STALE_S
 
 
 def _grown(before: Sequence[float], values: Sequence[float]) -> list[float]:

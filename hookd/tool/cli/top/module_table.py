@@ -125,12 +125,12 @@ class ModuleTable:
         forward, backward = self._with_inner(forward), self._with_inner(backward)
         growth = self._growths["forward"]
         is_still = growth.is_stale(self._now)
-        whole = 0.0 if is_still else self._of_roots(forward) + self._of_roots(backward)
+        model_s = 0.0 if is_still else self._of_roots(forward) + self._of_roots(backward)
         shares = {
-            "share": _divided(map(sum, zip(forward, backward, strict=True)), whole),
-            "self_share": _divided(map(sum, zip(own, own_backward, strict=True)), whole),
-            "forward_share": _divided(forward, whole),
-            "backward_share": _divided(backward, whole),
+            "share": _divided(map(sum, zip(forward, backward, strict=True)), model_s),
+            "self_share": _divided(map(sum, zip(own, own_backward, strict=True)), model_s),
+            "forward_share": _divided(forward, model_s),
+            "backward_share": _divided(backward, model_s),
             "calls_per_s": [0.0] * len(calls) if is_still else _divided(calls, growth.elapsed_s),
             "forward_s": [f / n if n > 0 else math.nan for f, n in zip(forward, calls, strict=True)],
         }
@@ -144,8 +144,8 @@ class ModuleTable:
         The backward is timed in sampled steps only.
         """
         passes, seconds, own = self._grown("backward")
-        whole = self._of_roots(passes)
-        scale = calls / whole if whole > 0 else 1.0
+        model_s = self._of_roots(passes)
+        scale = calls / model_s if model_s > 0 else 1.0
         return [value * scale for value in seconds], [value * scale for value in own]
 
     def _with_inner(self, values: list[float]) -> list[float]:
@@ -169,7 +169,7 @@ class ModuleTable:
 
     def _detail(self, row: int) -> str:
         name, kind = safe(self._modules.names[row]) or "(loss)", safe(self._modules.types[row])
-        finding = self._findings[row].whole if row in self._findings else ""
+        finding = self._findings[row].text if row in self._findings else ""
         return f"{name}: {kind}" + (f"; {safe(finding)}" if finding else "")
 
 

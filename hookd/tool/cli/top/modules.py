@@ -18,7 +18,7 @@ class Finding(NamedTuple):
     """A finding on a module: a word for a column, and a text with place and count."""
 
     short: str
-    whole: str
+    text: str
 
 
 class Modules:
@@ -102,8 +102,8 @@ class Modules:
             row = self._row(labels["module"])
             born.add(row)
             first = f"first {_kind(labels)}"
-            whole = f"{'' if value == 1 else 'perhaps '}{first} ({labels['where']})"
-            findings.setdefault(row, []).append(Finding(first if value == 1 else first + "?", whole))
+            text = f"{'' if value == 1 else 'perhaps '}{first} ({labels['where']})"
+            findings.setdefault(row, []).append(Finding(first if value == 1 else first + "?", text))
         for labels, value in self._present(NONFINITE):
             row = self._row(labels["module"])
             if row not in born:
@@ -112,9 +112,7 @@ class Modules:
         for labels, _ in self._present(FINDING):
             findings.setdefault(self._row(labels["module"]), []).append(Finding(labels["kind"], labels["kind"]))
         return {
-            row: Finding(
-                ", ".join(dict.fromkeys(part.short for part in parts)), ", ".join(part.whole for part in parts)
-            )
+            row: Finding(", ".join(dict.fromkeys(part.short for part in parts)), ", ".join(part.text for part in parts))
             for row, parts in findings.items()
         }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError, NoSuchTarget
 from hookd.tool.attach import discover
+from hookd.tool.cli import options
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc
 from hookd.tool.linux.owner import user_name
@@ -112,7 +113,7 @@ class Node:
             if self._user not in (None, row.get("user")):
                 continue
             target = known.get((row["pid"], row["start_ticks"])) or self._add_unreadable(row)
-            target.told = row
+            target.row = row
 
     def _add_unreadable(self, row: TargetRow) -> Target:
         """Add and return a target that only the daemon can read, because it is another user's or has ended."""
@@ -126,12 +127,13 @@ class Node:
         Raises:
             NoSuchTarget: it names neither.
         """
-        if word.isdecimal() and any(target.pid == int(word) for target in self.targets):
-            return int(word), None
+        pid = options.number(word)
+        if any(target.pid == pid for target in self.targets):
+            return pid, None
         if any(target.run == word for target in self.targets):
             return None, word
-        if word.isdecimal():
-            discover.open_page(int(word)).close()  # raises with the reason
+        if pid is not None:
+            discover.open_page(pid).close()  # raises with the reason
         raise NoSuchTarget(
             f"there is no target or run '{word}'",
             reason="no-such-run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from hookd.tool.cli import output
+from hookd.tool.cli import options, output
 from hookd.tool.cli.top.cells import safe
 from hookd.tool.cli.top.table import Column, Table
 from hookd.tool.reports.reading import is_called_only
@@ -83,7 +83,8 @@ def listed(targets: Sequence[Target], run: str | None = None) -> list[Target]:
 
 
 def _rank(target: Target) -> int | str:
-    return int(target.rank) if target.rank.isdecimal() and len(target.rank) < 10 else target.rank
+    number = options.number(target.rank)
+    return target.rank if number is None else number
 
 
 def _has_any(key: str, values: Sequence[Any]) -> bool:

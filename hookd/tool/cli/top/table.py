@@ -67,14 +67,14 @@ def fitting(columns: dict[str, Column], width: int) -> dict[str, int]:
     Returns:
         Widths by key, in the same order. The first left-aligned column takes the remaining width.
     """
-    kept = list(columns)
-    while len(kept) > 1 and _needed(columns, kept) > width:
-        kept.remove(max(kept, key=lambda key: columns[key].rank))
-    widths = {key: columns[key].width for key in kept}
-    widest = next((key for key in kept if not columns[key].is_right), kept[0])
-    widths[widest] = max(1, widths[widest] + width - _needed(columns, kept))
+    shown = list(columns)
+    while len(shown) > 1 and _needed(columns, shown) > width:
+        shown.remove(max(shown, key=lambda key: columns[key].rank))
+    widths = {key: columns[key].width for key in shown}
+    widest = next((key for key in shown if not columns[key].is_right), shown[0])
+    widths[widest] = max(1, widths[widest] + width - _needed(columns, shown))
     return widths
 
 
-def _needed(columns: dict[str, Column], kept: Sequence[str]) -> int:
-    return sum(columns[key].width for key in kept) + GAP * (len(kept) - 1)
+def _needed(columns: dict[str, Column], shown: Sequence[str]) -> int:
+    return sum(columns[key].width for key in shown) + GAP * (len(shown) - 1)

@@ -44,7 +44,7 @@ class Target:
         rss: resident memory in bytes, NaN if unknown.
         ended: a word for how it ended, "" while it runs.
         error: the reason why its page cannot be read.
-        told: the daemon's row on it.
+        row: of the daemon, if there is one.
     """
 
     def __init__(self, pid: int, start: int, reader: PageReader | None) -> None:
@@ -53,7 +53,7 @@ class Target:
         self.rss = math.nan
         self.ended = ""
         self.error: HookdError | None = None
-        self.told: TargetRow | None = None
+        self.row: TargetRow | None = None
         self._reader = reader
         self._user = user_name(uid_of(pid))
         self._steps, self._phases = Growth(WINDOW_S), Growth(WINDOW_S)
@@ -68,7 +68,7 @@ class Target:
         self._now = now
         if self.ended:
             return
-        is_there = self._look()
+        is_there = self._read_stat()
         if self._reader is not None and self.error is None:
             try:
                 self.snapshot, self.read_at = self._reader.read(), now
@@ -82,7 +82,7 @@ class Target:
         if family is not None and family.width == 1:
             self._phases.advance(now, steps, [family.cells[at] for at in family.first])
 
-    def _look(self) -> bool:
+    def _read_stat(self) -> bool:
         """Read /proc/PID/stat: return whether the process lives, and set `rss`."""
         try:
             fields = proc.read(self.pid, "stat").rpartition(b")")[2].split()
@@ -126,17 +126,17 @@ class Target:
     @property
     def run(self) -> str:
         """The label of its run: the daemon's, which resolves clashes, else the page's."""
-        return (self.told["run"] if self.told is not None else "") or str(self._identity("run") or "-")
+        return (self.row["run"] if self.row is not None else "") or str(self._identity("run") or "-")
 
     @property
     def user(self) -> str:
         """The user who owns the process."""
-        return (self.told["user"] if self.told is not None else "") or self._user
+        return (self.row["user"] if self.row is not None else "") or self._user
 
     @property
     def rank(self) -> str:
         """Its rank as text, since it is a label."""
-        rank = self.told["rank"] if self.told is not None else self._identity("rank")
+        rank = self.row["rank"] if self.row is not None else self._identity("rank")
         return "-" if rank is None else str(rank)
 
     def _identity(self, key: str) -> Any:
@@ -145,20 +145,20 @@ class Target:
     @property
     def script(self) -> str:
         """The name of its script."""
-        return str(self._identity("script") or (self.told["script"] if self.told is not None else "") or "-")
+        return str(self._identity("script") or (self.row["script"] if self.row is not None else "") or "-")
 
     @property
     def state(self) -> str:
         """One word: how it ended, why it cannot be read, the daemon's view, else the state in the page."""
         if self.ended:
-            reason = self.told["reason"] if self.told is not None else None
+            reason = self.row["reason"] if self.row is not None else None
             return self.ended if not reason or self.ended == "detached" else str(reason)
         if self.error is not None:
             return self.error.reason
-        if self.told is not None and self.told["hang"]:
+        if self.row is not None and self.row["hang"]:
             return "hangs"
         if self.snapshot is None:
-            return self.told["state"] if self.told is not None else "-"
+            return self.row["state"] if self.row is not None else "-"
         is_paused = any(beat.phase == "paused" for beat in self.snapshot.heartbeats)
         return "paused" if is_paused and self.snapshot.state == "running" else self.snapshot.state
 
@@ -167,7 +167,7 @@ class Target:
         """Its steps, as returned by `hookd.tool.reports.report.describe_steps`."""
         if self.snapshot is not None:
             return describe_steps(self.snapshot)
-        step = self.told["step"] if self.told is not None else None
+        step = self.row["step"] if self.row is not None else None
         return step or {"counted": 0, "offset": 0, "current": 0, "is_absolute": True, "calls": 0, "text": "-"}
 
     @property
@@ -200,8 +200,8 @@ class Target:
     @property
     def incidents(self) -> int:
         """Number of its incidents: from the daemon, which adds those that it detects, else from the page."""
-        if self.told is not None:
-            return self.told["incidents"]
+        if self.row is not None:
+            return self.row["incidents"]
         return len(self.snapshot.incidents) if self.snapshot is not None else 0
 
     @property
@@ -209,10 +209,10 @@ class Target:
         """The details line: how it ended, where it hangs, or its most important incident; "" without any."""
         if self.error is not None:
             return f"{self.error.message}. {self.error.hint}".rstrip()
-        if self.told is not None and self.told["how"]:
-            return f"it {self.told['how']}"
-        if self.told is not None and self.told["hang"] and not self.ended:
-            return f"hangs {self.told['hang']['where']} for {self.told['hang']['for_s']:.0f} s"
+        if self.row is not None and self.row["how"]:
+            return f"it {self.row['how']}"
+        if self.row is not None and self.row["hang"] and not self.ended:
+            return f"hangs {self.row['hang']['where']} for {self.row['hang']['for_s']:.0f} s"
         if self.snapshot is None:
             return "only the daemon can read its page: use `hookd report` for its modules, or run `hookd top` as root"
         rows = [row for row in self.snapshot.incidents if row.get("kind") != ASKED]

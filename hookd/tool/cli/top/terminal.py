@@ -26,7 +26,7 @@ REFUSED = (
     "\x1b[>25u",  # keys as escape codes: after a SIGKILL a shell could not read so much as `reset`
     "\x1b[?1004h",  # whether the window has the focus: not used
 )  # fmt: skip
-"""What textual writes to a terminal at the start and top does without."""
+"""Sequences that textual writes to a terminal at the start; top leaves them out."""
 POINTER = "\x1b]22;"
 """Begins a change of the mouse pointer's shape, which textual does not take back at the end."""
 

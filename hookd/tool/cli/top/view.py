@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hookd.tool.cli import options
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
@@ -202,4 +204,7 @@ def _descendants(row: int, children: dict[int, list[int]]) -> int:
 def _natural(value: Any) -> tuple[Any, ...]:
     """Return a sort key that puts numbers before words, and `layers.10` after `layers.9`."""
     parts = str(value).split(".")
-    return tuple((0, int(part), "") if part.isdecimal() and len(part) < 18 else (1, 0, part) for part in parts)
+    numbers = map(options.number, parts)
+    return tuple(
+        (1, 0, part) if number is None else (0, number, "") for part, number in zip(parts, numbers, strict=True)
+    )

@@ -138,7 +138,7 @@ class Fleet:
             served = Counter(target.identity.uid for target in self._living.values())
         for pid in self._limits.reopened(served):
             self._census.recheck(pid)
-        candidates = self._census.look()
+        candidates = self._census.scan()
         with self._lock:
             living = list(self._living.values())
         # Of the known targets only those without their page can be new: the agent has left, or another program runs.

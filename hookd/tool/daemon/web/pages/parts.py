@@ -10,7 +10,7 @@ from hookd.tool.daemon.web.pages import plots
 from hookd.tool.daemon.web.pages.html import Markup, join, table, tag
 from hookd.tool.daemon.web.pages.plots import COLOURS
 from hookd.tool.reports import wording
-from hookd.tool.reports.reading import SHOWN, finding, looks_at, module_seconds, phases, short, whole_seconds
+from hookd.tool.reports.reading import SHOWN, finding, looks_at, model_seconds, module_seconds, phases, short
 from hookd.tool.reports.wording import moment
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[Markup]:
     rows = report["modules"]
     costliest = {id(row) for row in sorted(rows, key=module_seconds, reverse=True)[:limit]}
     shown = [row for row in rows if id(row) in costliest or finding(row)][: 2 * limit]
-    whole = whole_seconds(rows)
+    whole = model_seconds(rows)
     if len(shown) < len(rows):
         yield tag("p", f"The {len(shown)} costliest of {len(rows)}.", class_="soft")
     head = (":module", "type", ">calls", ">forward", ">backward", ">share", "", ">mean", ">std", ">min", ">max",
