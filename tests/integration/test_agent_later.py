@@ -58,7 +58,7 @@ def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_to
     told = []
     later = Later(lambda _context, then, numbers: then(numbers))
     later._buffers = buffers
-    taken = [buffers.take(GPU, 64) for _ in range(3)]
+    taken = [buffers.take(GPU, 64) for _ in range(4)]
     for at, buffer in enumerate(taken):
         asked = [_Request(None, [torch.ones(1)], told.append, lambda at=at: told.append(f"lost {at}"), None)]
         host = buffer.host[:1].fill_(at) if at != 1 else torch.empty(1, device="meta")
@@ -67,8 +67,8 @@ def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_to
     later._waiting = MANY
     later.collect()
     assert told == [[0.0]]
-    taken[1].event.is_over = True
+    taken[1].event.is_over = taken[3].event.is_lost = True
     later.turn()
-    assert told == [[0.0], "lost 1", [2.0]]
+    assert told == [[0.0], "lost 1", [2.0], "lost 3"]
     assert later._waiting == 0
     assert not buffers._lent

@@ -57,7 +57,21 @@ class _Copy(NamedTuple):
     buffer: _Buffer | None = None
 
     def is_over(self) -> bool:
-        return self.buffer is None or bool(self.buffer.event.query())
+        """Whether it has ended or failed."""
+        try:
+            return self.buffer is None or bool(self.buffer.event.query())
+        except RuntimeError:
+            return True
+
+    def numbers(self) -> list[float]:
+        """Return what was copied.
+
+        Raises:
+            RuntimeError: the copy has failed, or the device has met an error.
+        """
+        if self.buffer is not None:
+            self.buffer.event.query()
+        return self.host.tolist()
 
 
 class Buffers:
@@ -256,8 +270,12 @@ class Later:
         with torch.cuda.stream(stream):
             joined = _joined(requests, device)
             buffer = self._buffers.take(device, joined.numel())
-            host = buffer.host[: joined.numel()].copy_(joined, non_blocking=True)
-            buffer.event.record(stream)
+            try:
+                host = buffer.host[: joined.numel()].copy_(joined, non_blocking=True)
+                buffer.event.record(stream)
+            except BaseException:
+                self._buffers.give_back(buffer)
+                raise
         return _Copy(requests, host, buffer)
 
 
@@ -267,7 +285,7 @@ def _call_lost(lost: Callable[[], None], _: list[float]) -> None:
 
 
 def _parts(copy: _Copy) -> Iterator[tuple[_Request, list[float]]]:
-    numbers, at = copy.host.tolist(), 0
+    numbers, at = copy.numbers(), 0
     for request in copy.requests:
         size = sum(value.numel() for value in request.values)
         yield request, numbers[at : at + size]
