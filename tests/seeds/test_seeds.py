@@ -66,9 +66,10 @@ def test_s2_global_hooks_run_before_the_modules_own_and_ours_around_them():
     assert len(events(lines, "backward")) == 2
 
 
-def test_s3_observers_change_no_input_and_no_result():
-    own, _ = under_hookd("s3.py")
-    assert own == list(plainly("s3.py"))
+def test_s3_to_s6_observers_change_no_input_no_result_no_gradient_and_no_trace_and_tensor_hooks_see_the_same():
+    programs = ("s3.py", "s4.py plain", "s5.py plain", "s6.py")
+    own, _ = under_hookd("together.py", *programs)
+    assert own == list(plainly("together.py", *programs))
 
 
 def test_s3_a_mutating_plugins_result_replaces_inputs_and_outputs_as_torchs_hooks_do():
@@ -82,11 +83,6 @@ def test_s3_mutating_plugins_and_observers_together():
     own, lines = under_hookd("s3.py", plugins=(*OBSERVERS, "double", "shift"))
     assert own == list(plainly("s3.py", "torch"))
     assert events(lines, "forward")
-
-
-def test_s4_observers_change_no_gradient():
-    own, _ = under_hookd("s4.py", "plain")
-    assert own == list(plainly("s4.py", "plain"))
 
 
 @pytest.mark.load  # the next has it with observers
@@ -107,20 +103,10 @@ def test_s4_the_gradient_of_the_row_is_ones():
     assert own[0].startswith(f"linear_of_the_row [{[[1.0] * 10] * 3}, torch.Size([20, 10])")
 
 
-def test_s5_tensor_hooks_of_the_program_see_and_give_the_same_under_observers():
-    own, _ = under_hookd("s5.py", "plain")
-    assert own == list(plainly("s5.py", "plain"))
-
-
 def test_s5_a_replaced_output_gradient_is_what_a_tensor_hook_gives():
     own, _ = under_hookd("s5.py", "plain", plugins=("output",))
     assert own == list(plainly("s5.py", "torch"))
     assert own != list(plainly("s5.py", "plain"))
-
-
-def test_s6_no_kind_of_trace_notices_observers():
-    own, _ = under_hookd("s6.py")
-    assert own == list(plainly("s6.py"))
 
 
 def test_s6_no_kind_of_trace_has_a_mutating_plugin_in_it():

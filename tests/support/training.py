@@ -64,7 +64,7 @@ def paced_example(directory: Path) -> Path:
     text = (REPOSITORY / "examples" / "train.py").read_text()
     assert text.count(STEP) == 1
     path = directory / "train.py"
-    path.write_text(text.replace(STEP, STEP + "        __import__('time').sleep(0.04)\n"))
+    path.write_text(text.replace(STEP, STEP + "        __import__('time').sleep(0.12)\n"))
     return path
 
 
