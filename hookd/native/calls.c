@@ -206,7 +206,7 @@ EXPORTED PyObject *hookd_entry_hidden(PyObject *function, PyObject *args, PyObje
 }
 
 /* Call a function of the training from inside such a function, visible to the profiler. */
-EXPORTED PyObject *hookd_entry_aloud(PyObject *function, PyObject *args, PyObject *kwargs) {
+EXPORTED PyObject *hookd_entry_call_visibly(PyObject *function, PyObject *args, PyObject *kwargs) {
     PyObject *state = here();
     int is_hidden = state && *at(state, entry.host.hidden) == &_Py_TrueStruct;
     entry.inside++;

@@ -128,11 +128,11 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         is_left = versions_of(state, args, given, names, &before); /* may run any code, also a signal handler's */
     else if (counted->checks && entry.checks)
         before = version_of(args, given, names);
-    Told told = {0};
-    is_left = is_left || (entry.listening[shape].before && told_before(&told, shape, state, module, args, given, names));
+    Notice notice = {0};
+    is_left = is_left || (entry.listening[shape].before && notify_before(&notice, shape, state, module, args, given, names));
     Begun graph; /* a large struct: initialized only if it is used */
-    int is_hooked = entry.heard[shape] && !is_left;
-    graph.heard = NULL;
+    int is_hooked = entry.listeners[shape] && !is_left;
+    graph.listeners = NULL;
     if (is_hooked)
         is_left = graph_begins(&graph, shape, state, args, given);
     int64_t started = is_clocked ? now() : 0;
@@ -141,32 +141,32 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
     int64_t ended = is_clocked ? now() : 0, returned = ended;
     others = apart();
-    if (graph.heard) /* without the time of hooks inside the call */
+    if (graph.listeners) /* without the time of hooks inside the call */
         ended -= PyLong_AsLongLong(*at(state, host->lost)) - graph.lost;
     counted = same(first, freed, key, number);
     /* If a plugin was loaded or unloaded in the meantime, all modules have a new `Count`. Listeners that were called
      * when this call began are called at its end all the same. */
-    if (result && (counted || (told.values && entry.counts))) {
+    if (result && (counted || (notice.values && entry.counts))) {
         long long elapsed = ended - started, self = is_timed ? elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner : 0;
         size_t count = counted ? counted->count : 0;
-        int is_again = (count || told.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
+        int is_again = (count || notice.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
         for (size_t i = 0; i < count; i++)
             add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, self);
         if (is_timed)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
-        if (told_after(&told, state, result, elapsed, self, is_again)) {
+        if (notify_after(&notice, state, result, elapsed, self, is_again)) {
             Py_DecRef(result);
             result = NULL;
         }
         counted = same(first, freed, key, number); /* that may have run any code */
     }
-    if (!result && (counted || (told.values && entry.counts)))
+    if (!result && (counted || (notice.values && entry.counts)))
         left(state, outer, module);
     set_to(top, outer);
     if (result && entry.counts)
         host->cells[beat] = PyFloat_AsDouble(PyTuple_GetItem(outer, 2));
     if (result && counted) {
-        int is_ended = graph.heard && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
+        int is_ended = graph.listeners && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : same(first, freed, key, number);
         int is_looked_at = counted && counted->checks && entry.checks, hands = is_looked_at && entry.hands[shape];
         int found = is_looked_at ? looked_at(result, hands) : UNSEEN;
@@ -188,8 +188,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     }
     if (is_hooked)
         graph_forgets(&graph);
-    if (told.before)
-        told_forgets(&told);
+    if (notice.before)
+        forget_notice(&notice);
     if (before)
         Py_DecRef(before);
     Py_DecRef(module);
@@ -486,13 +486,13 @@ static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t co
     Since since = {0};
     int is_found = state && marks_since(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), &since);
     PyErr_Clear();
-    PyObject *told = is_found ? PyTuple_New(4) : &_Py_NoneStruct;
+    PyObject *answer = is_found ? PyTuple_New(4) : &_Py_NoneStruct;
     int64_t numbers[] = {now() - since.started, since.inner, since.lost, since.again};
     if (!is_found)
-        Py_IncRef(told);
-    for (Py_ssize_t i = 0; told && is_found && i < 4; i++)
-        PyTuple_SetItem(told, i, PyLong_FromLongLong(numbers[i]));
-    return told;
+        Py_IncRef(answer);
+    for (Py_ssize_t i = 0; answer && is_found && i < 4; i++)
+        PyTuple_SetItem(answer, i, PyLong_FromLongLong(numbers[i]));
+    return answer;
 }
 
 /* Return a tuple of the functions that Python calls at every step; they take positional arguments only. */
@@ -595,8 +595,8 @@ EXPORTED int hookd_entry_stop(void *handle) {
     }
     Py_DecRef(entry.missing);
     for (size_t shape = 0; shape < SHAPES; shape++) {
-        hookd_entry_hear(shape, &_Py_NoneStruct, 0);
-        hookd_entry_tell(shape, &_Py_NoneStruct, &_Py_NoneStruct, 0);
+        hookd_entry_listen_flows(shape, &_Py_NoneStruct, 0);
+        hookd_entry_listen_calls(shape, &_Py_NoneStruct, &_Py_NoneStruct, 0);
     }
     if (!entry.inside && !entry.watched && entry.hooks)
         entry.handle = handle;

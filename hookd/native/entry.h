@@ -1,5 +1,5 @@
 /* Declarations shared by the files of the entry: entry.c (the table of modules, and what happens at a call), calls.c,
- * tensors.c, graph.c, marks.c and told.c. */
+ * tensors.c, graph.c, marks.c and notify.c. */
 #ifndef HOOKD_ENTRY_H
 #define HOOKD_ENTRY_H
 #include <stddef.h>
@@ -50,8 +50,8 @@ extern PyObject *PyObject_Call(PyObject *, PyObject *, PyObject *);
 extern PyObject *PyObject_GetAttr(PyObject *, PyObject *);
 extern PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 extern PyObject *PyObject_VectorcallMethod(PyObject *, PyObject *const *, size_t, PyObject *);
-extern int hookd_entry_hear(size_t, PyObject *, int);
-extern int hookd_entry_tell(size_t, PyObject *, PyObject *, int);
+extern int hookd_entry_listen_flows(size_t, PyObject *, int);
+extern int hookd_entry_listen_calls(size_t, PyObject *, PyObject *, int);
 extern void *PyThreadState_Get(void);
 extern uint64_t PyThreadState_GetID(void *);
 extern void PyThreadState_EnterTracing(void *) __attribute__((weak)); /* 3.11 and newer */
@@ -79,8 +79,8 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 22, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
-enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* `Wanted` of c_entry.py */
+enum { VERSION = 23, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* `CallValues` of c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* limits of a call whose gradients are observed in C; Python handles calls with more */
 
 typedef struct { /* the cells of the page to which each call is added; any may be NULL */
@@ -123,7 +123,7 @@ typedef struct { /* the listeners to the calls of a shape: lists, NULL if there 
 typedef struct { /* one call: its listeners, and the values that they get (hookd/target/plugins/values.py) */
     PyObject *before, *after, *values;
     int wants;
-} Told;
+} Notice;
 
 typedef struct Mark Mark; /* see marks.c */
 
@@ -145,14 +145,14 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     PyObject *suspect;               /* called as suspect(state, module, args, kwargs, output, before), see `suspected` */
     PyObject *shown;                 /* called as shown(module, output), see `show_output` */
     PyObject *hand;                  /* called as hand(state, module, args, kwargs, output, before), see `handed` */
-    PyObject *tell, *tell_plainly, *no_frame, *versions; /* of hookd/target/entry: see told.c */
+    PyObject *notify, *notify_plainly, *no_frame, *versions; /* of hookd/target/entry: see notify.c */
     PyObject *tensor, *parameter;    /* torch.Tensor and torch.nn.Parameter */
     PyObject *whole;                 /* a copy of torch's `_wrapped_call_impl`, whose calls are not entered */
     PyObject *modes, *tracing;       /* return 0 and None if a tensor's version may be read through Python */
     PyObject *unseen;                /* creates a guard, see `quiet` */
     PyObject *dispatching, *transforms, *autocast, *capturing; /* return 0, None, False and False in the usual state; `capturing` is NULL if torch lacks it */
     PyObject *compiler, *cuda;       /* modules that know whether torch is compiling, and whether a device may be in use */
-    PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_told, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
+    PyObject *graph_begins, *graph_enters, *graph_ends, *graph_adds, *graph_notifies, *graph_failed; /* of hookd/target/entry/calls.py, for graph.c */
     PyObject *hooked;                /* called as hooked(capsule, *gradients); calls the function that `hookd_entry_graph` returns */
     PyObject *grad_enabled, *sequence, *will_run; /* functions of torch */
     PyObject *task, *queue;          /* functions of torch: the number of the current backward, and one that queues a callback for its end */
@@ -203,7 +203,7 @@ struct State { /* all state of the entry; one instance in the process */
     unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
     Listening listening[SHAPES];  /* the Python functions that are called for calls of this shape that are counted in C */
     unsigned char hands[SHAPES];  /* large outputs of this shape are checked too, and Python checks those that C cannot */
-    PyObject *heard[SHAPES];      /* the listeners to gradients of calls of this shape; NULL: none */
+    PyObject *listeners[SHAPES];  /* the listeners to gradients of calls of this shape; NULL: none */
     int wants[SHAPES];            /* what these listeners need */
     long hooks;                   /* number of hooks that live in graphs */
     PyObject *large;              /* a weak reference to the last large output that was found finite; NULL: none */
@@ -286,7 +286,7 @@ typedef struct { /* the edge of an input in the graph; NULL: the input needs no 
     long long nr;
 } Edge;
 typedef struct { /* the state of the graph when a call begins */
-    PyObject *heard;   /* the listeners; NULL: nothing is to be hooked */
+    PyObject *listeners;   /* to gradients; NULL: nothing is to be hooked */
     PyObject *entered; /* the state that Python has noted; NULL: the other fields have it */
     int wants, count;
     int is_marked; /* marks.c handles the call */
@@ -301,10 +301,10 @@ PyObject *walk_from(PyObject *self, PyObject *const *args, Py_ssize_t count);
 uint64_t number_of(PyObject *node);
 void dropped_one(void);
 
-/* told.c */
-int told_after(const Told *told, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again);
-int told_before(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-void told_forgets(const Told *told);
+/* notify.c */
+int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again);
+int notify_before(Notice *notice, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+void forget_notice(const Notice *notice);
 
 /* marks.c */
 int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count);

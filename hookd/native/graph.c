@@ -15,7 +15,7 @@ enum { MOST = 20000 }; /* limit of nodes of one module that are examined, as in 
 
 struct Flow { /* the gradients of one call, while a backward runs through it; it holds no node of the module */
     long refs;
-    PyObject *module, *heard;
+    PyObject *module, *listeners;
     uintptr_t key; /* the module's address; with the number of its `Count` it identifies the totals to which the time is added */
     uint64_t number, low, turn; /* the call's nodes have sequence number `low` or higher; `turn` as in marks.c */
     uintptr_t maker; /* address of the state of the thread that made these nodes */
@@ -60,7 +60,7 @@ static void dropped(Flow *flow) {
     if (flow->thread)
         Py_DecRef(flow->thread);
     Py_DecRef(flow->module);
-    Py_DecRef(flow->heard);
+    Py_DecRef(flow->listeners);
     PyMem_RawFree(flow);
 }
 
@@ -159,14 +159,14 @@ static int begins_in_python(Begun *begun, PyObject *state, PyObject *const *args
     return 0;
 }
 
-/* Note the state of the graph before a module runs. Return 0 to go on; `begun->heard` is NULL if no graph is being
+/* Note the state of the graph before a module runs. Return 0 to go on; `begun->listeners` is NULL if no graph is being
  * built. Return -1 if an exception is set, a signal handler's. */
 int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     *begun = (Begun){0};
     if (*at(state, entry.host.flows) != &_Py_TrueStruct || !gives(entry.host.grad_enabled, &_Py_TrueStruct))
         return 0;
     int64_t since = now();
-    Py_IncRef(begun->heard = entry.heard[shape]);
+    Py_IncRef(begun->listeners = entry.listeners[shape]);
     begun->wants = entry.wants[shape];
     int is_plain = count - 1 <= INPUTS && may_ask(), is_left = 0;
     PyObject *sequence = is_plain ? PyObject_Vectorcall(entry.host.sequence, NULL, 0, NULL) : NULL;
@@ -195,8 +195,8 @@ void graph_forgets(Begun *begun) {
             Py_DecRef(begun->edges[i].node);
     if (begun->entered)
         Py_DecRef(begun->entered);
-    if (begun->heard)
-        Py_DecRef(begun->heard);
+    if (begun->listeners)
+        Py_DecRef(begun->listeners);
     *begun = (Begun){0};
 }
 
@@ -482,7 +482,7 @@ static Flow *flow_of(const Begun *begun, PyObject *state, PyObject *module, uint
     }
     flow->refs = 1, flow->key = key, flow->number = number, flow->low = begun->sequence, flow->turn = ++entry.turn, flow->maker = (uintptr_t)state, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
     Py_IncRef(flow->module = module);
-    Py_IncRef(flow->heard = begun->heard);
+    Py_IncRef(flow->listeners = begun->listeners);
     return flow;
 }
 
@@ -579,7 +579,7 @@ static PyObject *tuple_of(PyObject *const *grads, Py_ssize_t count) {
 
 /* Call the listeners to the gradients that have entered, or left. Return -1 if an exception is set, which is not
  * hookd's. */
-static int told(Flow *flow, PyObject *state, int has_left, int64_t elapsed, int64_t self) {
+static int notify_flow(Flow *flow, PyObject *state, int has_left, int64_t elapsed, int64_t self) {
     int always = has_left ? HEARS : HEARS_BEFORE, if_bad = has_left ? CHECKS : CHECKS_BEFORE;
     int is_new = !has_left || !(flow->wants & CHECKS_BEFORE); /* whether the outputs' gradients have not been checked yet */
     if (flow->wants & if_bad && !flow->is_bad)
@@ -588,9 +588,9 @@ static int told(Flow *flow, PyObject *state, int has_left, int64_t elapsed, int6
         return 0;
     int64_t since = now();
     PyObject *bad = flow->is_bad ? &_Py_TrueStruct : &_Py_FalseStruct, *left_now = has_left ? &_Py_TrueStruct : &_Py_FalseStruct;
-    PyObject *given[9] = {NULL, flow->module, flow->heard, left_now, bad, tuple_of(flow->grads + flow->outputs, flow->inputs),
+    PyObject *given[9] = {NULL, flow->module, flow->listeners, left_now, bad, tuple_of(flow->grads + flow->outputs, flow->inputs),
                           tuple_of(flow->grads, flow->outputs), PyLong_FromLongLong(elapsed), PyLong_FromLongLong(self)};
-    PyObject *done = given[5] && given[6] && given[7] && given[8] ? asking(state, entry.host.graph_told, given + 1, 8) : NULL;
+    PyObject *done = given[5] && given[6] && given[7] && given[8] ? asking(state, entry.host.graph_notifies, given + 1, 8) : NULL;
     for (size_t i = 5; i < sizeof given / sizeof *given; i++)
         if (given[i])
             Py_DecRef(given[i]);
@@ -641,7 +641,7 @@ static int finished(Flow *flow, PyObject *state, int64_t mark) {
         if (flow->times[i] > 0 && totals->standing[IS_ACTIVE])
             add_to(totals, flow->times[i], elapsed, self);
     }
-    int is_left = told(flow, state, 1, elapsed, self);
+    int is_left = notify_flow(flow, state, 1, elapsed, self);
     flow->is_open = 0;
     for (Py_ssize_t i = 0; i < flow->inputs + flow->outputs; i++) {
         PyObject *grad = flow->grads[i];
@@ -669,7 +669,7 @@ static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     }
     if (--flow->due_out)
         return 1;
-    return !told(flow, state, 0, now() - flow->since.started, 0) && (flow->due_in || !finished(flow, state, mark));
+    return !notify_flow(flow, state, 0, now() - flow->since.started, 0) && (flow->due_in || !finished(flow, state, mark));
 }
 
 /* Add a share of a gradient, which is stolen, to another one. NULL: an exception is set. */
@@ -743,14 +743,14 @@ static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count)
 /* Return the function that runs when a hook is called. */
 EXPORTED PyObject *hookd_entry_graph(void) { return method(NAME, called); }
 
-/* Set the listeners to the gradients of a shape. `heard`: a list that nobody changes; None: no listeners. */
-EXPORTED int hookd_entry_hear(size_t shape, PyObject *heard, int wants) {
+/* Set the listeners to the gradients of a shape. `listeners`: a list that nobody changes; None: no listeners. */
+EXPORTED int hookd_entry_listen_flows(size_t shape, PyObject *listeners, int wants) {
     if (shape >= SHAPES)
         return 0;
-    PyObject *old = entry.heard[shape];
-    entry.heard[shape] = heard == &_Py_NoneStruct ? NULL : heard, entry.wants[shape] = wants;
-    if (entry.heard[shape])
-        Py_IncRef(heard);
+    PyObject *old = entry.listeners[shape];
+    entry.listeners[shape] = listeners == &_Py_NoneStruct ? NULL : listeners, entry.wants[shape] = wants;
+    if (entry.listeners[shape])
+        Py_IncRef(listeners);
     if (old)
         Py_DecRef(old);
     return 0;

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 22
+VERSION = 23
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 SHAPES = 256
 """Number of shapes that entry.c can distinguish."""
@@ -64,8 +64,8 @@ _OF_THREAD = (
 
 
 _OF_NOTIFIER = ("notify", "notify_plainly", "no_frame", "versions")
-"""Functions that told.c calls (`hookd.target.plugins.notifier`)."""
-_OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_told", "graph_failed")
+"""Functions that notify.c calls (`hookd.target.plugins.notifier`)."""
+_OF_GRAPHS = ("graph_begins", "graph_enters", "graph_ends", "graph_adds", "graph_notifies", "graph_failed")
 """Functions that graph.c calls (`hookd.target.entry.calls`)."""
 
 
@@ -284,7 +284,7 @@ class Entry:
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
         self.arm: Callable[[int, bool], int] = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
-        self._set_listeners = native.function(library, "hookd_entry_tell", size, there, there, ctypes.c_int)
+        self._set_listeners = native.function(library, "hookd_entry_listen_calls", size, there, there, ctypes.c_int)
         made = {function.__name__: function for function in native.objects(library, "hookd_entry_methods")}
         self.check: Callable[[bool, bool], int] = made["check"]
         self.let_go: Callable[[ThreadState, int], int] = made["let_go"]
@@ -295,12 +295,12 @@ class Entry:
         self._walk = made["walk"]
         self.hand: Callable[[int, bool], int] = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
-        self._set_flow_listeners = native.function(library, "hookd_entry_hear", size, there, ctypes.c_int)
+        self._set_flow_listeners = native.function(library, "hookd_entry_listen_flows", size, there, ctypes.c_int)
         self._look = native.function(library, "hookd_entry_look", ctypes.c_void_p, size)
         self._set_depth = native.function(library, "hookd_entry_depth", size, *[ctypes.c_int] * 3)
         self.too_deep: Callable[[], int] = native.function(library, "hookd_entry_deep")
         self.hidden = native.caller(library, "hookd_entry_hidden")
-        self._call_visibly = native.caller(library, "hookd_entry_aloud")
+        self._call_visibly = native.caller(library, "hookd_entry_call_visibly")
         self._set_host = native.function(library, "hookd_entry_host", ctypes.c_void_p)
         self._set_layout = native.function(library, "hookd_entry_layout", ctypes.c_void_p)
         start = native.function(library, "hookd_entry_start", there, there, there)

@@ -82,7 +82,7 @@ class Calls:
         """Return the functions that the C entry calls, by name."""
         return {
             "unwind": self.unwind, **self._notifier.for_entry(), "versions": versions_of, "graph_begins": self.hook_inputs, "graph_enters": backward.Entered,
-            "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_told": self.dispatch.flowed, "graph_failed": self._graph_failed,
+            "graph_ends": self.hook_outputs, "graph_adds": backward.added, "graph_notifies": self.dispatch.flowed, "graph_failed": self._graph_failed,
         }  # fmt: skip
 
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:

@@ -1,6 +1,6 @@
 """The values available to the hooks of a module call, in one list with fixed places.
 
-The entry in C makes such a list for each call that it reports (`hookd/native/told.c`); a dict would take three times as long.
+The entry in C makes such a list for each call that it reports (`hookd/native/notify.c`); a dict would take three times as long.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 
 NAME = "hookd-page"
 MAGIC = int.from_bytes(b"hookdpg\0", "little")
-PROTOCOL = 1
+PROTOCOL = 2
 SIZE = 64 << 20  # bytes; the size of every page is a power of two
 MIN_SIZE = 4 << 20
 
 STATES = ("starting", "running", "detaching", "detached", "exited")
-PHASES = ("other", "forward", "backward", "optimizer", "loss", "data", "paused")
+PHASES = ("other", "forward", "backward", "optimizer", "data", "paused")
 KINDS = ("counter", "gauge", "histogram", "info")
 
 HEARTBEATS = 256  # threads

@@ -37,11 +37,11 @@ static PyObject *values_of(PyObject *state, const Listening *to, PyObject *modul
 
 /* Call listeners that look at no tensors, as `Notifier.notify` does for all, at half the cost. Return -1 if an exception
  * is set. */
-static int tell_plainly(PyObject *state, PyObject *listeners, PyObject *values) {
+static int notify_plainly(PyObject *state, PyObject *listeners, PyObject *values) {
     PyObject *no_frame = ours(entry.host.no_frame), *nothing = &_Py_NoneStruct, *given[] = {NULL, listeners, values};
     PyObject *frame = PyObject_Vectorcall(no_frame, &nothing, 1, NULL);
     set_to(at(state, entry.host.busy), ours(&_Py_TrueStruct));
-    PyObject *done = frame ? asking(state, entry.host.tell_plainly, given + 1, 2) : NULL;
+    PyObject *done = frame ? asking(state, entry.host.notify_plainly, given + 1, 2) : NULL;
     set_to(at(state, entry.host.busy), ours(&_Py_FalseStruct));
     PyObject *type = NULL, *error = NULL, *trace = NULL;
     if (!done)
@@ -56,12 +56,12 @@ static int tell_plainly(PyObject *state, PyObject *listeners, PyObject *values) 
 }
 
 /* Call listeners. Return -1 if an exception is set. */
-static int tell(PyObject *state, PyObject *listeners, PyObject *values, int wants) {
+static int notify(PyObject *state, PyObject *listeners, PyObject *values, int wants) {
     if (!entry.metered && !(wants & WANTS_QUIET))
-        return tell_plainly(state, listeners, values);
+        return notify_plainly(state, listeners, values);
     int64_t begun = entry.metered ? now() : 0;
     PyObject *given[] = {NULL, state, listeners, values, entry.metered ? &_Py_TrueStruct : &_Py_FalseStruct};
-    PyObject *done = asking(state, entry.host.tell, given + 1, 4);
+    PyObject *done = asking(state, entry.host.notify, given + 1, 4);
     if (done)
         Py_DecRef(done);
     entry.charged += begun ? now() - begun : 0; /* Python charges this time itself */
@@ -69,37 +69,37 @@ static int tell(PyObject *state, PyObject *listeners, PyObject *values, int want
 }
 
 /* Call the listeners to a call that begins. Return -1 if an exception is set. */
-int told_before(Told *told, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+int notify_before(Notice *notice, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const Listening *to = &entry.listening[shape];
     if (!to->before)
         return 0;
-    PyObject *before = told->before = ours(to->before);
-    told->after = ours(to->after), told->wants = to->wants;
-    told->values = values_of(state, to, module, args, count, names);
-    return !told->values || (PyList_Size(before) && tell(state, before, told->values, told->wants)) ? -1 : 0;
+    PyObject *before = notice->before = ours(to->before);
+    notice->after = ours(to->after), notice->wants = to->wants;
+    notice->values = values_of(state, to, module, args, count, names);
+    return !notice->values || (PyList_Size(before) && notify(state, before, notice->values, notice->wants)) ? -1 : 0;
 }
 
 /* Call the listeners to a call that has returned. Return -1 if an exception is set. */
-int told_after(const Told *told, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again) {
-    if (!told->values || !PyList_Size(told->after))
+int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again) {
+    if (!notice->values || !PyList_Size(notice->after))
         return 0;
-    fill(told->values, OUTPUT_AT, ours(output));
-    fill(told->values, IS_AGAIN_AT, ours(is_again ? &_Py_TrueStruct : &_Py_FalseStruct));
-    if (told->wants & WANTS_TIMES)
-        fill(told->values, ELAPSED_AT, PyLong_FromLongLong(elapsed)), fill(told->values, SELF_AT, PyLong_FromLongLong(self));
-    return tell(state, told->after, told->values, told->wants);
+    fill(notice->values, OUTPUT_AT, ours(output));
+    fill(notice->values, IS_AGAIN_AT, ours(is_again ? &_Py_TrueStruct : &_Py_FalseStruct));
+    if (notice->wants & WANTS_TIMES)
+        fill(notice->values, ELAPSED_AT, PyLong_FromLongLong(elapsed)), fill(notice->values, SELF_AT, PyLong_FromLongLong(self));
+    return notify(state, notice->after, notice->values, notice->wants);
 }
 
-void told_forgets(const Told *told) {
-    PyObject *held[] = {told->before, told->after, told->values};
+void forget_notice(const Notice *notice) {
+    PyObject *held[] = {notice->before, notice->after, notice->values};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
         if (held[i])
             Py_DecRef(held[i]);
 }
 
-/* Set the listeners to the calls of a shape that are counted in C. `host.tell` calls those of the list `before` when a
+/* Set the listeners to the calls of a shape that are counted in C. `host.notify` calls those of the list `before` when a
  * call begins, and those of `after` when it has returned. `before` is None if there are none of either kind. */
-EXPORTED int hookd_entry_tell(size_t shape, PyObject *before, PyObject *after, int wants) {
+EXPORTED int hookd_entry_listen_calls(size_t shape, PyObject *before, PyObject *after, int wants) {
     if (shape >= SHAPES)
         return 0;
     Listening old = entry.listening[shape], none = {0};
