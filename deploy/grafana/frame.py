@@ -60,7 +60,7 @@ def of_module() -> list[build.QueryVariable]:
 
 
 def with_incidents(made: build.Dashboard) -> build.Dashboard:
-    """Mark in all curves when an incident was told."""
+    """Mark in all curves when an incident was reported."""
     query = build.AnnotationQuery().name("Incidents").datasource(SOURCE).enable(True).icon_color("red")
     query = query.expr(_NEW_INCIDENTS).title_format("{{kind}}").text_format("rank {{rank}}")
     return made.annotation(query)

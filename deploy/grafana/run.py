@@ -64,7 +64,7 @@ def _now() -> list[Panel]:
         number("Hanging", "Ranks that stand, and ranks that wait for them.", "short", f"sum(hookd_hang{{{RANKS}}})", red=1),
         number("NaN", "Places where a NaN or an infinity was born.", "short",
                f"count(hookd_nan_origin{{{RANKS}}} > 0)", red=1),
-        number("Incidents", "Told about this run, since it was attached.", "short",
+        number("Incidents", "Reported about this run since it was attached.", "short",
                f"sum(hookd_incidents_total{{{RANKS}}})", red=1),
         labels("Processes", "Which process each rank is, and where.", f"hookd_target_info{{{RANKS}}}", _HIDDEN),
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def _health() -> list[Panel]:
     origin = [Column("Share", "percentunit", born), Column("First step", "none", step)]
     roles = {"0": ("fine", GREEN), "1": ("hangs", RED)}
     return [
-        lines("Incidents", "Told so far, by kind: a step up is a new one.", "short",
+        lines("Incidents", "Reported so far, by kind: a step up is a new one.", "short",
               Query(f"sum by (rank, kind) (hookd_incidents_total{{{RANKS}}})", "{{kind}} " + RANK)),
         lines("Silence", "Time since a rank last called a module, beside how long it may be silent there.", "s",
               Query(f"max by (rank) (hookd_heartbeat_age_seconds{{{RANKS}}})", RANK),

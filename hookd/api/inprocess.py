@@ -116,7 +116,7 @@ class Observation:
         self.report: Report | None = None
         self._plugins = plugins if plugins is DEFAULT else tuple(plugins)
         self._run, self._rank, self._budget = run, rank, budget
-        self._came: float | None = None
+        self._attached: float | None = None
 
     def begin(self) -> None:
         """Start observing, unless this observation is already on.
@@ -134,14 +134,14 @@ class Observation:
         except (AttachError, PageError) as exc:
             _log.warning("hookd did not start an agent here: %s", exc.message)
         else:
-            self._came = bootstrap.came()
+            self._attached = bootstrap.attached()
 
     @property
     def is_on(self) -> bool:
         """Whether the agent that this observation has started is still there."""
         from hookd.target.boot import bootstrap
 
-        return self._came is not None and self._came == bootstrap.came()
+        return self._attached is not None and self._attached == bootstrap.attached()
 
     def end(self) -> None:
         """Store the report, and stop the agent if this observation has started it.
@@ -150,7 +150,7 @@ class Observation:
         """
         from hookd.tool.reports.collapse import collapse
 
-        is_mine, self._came = self.is_on, None
+        is_mine, self._attached = self.is_on, None
         try:
             with _page() as reader:
                 report = _report(reader)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import FunctionReceiver
     from hookd.tool.daemon.plugins.discovery import AvailablePlugin
-    from hookd.tool.daemon.plugins.rows import PanelRow, PluginTrouble
+    from hookd.tool.daemon.plugins.rows import PanelRow, PluginHookError
     from hookd.tool.daemon.plugins.worker import PluginWorker
     from hookd.wire.incident import IncidentRow
 
@@ -111,12 +111,12 @@ class FakeDaemon:
         if refused:
             self.close()
             self._workers, self._plugins = [], []
-            name, trouble = refused[0].name, refused[0].trouble
+            name, error = refused[0].name, refused[0].last_error
             # If the error was raised in hookd, the text already has the plugin's line.
-            is_ours = trouble["where"].startswith(str(Path(hookd.__file__).parent))
-            where = f" ({trouble['where']})" if trouble["where"] and not is_ours else ""
-            text = trouble["text"].removeprefix(f"{name}: ")
-            raise PluginError(f"{name}: {text}{where}", hint=trouble["traceback"])
+            is_ours = error["where"].startswith(str(Path(hookd.__file__).parent))
+            where = f" ({error['where']})" if error["where"] and not is_ours else ""
+            text = error["text"].removeprefix(f"{name}: ")
+            raise PluginError(f"{name}: {text}{where}", hint=error["traceback"])
 
     def _available(self, plugin: type[DaemonPlugin] | str | Path) -> AvailablePlugin:
         from hookd.tool.daemon.plugins import discovery
@@ -168,7 +168,7 @@ class FakeDaemon:
         self.close()
         texts = [
             f"{error['plugin']}: {error['hook']}: {error['text']}\n{error['where']}\n{error['traceback']}"
-            for error in self.troubles
+            for error in self.last_errors
         ]
         assert not self.errors, f"hooks raised: {self.errors}\n" + "\n".join(dict.fromkeys(texts))
 
@@ -341,6 +341,6 @@ class FakeDaemon:
         }
 
     @property
-    def troubles(self) -> list[PluginTrouble]:
+    def last_errors(self) -> list[PluginHookError]:
         """The errors: plugin, hook and text, with the plugin's line (`where`) and the traceback."""
-        return [{"plugin": worker.name, **trouble} for worker in self._workers for trouble in worker.troubles]
+        return [{"plugin": worker.name, **error} for worker in self._workers for error in worker.last_errors]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hookd.serving import ReportedFamily
-    from hookd.testing.trials import HostedError, HostedMetric, Refusal, RehearsalAnswer, RehearsalRequest
+    from hookd.testing.trials import Refusal, RehearsalAnswer, RehearsalError, RehearsalRequest, RehearsedMetric
     from hookd.tool.daemon.plugins.discovery import AvailablePlugin
-    from hookd.tool.daemon.plugins.rows import Trouble
+    from hookd.wire.hook_error import HookError
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 _WHERE = re.compile(r"(.+?):(\d+), in ")
@@ -59,7 +59,7 @@ def rehearse(plugin: AvailablePlugin, options: Mapping[str, object], directory: 
         metrics = [_declared(plugin.name, family) for family in daemon.families(plugin.name)]
         raised = list(_commands(daemon))
         daemon.close()
-        raised += [_placed(trouble, directory) for trouble in daemon.troubles]
+        raised += [_placed(error, directory) for error in daemon.last_errors]
     return {
         "hooks": hooks,
         "metrics": metrics,
@@ -67,7 +67,7 @@ def rehearse(plugin: AvailablePlugin, options: Mapping[str, object], directory: 
     }
 
 
-def _commands(daemon: FakeDaemon) -> Iterator[HostedError]:
+def _commands(daemon: FakeDaemon) -> Iterator[RehearsalError]:
     """Register the plugin's commands and print the help of each, without running any; yield an error if that fails."""
     try:
         for name in daemon.commands():
@@ -77,16 +77,16 @@ def _commands(daemon: FakeDaemon) -> Iterator[HostedError]:
         yield {"hook": "register_commands", "text": text, "file": "", "line": 0}
 
 
-def _declared(plugin: str, family: ReportedFamily) -> HostedMetric:
+def _declared(plugin: str, family: ReportedFamily) -> RehearsedMetric:
     name = family.name.removeprefix(f"hookd_{plugin}_")
     return {"kind": family.kind, "name": name, "help": family.help, "labels": list(family.labels)}
 
 
-def _placed(trouble: Trouble, directory: str) -> HostedError:
-    places = _FRAME.findall(trouble["traceback"]) or _WHERE.findall(trouble["where"])
+def _placed(error: HookError, directory: str) -> RehearsalError:
+    places = _FRAME.findall(error["traceback"]) or _WHERE.findall(error["where"])
     frames = [place for place in places if place[0].startswith(directory)]
     file, line = (frames[-1][0], int(frames[-1][1])) if frames else ("", 0)
-    return {"hook": trouble["hook"], "text": trouble["text"], "file": file, "line": line}
+    return {"hook": error["hook"], "text": error["text"], "file": file, "line": line}
 
 
 def main() -> None:

@@ -158,7 +158,7 @@ class BenchAnswer(TypedDict):
     """By name of the model."""
 
 
-class HostedMetric(TypedDict):
+class RehearsedMetric(TypedDict):
     """A metric that a daemon plugin returned."""
 
     kind: str
@@ -169,7 +169,7 @@ class HostedMetric(TypedDict):
     labels: list[str]
 
 
-class HostedError(_Place):
+class RehearsalError(_Place):
     """An error of a daemon plugin."""
 
     hook: str
@@ -183,6 +183,6 @@ class RehearsalAnswer(TypedDict):
 
     hooks: list[str]
     """Those that it implements."""
-    metrics: list[HostedMetric]
-    raised: list[HostedError]
+    metrics: list[RehearsedMetric]
+    raised: list[RehearsalError]
     """Equal errors are one."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from hookd.wire.agent import Source
+    from hookd.wire.hook_error import HookError
 
 
 class PluginSettings(TypedDict):
@@ -16,8 +17,8 @@ class PluginSettings(TypedDict):
     settings: dict[str, str]
     """All options, with their effective values."""
     source: Source
-    error: dict[str, str]
-    """Its last error: `text`, `where` and `traceback`; empty if there was none."""
+    error: HookError
+    """Its last error; empty if there was none."""
 
 
 class Identity(TypedDict, total=False):

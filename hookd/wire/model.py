@@ -73,7 +73,7 @@ class ModuleDescription(_Class):
     """Number of further tensors and hooks."""
 
 
-class Portion(TypedDict):
+class SnapshotPart(TypedDict):
     """Some modules of a snapshot."""
 
     modules: list[ModuleDescription]

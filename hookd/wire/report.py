@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
+    from hookd.wire.hook_error import HookError
     from hookd.wire.identity import Identity
     from hookd.wire.incident import Incident, IncidentRow, LogLine
     from hookd.wire.target import ServedTarget
@@ -67,7 +68,7 @@ class PluginRow(TypedDict):
     """All options, with their effective values."""
     source: dict[str, str]
     """Where its code comes from."""
-    error: dict[str, str]
+    error: HookError
     """Its last error; empty if there was none."""
 
 

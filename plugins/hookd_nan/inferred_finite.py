@@ -48,7 +48,7 @@ MOST = 1024
 NEITHER = (False, False)
 
 
-class Portion(NamedTuple):
+class ReadPlan(NamedTuple):
     """The outputs to read for a sequence of module calls, and why not the others.
 
     Attributes:
@@ -83,7 +83,7 @@ class InferredFinite:
 
     def __init__(self, kinds: dict[int, tuple[bool, bool]]) -> None:
         self._kinds = kinds
-        self._portions: dict[tuple[int, ...], Portion] = {}
+        self._plans: dict[tuple[int, ...], ReadPlan] = {}
         self.good: tuple[Callable[[], Tensor | None], int] = (_nothing, 0)
 
     def note(self, call: Call) -> None:
@@ -115,38 +115,38 @@ class InferredFinite:
             ]
         sequence = tuple([call.module.id for call in calls])
         befores = [(self.good[0](), self.good[1]), *[(call.output, call.version) for call in calls]]
-        portion = self._portions.get(sequence)
-        if portion is None or not self._holds(portion, calls, befores):
-            if len(self._portions) >= MOST:
-                self._portions.clear()
-            portion = self._portions[sequence] = self._inferred(calls, befores)
-        return [calls[at].output for at in portion.read]
+        plan = self._plans.get(sequence)
+        if plan is None or not self._holds(plan, calls, befores):
+            if len(self._plans) >= MOST:
+                self._plans.clear()
+            plan = self._plans[sequence] = self._inferred(calls, befores)
+        return [calls[at].output for at in plan.read]
 
-    def _holds(self, portion: Portion, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> bool:
+    def _holds(self, plan: ReadPlan, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> bool:
         """Whether everything that the portion relies on is true for these calls."""
         return (
             not _is_hooked()
-            and all(calls[at].was_finite for at in portion.known)
-            and all(_is_same(calls[at], befores[at]) for at in portion.same)
-            and all(_takes(calls[at], befores[at]) for at in portion.preserved)
-            and all(_takes(calls[at + 1], befores[at + 1]) for at in portion.propagated)
+            and all(calls[at].was_finite for at in plan.known)
+            and all(_is_same(calls[at], befores[at]) for at in plan.same)
+            and all(_takes(calls[at], befores[at]) for at in plan.preserved)
+            and all(_takes(calls[at + 1], befores[at + 1]) for at in plan.propagated)
         )
 
-    def _inferred(self, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> Portion:
+    def _inferred(self, calls: Sequence[Call], befores: list[tuple[Tensor | None, int]]) -> ReadPlan:
         """Return the outputs to read, decided from the last call to the first."""
-        portion = Portion([], [], [], [], [])
+        plan = ReadPlan([], [], [], [], [])
         infers = not _is_hooked()
         is_next_known = False  # the next call's output is known without this one's, so it may show a bad value of it
         for at in range(len(calls) - 1, -1, -1):
             call = calls[at]
             if call.was_finite:
-                portion.known.append(at)
+                plan.known.append(at)
                 is_next_known = True
             elif _is_same(call, befores[at]):
-                portion.same.append(at)
+                plan.same.append(at)
                 is_next_known = False
             elif infers and self._kinds.get(call.module.id, NEITHER)[1] and _takes(call, befores[at]):
-                portion.preserved.append(at)
+                plan.preserved.append(at)
                 is_next_known = False
             elif (
                 infers
@@ -154,11 +154,11 @@ class InferredFinite:
                 and self._kinds.get(calls[at + 1].module.id, NEITHER)[0]
                 and _takes(calls[at + 1], befores[at + 1])
             ):
-                portion.propagated.append(at)
+                plan.propagated.append(at)
             else:
-                portion.read.append(at)
+                plan.read.append(at)
                 is_next_known = True
-        return portion
+        return plan
 
 
 def _is_hooked() -> bool:

@@ -287,7 +287,7 @@ def test_the_list_shows_where_a_plugin_fails_what_it_costs_and_its_series(scene)
 
 
 def test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody(scene):
-    wait_until(lambda: scene.total("hookd_watches_steps") > 0, what="what the daemon's half collects")
+    wait_until(lambda: scene.total("hookd_watches_steps") > 0, what="what the daemon plugin collects")
     (panel,) = json.loads(scene.daemon.get("/api/v1/panels"))["panels"]
     assert panel == {"plugin": "watches", "title": "Watched", "columns": ["what"], "rows": [["<script>"]]}
     wait_until(

@@ -85,7 +85,7 @@ def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(m
             nn.Linear(2, 2)(torch.ones(1, 2))
             wait_until(lambda: None not in works.seen, what="the other's work: it, too, has room for three pieces")
         assert agent.values("hookd_plugin_errors")["stuck",] == 2
-        assert "3 pieces of background work are waiting" in agent.parts.registry.named("stuck").last_error
+        assert "3 pieces of background work are waiting" in agent.parts.registry.named("stuck").last_error["text"]
         assert len(works.seen) == 6
         wait_until(lambda: agent.parts.background._queues["works"].thread is None, what="the end of the other's thread")
         (residue,) = bootstrap.stop()["residue"]
@@ -105,7 +105,7 @@ def test_what_it_raises_is_the_plugins_error() -> None:
     with running(Fails) as agent:
         nn.Linear(2, 2)(torch.ones(1, 2))
         wait_until(lambda: agent.values("hookd_plugin_errors").get(("works",)) == 1)
-        assert "OSError: no" in agent.parts.registry.named("works").last_error
+        assert "OSError: no" in agent.parts.registry.named("works").last_error["text"]
 
 
 def test_the_end_of_the_process_waits_for_it() -> None:

@@ -253,7 +253,7 @@ def test_what_was_put_aside_can_be_loaded_again():
     training = Training()
     with running(Adds) as agent:
         training.step()
-        agent.parts.stopping.quarantine(agent.parts.registry.named("adds"), "for the test")
+        agent.parts.stopper.quarantine(agent.parts.registry.named("adds"), "for the test")
         assert training.step() == 0.0
         assert agent.values("hookd_plugin_changes_training") == {("adds",): 0.0}
         with Control.connect(os.getpid()) as control:

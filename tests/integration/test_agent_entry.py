@@ -506,11 +506,11 @@ def test_of_the_stack_of_a_recursion_hookd_takes_little():
 
 
 def test_a_stop_inside_of_a_call_leaves_when_it_has_returned(either_way) -> None:
-    class Stopping(nn.Module):
+    class PluginStopper(nn.Module):
         def forward(self, x):
             return x if bootstrap.stop()["restored"] else None
 
-    model, x = nn.Sequential(nn.Identity(), nn.Sequential(Stopping())), torch.ones(2)
+    model, x = nn.Sequential(nn.Identity(), nn.Sequential(PluginStopper())), torch.ones(2)
     with running(Events):
         assert model(x) is x
         wait_until(lambda: bootstrap._agent is None, what="the agent's end")

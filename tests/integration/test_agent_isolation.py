@@ -84,7 +84,7 @@ def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient
         assert "tick has not returned in time: it is at" in told["message"]
         assert "in waits: RELEASE.wait()" in told["message"]
         entry = agent.parts.registry.named("ticking")
-        assert entry.last_trouble["where"].endswith("in waits: RELEASE.wait()")
+        assert entry.last_error["where"].endswith("in waits: RELEASE.wait()")
         entry.probation.until = 0.0
         agent.parts.ticks.tick(0.0)
         assert agent.state("ticking") == "quarantined", "it is not readmitted while its thread is stuck"
@@ -219,7 +219,7 @@ def test_what_a_tick_raises_ends_the_plugin_and_not_hookds_thread(monkeypatch, e
     with running(Refusing, Steady) as agent:
         agent.parts.ticks.tick(0.0)
         assert agent.state("refusing") == "quarantined"
-        assert agent.parts.registry.named("refusing").last_trouble["text"] == f"{error.__name__}: planted"
+        assert agent.parts.registry.named("refusing").last_error["text"] == f"{error.__name__}: planted"
         assert agent.values("hookd_steady_ticks")[()] >= 1, "the others' turn comes"
 
 
@@ -252,7 +252,7 @@ def test_whatever_a_plugin_raises_does_not_reach_the_training(monkeypatch, error
         assert agent.state("raising") == "quarantined"
         assert agent.values("hookd_plugin_errors")["raising",] == Raising.max_errors
         assert agent.values("hookd_steady_calls") == {(): 24}
-        assert agent.parts.registry.named("raising").last_error == f"{error.__name__}: planted"
+        assert agent.parts.registry.named("raising").last_error["text"] == f"{error.__name__}: planted"
 
 
 class Unspeakable:
@@ -311,7 +311,7 @@ def test_kinds_of_incidents_that_are_new_for_ever_count_as_one() -> None:
         assert (last["kind"], last["message"], last["number"]) == ("other", "kind-40: something new", 40)
         (line,) = [one["message"] for one in agent.read().logs if "kinds of incidents" in one["message"]]
         assert line.startswith("plugin inventing: 32 kinds of incidents, the next was 'kind-33'")
-        agent.parts.stopping.quarantine(agent.parts.registry.named("inventing"), "as a test")
+        agent.parts.stopper.quarantine(agent.parts.registry.named("inventing"), "as a test")
         assert agent.values("hookd_incidents")["quarantine",] == 1, "what hookd itself tells has its kind"
 
 
@@ -381,8 +381,8 @@ def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks)
         )
         assert "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in told["message"]
         entry = agent.parts.registry.named("slow")
-        assert (entry.errors, entry.last_trouble["hook"]) == (1, "forward")
-        assert entry.last_trouble["where"].endswith("in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)")
+        assert (entry.errors, entry.last_error["hook"]) == (1, "forward")
+        assert entry.last_error["where"].endswith("in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)")
 
 
 def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> None:
@@ -465,8 +465,8 @@ def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when
         assert set(agent.values("hookd_returning_calls")) == {("0",), ("(root)",)}, "and not what `then` calls"
         assert [root.type for root, _ in agent.parts.host.outermost_modules()] == ["Sequential"]
         assert agent.state("returning") == "quarantined"
-        trouble = agent.parts.registry.named("returning").last_trouble
-        assert (trouble["hook"], "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in trouble["where"]) == (
+        error = agent.parts.registry.named("returning").last_error
+        assert (error["hook"], "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in error["where"]) == (
             "later",
             True,
         )
@@ -566,7 +566,7 @@ def test_what_a_plugin_changes_of_the_whole_process_is_put_back_and_is_its_error
         assert beside.requires_grad
         assert agent.state("upsetting") == "quarantined"
         entry = agent.parts.registry.named("upsetting")
-        assert f"it changed {words} of the training" in entry.last_error
+        assert f"it changed {words} of the training" in entry.last_error["text"]
 
 
 def test_random_numbers_that_another_thread_may_have_drawn_are_not_put_back(monkeypatch) -> None:

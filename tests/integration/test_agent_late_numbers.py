@@ -130,7 +130,7 @@ def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook
     queue, parts = hook.plugin("nan").queue, hook._parts
     model(torch.randn(3, 4))
     queue.flush()
-    parts.stopping.quarantine(parts.registry.named("nan"), "for the test")
+    parts.stopper.quarantine(parts.registry.named("nan"), "for the test")
     train(model, steps=1)
     assert queue.requested
     hook.tick()

@@ -245,7 +245,7 @@ def test_a_plugin_that_comes_or_goes_while_a_call_is_inside_is_no_harm(either_wa
         assert agent.values("hookd_adds2_calls") == {}
         calls = agent.values("hookd_adds_calls")["0",]
         assert calls in (2, 3), "the call in whose middle everything changed may be missed"
-        acts.append(lambda: agent.parts.stopping.switch_off(agent.parts.registry.named("adds"), "disabled"))
+        acts.append(lambda: agent.parts.stopper.switch_off(agent.parts.registry.named("adds"), "disabled"))
         assert model(X) is X
         assert model(X) is X
         assert agent.values("hookd_adds_calls")["0",] <= calls + 1
@@ -356,7 +356,7 @@ def test_a_plugin_that_is_put_aside_adds_nothing_more(either_way) -> None:
     model = nn.Sequential(nn.Identity())
     with running(Adds, budget=0) as agent:
         model(X)
-        agent.parts.stopping.quarantine(agent.parts.registry.named("adds"), "for the test")
+        agent.parts.stopper.quarantine(agent.parts.registry.named("adds"), "for the test")
         model(X)
         assert agent.values("hookd_adds_calls")["0",] == 1
 
@@ -520,7 +520,7 @@ def test_each_of_two_plugins_has_its_own_steps_added(either_way) -> None:
     with running(Back, options={"every": "1"}) as agent:
         agent.parts.loading.load(Back2(), {"every": "4"}, by_name=True)
         trained(model, 16)
-        agent.parts.stopping.switch_off(agent.parts.registry.named("back2"), "disabled")
+        agent.parts.stopper.switch_off(agent.parts.registry.named("back2"), "disabled")
         trained(model, 4)
         assert set(agent.values("hookd_back_calls").values()) == {20}
         assert set(agent.values("hookd_back2_calls").values()) == {16}
@@ -531,7 +531,7 @@ def test_of_a_plugin_that_was_put_aside_since_the_call_no_backward_is_added(eith
     with running(Back, options={"every": "1"}) as agent:
         trained(model, 2)
         loss = model(torch.randn(4, 2)).sum()
-        agent.parts.stopping.quarantine(agent.parts.registry.named("back"), "for the test")
+        agent.parts.stopper.quarantine(agent.parts.registry.named("back"), "for the test")
         loss.backward()
         assert set(agent.values("hookd_back_calls").values()) == {2}
 

@@ -44,7 +44,7 @@ def shell(monkeypatch, tmp_path):
     made.user_ns["NAME"] = f"a\x1b[31m{MARKUP}"
     made.run_cell(TRAIN).raise_error()
     yield made
-    if bootstrap.came() is not None:
+    if bootstrap.attached() is not None:
         hookd.stop()
 
 
@@ -75,7 +75,7 @@ def test_in_a_terminal_a_table_is_shown_and_the_kernel_is_left_as_it_was(run):
     assert ok
     assert "detached, 3 steps" in told
     assert nn.Module.__call__ is TORCHS_OWN
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
 
 
 def test_what_is_wrong_is_told_in_a_line(run):
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_told_in_a_line(run):
         assert not ok
         assert why in told
         assert "Traceback" not in told
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
     run("%hookd timing")
     ok, told = run("%hookd nan")
     assert not ok

@@ -69,7 +69,7 @@ def test_the_callback_leaves_bits_and_checkpoints_as_they_are(fitted, tmp_path):
     _, observed = fitted("with", callback)
     assert fingerprint(observed) == expected
     assert nn.Module.__call__ is TORCHS_OWN
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
     (saved,) = (tmp_path / "with").rglob("*.ckpt")
     assert b"hookd" not in saved.read_bytes()
     report = callback.report
@@ -93,7 +93,7 @@ def test_a_fit_that_raises_is_let_go(fitted):
     with pytest.raises(RuntimeError, match="mine"):
         fitted("raises", callback, Raising())
     assert nn.Module.__call__ is TORCHS_OWN
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
     assert callback.report["step"]["counted"] == 2
 
 

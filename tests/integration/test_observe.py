@@ -50,7 +50,7 @@ def test_a_loop_inside_observe_leaves_the_same_bits_and_is_told_of():
         now = hookd.read()
         assert (now["state"], now["step"]["counted"], seen.report) == ("running", 12, None)
     assert nn.Module.__call__ is TORCHS_OWN
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
     report = seen.report
     assert (report["state"], report["step"]["counted"], report["incidents"]) == ("detached", 12, [])
     assert (report["identity"]["run"], report["identity"]["rank"]) == ("loop", 3)
@@ -93,7 +93,7 @@ def test_one_that_somebody_has_detached_and_another_followed_stops_nothing():
         mine.end()
         assert other.read().state == "running"
     mine.end()
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
 
 
 def test_a_machine_that_gives_no_page_does_not_stop_the_training(monkeypatch, caplog):
@@ -133,7 +133,7 @@ def test_it_can_be_copied_to_another_process_before_and_while_it_observes():
     with observed:
         copied = pickle.loads(pickle.dumps(observed))
         copied.end()  # the same one, by another name
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
 
 
 def test_the_first_example_of_the_documents_prints_what_stands_below_it(capsys):

@@ -472,7 +472,7 @@ def test_the_packages_that_new_writes_pass_their_own_tests_and_the_check(tmp_pat
     capsys.readouterr()
     assert main(["plugin", "check", str(spread), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["plugins"]
-    assert {one["half"]: (one["is_run"], one["problems"]) for one in told} == dict.fromkeys(
+    assert {one["side"]: (one["is_run"], one["problems"]) for one in told} == dict.fromkeys(
         ("target", "daemon"), (True, [])
     )
 

@@ -83,7 +83,7 @@ def test_the_callback_leaves_bits_and_checkpoints_as_they_are(made, tmp_path):
     assert output.global_step == 6
     assert fingerprint(observed) == fingerprint(without)
     assert nn.Module.__call__ is TORCHS_OWN
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
     files = [sorted(str(p.relative_to(tmp_path / n)) for p in (tmp_path / n).rglob("*")) for n in ("with", "without")]
     assert files[0] == files[1]
     assert not [path for path in (tmp_path / "with").rglob("*") if path.is_file() and b"hookd" in path.read_bytes()]
@@ -108,7 +108,7 @@ def test_a_training_that_raises_is_let_go_and_can_be_observed_again(made, error)
     trainer.remove_callback(failing)
     trainer.train()
     assert callback.report["step"]["counted"] == 6
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
 
 
 def test_the_first_nan_is_named_in_the_report(made):
@@ -146,7 +146,7 @@ def test_a_plugin_that_is_not_there_is_told_of_before_the_first_step(made):
 
     with pytest.raises(hookd.PluginError, match="no plugin 'typo'"):
         made("typo", HookdCallback(["typo"])).train()
-    assert bootstrap.came() is None
+    assert bootstrap.attached() is None
 
 
 def accelerated():

@@ -205,9 +205,9 @@ def test_an_example_is_short_and_has_a_page(example):
 
 def test_there_is_nothing_to_mend_in_them():
     checked = source.subjects(str(REPOSITORY / "examples" / "plugins"))
-    halves = {one.name: one.half for one in checked}
+    sides = {one.name: one.side for one in checked}
     in_targets, in_daemon = ("entropy", "experts", "noise"), ("otel", "slack", "tensorboard")
-    assert halves == dict.fromkeys(in_targets, "target") | dict.fromkeys(in_daemon, "daemon")
+    assert sides == dict.fromkeys(in_targets, "target") | dict.fromkeys(in_daemon, "daemon")
     for one in checked:
         found = [*signatures.problems(one), *packaging.problems(one), *names.declared(one.file, one.half)]
         found += blocking.problems(one) if one.half == "target" else ()

@@ -105,7 +105,7 @@ def _errors() -> list[str]:
         logs = [entry["message"] for entry in reader.read().logs if entry["level"] == "error"]
     finally:
         reader.close()
-    found = [f"{entry.name}: {entry.last_error}" for entry in parts.registry.loaded.values() if entry.errors]
+    found = [f"{entry.name}: {entry.last_error['text']}" for entry in parts.registry.loaded.values() if entry.errors]
     return found + logs
 
 

@@ -14,7 +14,7 @@ from hookd.tool.daemon.fleet.targets import Target
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.daemon.watch.hangs import Hangs
 from hookd.tool.daemon.watch.silence import Patience, step_s
-from hookd.tool.daemon.watch.verdict import Standing, judge, sentence
+from hookd.tool.daemon.watch.verdict import RankPosition, judge, sentence
 from hookd.tool.linux import proc
 from hookd.wire import labels
 from hookd.wire.page import EVENTS, MODULE, PHASE, PHASES, STEP, PageReader, PageWriter
@@ -474,7 +474,7 @@ def test_a_process_that_is_stopped_is_the_one_that_is_waited_for(node):
 
 
 def at(rank, phase, step=20, module=None, place=0, **more):
-    return Standing(str(rank), 75.0, phase=phase, module=module, place=place, step=step, **more)
+    return RankPosition(str(rank), 75.0, phase=phase, module=module, place=place, step=step, **more)
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def at(rank, phase, step=20, module=None, place=0, **more):
           at(2, "backward", issued={"0,2": 8.0, "2-3": 2.0}), at(3, "backward", issued={"2-3": 1.0})], ["1", "3"]),
         ([at(0, "backward", issued={"0-1": 5.0}), at(1, "backward", issued={"0-1": 4.0}, is_mute=True)], ["0", "1"]),
         ([at(0, "forward"), at(1, "backward", state="T")], ["1"]),
-        ([at(0, "forward"), at(1, "backward"), Standing("2", ended="died")], ["2"]),
+        ([at(0, "forward"), at(1, "backward"), RankPosition("2", ended="died")], ["2"]),
     ],
 )  # fmt: skip
 def test_who_is_waited_for(ranks, guilty):

@@ -27,7 +27,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Write a daemon half into a directory; its modules are forgotten afterwards."""
+    """Write a daemon plugin into a directory; its modules are forgotten afterwards."""
     before = set(sys.modules)
 
     def make(body, name="mine", head="", file=None):
@@ -170,7 +170,7 @@ def test_an_error_is_counted_and_ten_put_it_aside_until_it_comes_back_on_probati
         assert one.state == "active"
         one.call("incident", incident=0)
     assert (one.state, one.errors["incident"]) == ("quarantined", MAX_ERRORS)
-    assert "1 / incident" in one.trouble["where"]
+    assert "1 / incident" in one.last_error["where"]
     one.call("incident", incident=1)
     assert one.skipped == 1
     clock.now += BACK_OFF_S - 1
@@ -211,7 +211,7 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
     one.look()
     one.look()
     assert (one.state, one.errors["collect"]) == ("quarantined", 1)
-    assert one.trouble["where"].endswith("in collect: metrics.wait()"), "the author's line, not that of threading"
+    assert one.last_error["where"].endswith("in collect: metrics.wait()"), "the author's line, not that of threading"
     clock.now += 10 * BACK_OFF_S
     one.look()
     assert one.state == "quarantined", "it is still inside"
@@ -224,7 +224,7 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
 
 def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     one = begun(made("@hookimpl\ndef configure(self, options):\n    self.url = options['url']\n"), clock)
-    assert (one.state, one.trouble["text"]) == ("refused", "configure: KeyError: 'url'")
+    assert (one.state, one.last_error["text"]) == ("refused", "configure: KeyError: 'url'")
     held = threading.Event()
     sys.modules["hookd_mine_held"] = held
     slow = PluginWorker(
@@ -236,7 +236,7 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     held.set()
     settle(slow)
     assert slow.state == "refused"
-    assert "take longer than 10 s" in slow.trouble["text"]
+    assert "take longer than 10 s" in slow.last_error["text"]
 
 
 def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, clock, monkeypatch):
@@ -256,7 +256,7 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
     wait_until(lambda: good.state == "active", what="the next one's turn")
     good.look()
     assert not good.errors
-    assert slow.trouble["where"].endswith("in <module>: hookd_mine_held.hang()")
+    assert slow.last_error["where"].endswith("in <module>: hookd_mine_held.hang()")
     held.set()
     settle(slow)
     assert not hosted._TURN.locked(), "given back once"
@@ -269,7 +269,7 @@ def test_what_a_library_raises_is_told_with_the_authors_line(made, clock, hook):
     one = begun(made(f"{mark}def {hook}(self{argument}):\n    json.loads('{{')\n", head="import json"), clock)
     if hook == "incident":
         one.call("incident", incident=0)
-    told = one.trouble["where"] or one.trouble["text"]
+    told = one.last_error["where"] or one.last_error["text"]
     line = 7 if hook == "__init__" else 8
     assert f"{one.available.path}:{line}" in told
     assert "decoder.py" not in told
@@ -445,21 +445,21 @@ def test_collect_comes_as_seldom_as_its_plugin_says_and_is_served_until_then(mad
 
 def test_what_hookd_itself_refuses_is_told_without_a_way_through_its_code(made, clock):
     one = begun(made("@hookimpl\ndef colect(self, metrics):\n    pass\n"), clock)
-    assert (one.state, one.trouble["traceback"]) == ("refused", "")
-    assert "did you mean 'collect'?" in one.trouble["text"]
+    assert (one.state, one.last_error["traceback"]) == ("refused", "")
+    assert "did you mean 'collect'?" in one.last_error["text"]
     one = begun(made("pass", name="mine_import", head="import nowhere_at_all"), clock)
-    assert "import nowhere_at_all" in one.trouble["traceback"]
+    assert "import nowhere_at_all" in one.last_error["traceback"]
     raises = "@hookimpl\ndef configure(self):\n    raise ConfigError('no url')\n"
     one = begun(made(raises, name="mine_raises", head="from hookd.errors import ConfigError"), clock)
-    assert one.trouble["text"] == "no url"
-    assert "raise ConfigError" in one.trouble["where"]
-    assert "raise ConfigError" in one.trouble["traceback"]
+    assert one.last_error["text"] == "no url"
+    assert "raise ConfigError" in one.last_error["where"]
+    assert "raise ConfigError" in one.last_error["traceback"]
 
 
 def test_an_interval_that_is_no_number_refuses_the_plugin(made, clock):
     one = begun(made("every_s = 'often'\n@hookimpl\ndef collect(self, metrics):\n    pass\n"), clock)
     assert (one.state, one.errors["configure"]) == ("refused", 1)
-    assert "often" in one.trouble["text"]
+    assert "often" in one.last_error["text"]
 
 
 def test_what_is_not_allowed_is_not_imported(made, tmp_path):

@@ -116,7 +116,7 @@ def test_what_is_not_taken_is_an_error_and_the_next_one_is_posted(stack):
     for module in "abcd":  # equal incidents are one
         daemon.incident("nan", "the loss is NaN", module=module)
     assert (daemon.state("slack"), daemon.errors) == ("active", {("slack", "incident"): 3})
-    assert "timed out" in daemon.troubles[-1]["text"]
+    assert "timed out" in daemon.last_errors[-1]["text"]
     assert len(server.posts) == 4
 
 

@@ -1,4 +1,4 @@
-"""The daemon of `hookd.testing`: an author's daemon half in the test's process, hosted by what hosts it in a daemon."""
+"""The daemon of `hookd.testing`: an author's daemon plugin in the test's process, run by what runs it in a daemon."""
 
 from __future__ import annotations
 

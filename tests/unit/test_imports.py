@@ -1,4 +1,4 @@
-"""What importing does: the tool side loads no torch, the target half needs no site-packages, help is quick."""
+"""What importing does: the tool side loads no torch, the side of the target needs no site-packages, help is quick."""
 
 from __future__ import annotations
 

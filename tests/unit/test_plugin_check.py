@@ -547,7 +547,7 @@ class TestDaemonHalf:
         body = f"\n@hookimpl\ndef collect(self, run, ranks, metrics):\n    metrics.{told}\n"
         one, offset = subject(tmp_path, body, DAEMON_HEAD)
         problems = [
-            (problem.line - offset, problem.message + problem.fix) for problem in names.declared(one.file, one.half)
+            (problem.line - offset, problem.message + problem.fix) for problem in names.declared(one.file, one.side)
         ]
         assert [line for line, _ in problems] == ([4] if words else [])
         assert all(words in text for _, text in problems)
@@ -571,13 +571,13 @@ class TestDaemonHalf:
 
     def test_a_half_that_is_right_has_nothing_to_mend(self, tmp_path):
         one, _ = subject(tmp_path, "\n@hookimpl\ndef collect(self, ranks): ...\n", DAEMON_HEAD)
-        assert one.half == "daemon"
+        assert one.side == "daemon"
         assert not [*signatures.problems(one), *packaging.problems(one)]
 
 
 @pytest.fixture
 def both(tmp_path):
-    """Write a package of both halves; a test gives what is at the top of a file."""
+    """Write a package of both sides; a test gives what is at the top of a file."""
 
     def make(**heads):
         package = tmp_path / "hookd_two"
@@ -590,7 +590,7 @@ def both(tmp_path):
         }
         for name, text in files.items():
             (package / f"{name}.py").write_text(f"{heads.get(name, '')}\n{text}")
-        return {one.half: one for one in source.subjects(str(tmp_path))}
+        return {one.side: one for one in source.subjects(str(tmp_path))}
 
     return make
 
@@ -599,16 +599,16 @@ class TestBothHalves:
     @staticmethod
     def told(subjects):
         return {
-            (half, problem.file.rpartition("/")[2], problem.line): problem.message
-            for half, one in subjects.items()
+            (side, problem.file.rpartition("/")[2], problem.line): problem.message
+            for side, one in subjects.items()
             for problem in packaging.problems(one)
         }
 
     def test_each_is_held_against_its_own_rules(self, both):
-        halves = both(daemon="from hookd_two import shared", target="from . import shared", shared="import json")
-        assert {half: one.file.name for half, one in halves.items()} == {"target": "target.py", "daemon": "daemon.py"}
-        assert not self.told(halves)
-        assert not [file for file in halves["daemon"].files if file.name == "target.py"]
+        sides = both(daemon="from hookd_two import shared", target="from . import shared", shared="import json")
+        assert {side: one.file.name for side, one in sides.items()} == {"target": "target.py", "daemon": "daemon.py"}
+        assert not self.told(sides)
+        assert not [file for file in sides["daemon"].files if file.name == "target.py"]
 
     @pytest.mark.parametrize(
         ("heads", "places"),
@@ -630,13 +630,13 @@ class TestBothHalves:
 
     def test_a_metric_that_both_declare_is_found(self, both):
         body = "def tell(metrics):\n    metrics.{}('calls', 'Calls.', {})\n"
-        halves = both(target=body.format("counter", []), daemon=body.format("gauge", "1.0, {'rank': '0'}"))
-        (problem,) = names.twice(halves["daemon"], halves["target"])
+        sides = both(target=body.format("counter", []), daemon=body.format("gauge", "1.0, {'rank': '0'}"))
+        (problem,) = names.twice(sides["daemon"], sides["target"])
         assert (problem.file.rpartition("/")[2], problem.line) == ("daemon.py", 2)
         assert "'calls' is also declared by the plugin in targets" in problem.message
 
 
-class TestHosted:
+class TestDaemonPlugin:
     def check(self, tmp_path, capsys, body, *words, head=DAEMON_HEAD):
         one, offset = subject(tmp_path, body, head)
         code = main(["plugin", "check", str(one.file), "--json", *words])
@@ -674,8 +674,8 @@ class TestHosted:
             return [1]
         """
         code, report, problems = self.check(tmp_path, capsys, body, "--daemon-option", "unit=ms")
-        assert (code, report["is_run"], report["half"]) == (1, True, "daemon")
-        assert set(report["hosted"]) == {"collect", "configure", "register_commands", "target_lost", "web_panel"}
+        assert (code, report["is_run"], report["side"]) == (1, True, "daemon")
+        assert set(report["daemon_hooks"]) == {"collect", "configure", "register_commands", "target_lost", "web_panel"}
         assert (12, "raised", "target_lost: AttributeError: 'Spread' object has no attribute 'ends'") in problems
         rest = " ".join(message for _, _, message in problems)
         assert "'spread_ms' is in ms; metrics are in base units" in rest

@@ -14,7 +14,7 @@ from hookd.target.boot.arming import Arming, Life
 from hookd.target.boot.ticks import Ticks
 from hookd.target.entry import dynamo
 from hookd.target.entry.calls import Calls
-from hookd.target.entry.hidden import Entrances
+from hookd.target.entry.hidden import Callbacks
 from hookd.target.entry.threads import Heartbeats, Threads
 from hookd.target.events.batching import Portions
 from hookd.target.events.boundaries import Boundaries
@@ -41,7 +41,7 @@ from hookd.target.plugins.plugin_errors import Errors
 from hookd.target.plugins.plugin_memory import MemoryWatch
 from hookd.target.plugins.routing import Routing
 from hookd.target.plugins.slow_hooks import SlowHooks
-from hookd.target.plugins.stopping import Stopping
+from hookd.target.plugins.stopper import PluginStopper
 from hookd.target.remote.changes import Changes
 from hookd.target.remote.evaluate import Evaluations
 from hookd.target.remote.marks import Marks
@@ -83,7 +83,7 @@ class Parts:
     numeric: Numeric
     models: Models
     portions: Portions
-    stopping: Stopping
+    stopper: PluginStopper
     governor: Governor
     host: PluginHost
     loading: Loading
@@ -132,7 +132,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     lifecycle_hooks = LifecycleHooks(page=page, errors=errors, work=work)
     background = Background(errors.failed_in_background, work)
     # Dispatch of events to plugins.
-    entrances = Entrances(life)
+    callbacks = Callbacks(life)
     routing = Routing(registry, lifecycle_hooks.select, errors.fault)
     accounts = Accounts(clock)
     notifier = Notifier(no_frame=no_frame, accounts=accounts, errors=errors)
@@ -141,7 +141,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )
     dispatch = Dispatch(
         accounts=accounts, notifier=notifier, life=life, local=local, registry=registry,
-        routing=routing, phases=phases, errors=errors, entrance=entrances.entrance,
+        routing=routing, phases=phases, errors=errors, callback=callbacks.callback,
     )  # fmt: skip
     numeric = Numeric(dispatch.deliver)
     rest()
@@ -151,14 +151,14 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         forget=forget_outputs, rest=rest, gentle=process.method == "attach",
     )  # fmt: skip
     counting = models.counting
-    entrances.hidden = counting.hidden
+    callbacks.hidden = counting.hidden
     portions = Portions(life=life, numeric=numeric, counting=counting, dispatch=dispatch, listeners=routing.listeners)
     # Loading, unloading and stopping of plugins.
-    stopping = Stopping(counting=counting, core=core, incidents=incidents, marks=marks)
-    errors.stop_with(stopping.quarantine)
+    stopper = PluginStopper(counting=counting, core=core, incidents=incidents, marks=marks)
+    errors.stop_with(stopper.quarantine)
     governor = Governor(
         budget=budget, clock=clock, registry=registry, dispatch=dispatch, models=models, counting=counting,
-        core=core, quarantine=stopping.quarantine,
+        core=core, quarantine=stopper.quarantine,
     )  # fmt: skip
     host = PluginHost(
         page=page, process=process, life=life, local=local, count=count, marks=marks, models=models, counting=counting, portions=portions,
@@ -166,11 +166,11 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     loading = Loading(
         process=process, page=page, registry=registry, lifecycle_hooks=lifecycle_hooks, models=models,
-        governor=governor, count=count, core=core, stopping=stopping, host=host, rest=rest,
+        governor=governor, count=count, core=core, stopper=stopper, host=host, rest=rest,
     )  # fmt: skip
     changes = Changes(
         process=process, page=page, life=life, count=count, marks=marks, registry=registry, loading=loading,
-        stopping=stopping, core=core, incidents=incidents, own_failure=errors.own_failure,
+        stopper=stopper, core=core, incidents=incidents, own_failure=errors.own_failure,
     )  # fmt: skip
     host.pause_until(changes.is_due)
     tracing = Tracing(process=process, count=count, loading=loading, registry=registry, background=background)
@@ -182,7 +182,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     data = Data(
         page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, turn=phases.turn,
-        entrance=entrances.entrance,
+        callback=callbacks.callback,
     )  # fmt: skip
     calls = Calls(
         page=page, life=life, local=local, dispatch=dispatch, portions=portions, notifier=notifier, models=models, counting=counting,
@@ -202,7 +202,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         errors=errors, count=count,
     )  # fmt: skip
     memory_watch = MemoryWatch(
-        registry=registry, gauge=core.plugin_held, incidents=incidents, quarantine=stopping.quarantine
+        registry=registry, gauge=core.plugin_held, incidents=incidents, quarantine=stopper.quarantine
     )
     readmission = Readmission(registry=registry, lifecycle_hooks=lifecycle_hooks, page=page, switch=loading.switch)
     refusals = Refusals(registry=registry, page=page, core=core)
@@ -218,7 +218,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     return Parts(
         page=page, process=process, rest=rest, life=life, count=count, local=local,
         registry=registry, errors=errors, lifecycle_hooks=lifecycle_hooks, background=background, dispatch=dispatch,
-        numeric=numeric, models=models, portions=portions, stopping=stopping, governor=governor, host=host,
+        numeric=numeric, models=models, portions=portions, stopper=stopper, governor=governor, host=host,
         loading=loading, changes=changes, tracing=tracing, steps=steps, arming=arming,
         boundaries=boundaries, slow_hooks=slow_hooks, memory_watch=memory_watch, trees=Trees(models, registry), evaluations=evaluations,
         ticks=ticks,

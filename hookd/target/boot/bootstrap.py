@@ -74,10 +74,10 @@ def _left() -> None:
     _agent = None
 
 
-def came() -> float | None:
+def attached() -> float | None:
     """Return the time of the attach in unix seconds. It identifies this process's agent; None without an agent."""
     agent = _agent
-    return None if agent is None else float(agent.came)
+    return None if agent is None else float(agent.attached)
 
 
 def page() -> int:

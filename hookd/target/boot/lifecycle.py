@@ -64,7 +64,7 @@ class Agent:
     """The agent: owns its parts, page and control socket.
 
     Attributes:
-        came: time of the attach, in unix seconds.
+        attached: time of the attach, in unix seconds.
         parts: the parts; only the agent and tests use this attribute, because each part gets what it needs at its creation.
     """
 
@@ -72,7 +72,7 @@ class Agent:
         self._config, self._loader, self._on_left = config, loader, on_left
         self._pid = posix.getpid()
         who = self._who = identity(config)
-        self.came = who["attached"]
+        self.attached = who["attached"]
         self._page = PageWriter.create(who)
         self._work = Work()
         rest, budget = (loader.rest if loader is not None else lambda: None), float(config.get("budget", 0.01))
@@ -136,7 +136,7 @@ class Agent:
                 "options": dict(loaded.context.options),
                 "settings": {k: _text(v) for k, v in list(loaded.context.settings.items()) if v is not None},
                 "source": loaded.source,
-                "error": loaded.last_trouble,
+                "error": loaded.last_error,
             }
             for loaded in entries
         }
@@ -175,7 +175,7 @@ class Agent:
         plugins: list[PluginStatus] = [
             {
                 "name": e.name, "state": e.state, "mutates": e.plugin.mutates, "errors": e.errors,
-                "last_error": e.last_error, "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
+                "last_error": e.last_error.get("text", ""), "interval": e.interval, "options": e.context.options, "by_name": e.by_name,
                 "spent_s": e.spent_ns / 1e9, **e.source,
             }
             for e in parts.registry

@@ -30,7 +30,7 @@ tool: Callable[[], object] = profile if _monitoring is None else partial(_monito
 """Returns None if no profiler listens to all threads, as cProfile does from CPython 3.12 on."""
 
 
-class Entrances:
+class Callbacks:
     """Makes the functions through which the training calls hookd.
 
     They are hidden from a profiler while the agent observes.
@@ -46,7 +46,7 @@ class Entrances:
         self._life = life
         self.hidden: Callable[..., Any] | None = None
 
-    def entrance(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def callback(self, act: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Return the function that the training calls to run `act`.
 
         All functions that this returns share one code object.

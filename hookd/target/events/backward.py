@@ -427,7 +427,7 @@ def _harmless(flow: Flow, hook: Any) -> Any:
             return None
 
     # It does nothing in a compiled backward, whose graph may be older than the compilation.
-    return flow.dispatch.entrance(guarded)
+    return flow.dispatch.callback(guarded)
 
 
 def _replace(flow: Flow, hook: str, grads: list[Any], places: list[int]) -> None:

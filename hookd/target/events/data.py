@@ -32,7 +32,7 @@ class Data:
         call_visibly: calls a function of the training, visible to profilers.
         begins: called when something other than an optimizer's step begins.
         turn: switches a thread to another phase.
-        entrance: makes the functions that the training calls.
+        callback: makes the functions that the training calls.
     """
 
     def __init__(  # noqa: PLR0913
@@ -44,10 +44,10 @@ class Data:
         call_visibly: Callable[..., Any],
         begins: Callable[[], None],
         turn: Callable[[ThreadState, int], None],
-        entrance: Callable[..., Callable[..., Any]],
+        callback: Callable[..., Callable[..., Any]],
     ) -> None:
         self._cells, self._life, self._local = page.cells, life, local
-        self._call_visibly, self._begins, self._turn, self._entrance = call_visibly, begins, turn, entrance
+        self._call_visibly, self._begins, self._turn, self._entrance = call_visibly, begins, turn, callback
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:

@@ -30,7 +30,7 @@ class Dispatch:
 
     Attributes:
         hears_gradients: whether any plugin listens to gradients in the step in progress.
-        entrance: makes the functions that the training calls (`hookd.target.entry.hidden`).
+        callback: makes the functions that the training calls (`hookd.target.entry.hidden`).
         own_failure: handles an error of hookd itself (`hookd.target.plugins.plugin_errors`).
     """
 
@@ -45,9 +45,9 @@ class Dispatch:
         routing: Routing,
         phases: Phases,
         errors: Errors,
-        entrance: Callable[..., Callable[..., Any]],
+        callback: Callable[..., Callable[..., Any]],
     ) -> None:
-        self.accounts, self.entrance, self.own_failure = accounts, entrance, errors.own_failure
+        self.accounts, self.callback, self.own_failure = accounts, callback, errors.own_failure
         self._life, self._local, self._notify = life, local, notifier.notify
         self._registry, self._listeners, self._phases = registry, routing.listeners, phases
         self._fault = errors.fault

@@ -113,7 +113,7 @@ class Steps:
                 (register_optimizer_step_pre_hook, self._before()),
                 (register_optimizer_step_post_hook, self._after()),
             ):
-                self._handles.append(register(self._dispatch.entrance(hook)))
+                self._handles.append(register(self._dispatch.callback(hook)))
         self._backward = Replaced(torch.autograd, "backward", self._wrap_backward)
 
     def restore(self) -> list[str]:
@@ -164,7 +164,7 @@ class Steps:
                 self._dispatch.emit("closure_done", {"optimizer": optimizer, "step": self._count.absolute()})
             return result
 
-        ours = self._dispatch.entrance(observed, closure)
+        ours = self._dispatch.callback(observed, closure)
         # An optimizer may read attributes that the training has set on its closure.
         if type(closure) is FunctionType:
             return functools.wraps(closure)(ours)
@@ -268,7 +268,7 @@ class Steps:
                 return self._call_visibly(thread, original, *args, **kwargs)
             return self._observed_backward(thread, original, args, kwargs)
 
-        return self._dispatch.entrance(backward, original)
+        return self._dispatch.callback(backward, original)
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         self._backward_begins()

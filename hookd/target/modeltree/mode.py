@@ -49,7 +49,7 @@ class Mode:
             return result
 
         life, local = self._life, self._local
-        switched = self._dispatch.entrance(self._switched)
+        switched = self._dispatch.callback(self._switched)
         return train
 
     def _switched(self, module: nn.Module, training: bool) -> None:  # noqa: FBT001

@@ -113,7 +113,7 @@ class Models:
         self._parameters = Parameters(names=self.names, life=life, registry=registry, dispatch=dispatch)
         self._mode = Mode(names=self.names, life=life, local=local, dispatch=dispatch)
         self.lock = RLock()
-        self.coverage = Coverage(self, names=self.names, count=count, gauge=gauge, entrance=dispatch.entrance)
+        self.coverage = Coverage(self, names=self.names, count=count, gauge=gauge, callback=dispatch.callback)
 
     def plan_with(self, calls: Calls) -> None:
         """Set the calls that plans are made for; they are set late, because they use the models themselves."""

@@ -1,6 +1,6 @@
 """The coverage of modules: the states of `hookd_modules`.
 
-A module's first call goes through a `First`, which records it and then installs the module's plan in its own place, so that
+A module's first call goes through a `FirstCall`, which records it and then installs the module's plan in its own place, so that
 later calls pay nothing. If a model is called and a module in it is not, the module's parameters get hooks: a gradient there
 means that the training bypasses `__call__`, with `.forward()` or by using the parameter in a function of its own.
 """
@@ -32,7 +32,7 @@ _SETTLED_S = 10.0
 """Time after which the calls of a model are taken to be complete, even without a step."""
 
 
-class First:
+class FirstCall:
     """Stands in for a module's plan until the module is called."""
 
     __slots__ = ("coverage", "module", "plan")
@@ -51,14 +51,14 @@ class Coverage:
 
     Args:
         gauge: `hookd_modules`.
-        entrance: wraps a function that the training calls.
+        callback: wraps a function that the training calls.
     """
 
     def __init__(
-        self, models: Models, *, names: Names, count: StepCount, gauge: Gauge, entrance: Callable[..., Any]
+        self, models: Models, *, names: Names, count: StepCount, gauge: Gauge, callback: Callable[..., Any]
     ) -> None:
         self._models, self._names, self._count = models, names, count
-        self._entrance = entrance
+        self._entrance = callback
         self._gauge = gauge
         self._called: set[int] = set()  # by the page's module number, which a replica shares with its original
         self._bypassed: set[int] = set()
@@ -66,10 +66,10 @@ class Coverage:
         self._is_changed = self._is_watch_due = False
 
     def plan(self, module: Module, plan: Any) -> Any:
-        """Return the object to call in place of a plan: a `First`, or the plan itself once the module has been called."""
-        return plan if plan is SKIP or module.id in self._called else First(self, module, plan)
+        """Return the object to call in place of a plan: a `FirstCall`, or the plan itself once the module has been called."""
+        return plan if plan is SKIP or module.id in self._called else FirstCall(self, module, plan)
 
-    def note(self, first: First, key: int) -> None:
+    def note(self, first: FirstCall, key: int) -> None:
         """Record a module's first call, and install its plan."""
         models = self._models
         with models.lock:  # a detach may be removing all plans

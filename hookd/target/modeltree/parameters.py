@@ -51,7 +51,7 @@ class Parameters:
                 values = {"module": module, "name": prefix + name, "param": param, "grad": grad}
                 self._dispatch.emit("param_grad", values, module)
 
-        self._hooked[id(parameter)] = hook_gradient(parameter, self._dispatch.entrance(accumulated))
+        self._hooked[id(parameter)] = hook_gradient(parameter, self._dispatch.callback(accumulated))
 
     def forget(self, model: Model) -> None:
         """Remove the hooks of a model whose parameters will get new ones, under other names."""

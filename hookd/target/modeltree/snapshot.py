@@ -1,7 +1,7 @@
 """Descriptions of the current models for `hookd snapshot`: modules, tensors, hooks, and hookd's coverage of each.
 
-A tour runs in portions, one per request, in hookd's own thread: a portion keeps the interpreter from the training for a few
-milliseconds. Between portions the tour keeps no object of the training alive. It reads the modules' own dicts and the
+A snapshot is made in parts, one per request, in hookd's own thread: a part keeps the interpreter from the training for a few
+milliseconds. Between parts it keeps no object of the training alive. It reads the modules' own dicts and the
 attributes of tensors: no data, no device, and no method that a user may have overridden. A tensor's subclass can override
 them, so `torch.Tensor`'s own are called, without `__torch_function__`.
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hookd.target.modeltree.names import Model
     from hookd.target.plugins.listeners import Registry
     from hookd.wire.agent import Request
-    from hookd.wire.model import HookRow, ModuleDescription, Portion, TensorRow
+    from hookd.wire.model import HookRow, ModuleDescription, SnapshotPart, TensorRow
 
-PORTION_S = 0.003
-"""A portion ends after this time,"""
-PORTION_ROWS = 256
+PART_S = 0.003
+"""A part ends after this time,"""
+PART_ROWS = 256
 """or after this number of modules."""
 MOST_TENSORS = 4096
 """The most parameters, or buffers, of one module that are described."""
@@ -49,34 +49,34 @@ _Lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-de
 
 
 class Trees:
-    """Answers snapshot requests, with one tour per connection."""
+    """Answers snapshot requests, with one walk per connection."""
 
     def __init__(self, models: Models, registry: Registry) -> None:
         self._models, self._registry = models, registry
-        self._tours: weakref.WeakKeyDictionary[Any, Tour] = weakref.WeakKeyDictionary()
+        self._cursors: weakref.WeakKeyDictionary[Any, SnapshotCursor] = weakref.WeakKeyDictionary()
 
-    def portion(self, request: Request, connection: object) -> Portion:
-        """Return the next modules of the connection's tour, or of a new one if the request contains `begin`.
+    def part(self, request: Request, connection: object) -> SnapshotPart:
+        """Return the next modules of the connection's walk, or of a new one if the request contains `begin`.
 
         Returns:
-            `modules`: a dict for each, parents first, see `Tour.row`; `is_over`: whether these were the last.
+            `modules`: a dict for each, parents first, see `SnapshotCursor.row`; `is_over`: whether these were the last.
         """
-        if request.get("begin") or connection not in self._tours:
-            self._tours[connection] = Tour(self._models, self._registry)
-        tour = self._tours[connection]
+        if request.get("begin") or connection not in self._cursors:
+            self._cursors[connection] = SnapshotCursor(self._models, self._registry)
+        cursor = self._cursors[connection]
         rows: list[ModuleDescription] = []
-        end = clock.perf_counter() + PORTION_S
-        # At least one module: the tool takes an empty portion that is not the last for a foreign answer.
-        while not rows or (len(rows) < PORTION_ROWS and clock.perf_counter() < end):
-            row = tour.row()
+        end = clock.perf_counter() + PART_S
+        # At least one module: the tool takes an empty part that is not the last for a foreign answer.
+        while not rows or (len(rows) < PART_ROWS and clock.perf_counter() < end):
+            row = cursor.row()
             if row is None:
-                del self._tours[connection]
+                del self._cursors[connection]
                 return {"modules": rows, "is_over": True}
             rows.append(row)
         return {"modules": rows, "is_over": False}
 
 
-class Tour:
+class SnapshotCursor:
     """An iteration over all models that are alive."""
 
     def __init__(self, models: Models, registry: Registry) -> None:
@@ -85,7 +85,7 @@ class Tour:
             (model, Walk(root)) for model, root in reversed(list(models.names.live_roots()))
         ]
         # Only names: a hundred thousand weak references would cause full garbage collections. The cost is that a tensor
-        # created during the tour at the address of a freed one is taken for it.
+        # created during the walk at the address of a freed one is taken for it.
         self._named: dict[int, str] = {}
         self._plugins = {entry.number: entry.name for entry in registry}
 

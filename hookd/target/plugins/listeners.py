@@ -12,6 +12,7 @@ from hookd.api.rates import Rate, rates_of
 from hookd.errors import PluginError
 from hookd.target.plugins import values
 from hookd.wire.agent import Source
+from hookd.wire.hook_error import HookError
 from hookd.wire.originals import clock
 from hookd.wire.probation import Probation
 
@@ -107,7 +108,7 @@ class Loaded:
         cost_ns: its cost in the last accounted step of each kind, `{kind of the step: ns}`.
         spent_ns: estimated time spent in it, in ns.
         agreement: the agreement of all ranks, for a plugin that changes the training in a job of several.
-        last_trouble: the last error, for a person: `text`, `where` (the line in its source) and `traceback`; empty if none.
+        last_error: the last error; empty if there was none.
         source: its origin, as far as the tool has reported it: `version`, `sha256`, `origin`.
         strikes: errors since it was last switched on.
         probation: when it returns from a quarantine.
@@ -126,7 +127,6 @@ class Loaded:
     listeners: tuple[Listener, ...] = ()
     state: str = "active"
     errors: int = 0
-    last_error: str = ""
     longest: int = 1
     stretch: int = 1
     kind: int = 3
@@ -138,7 +138,7 @@ class Loaded:
     spent_ns: int = 0
     agreement: Agreement | None = None
     logged: set[str] = field(default_factory=set)
-    last_trouble: dict[str, str] = field(default_factory=dict)
+    last_error: HookError = field(default_factory=HookError)
     source: Source = field(default_factory=Source)
     strikes: int = 0
     probation: Probation = field(default_factory=lambda: Probation(BACK_OFF_S, LONGEST_BACK_OFF_S))

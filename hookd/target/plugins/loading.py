@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.governor import Governor
     from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
     from hookd.target.plugins.listeners import Loaded, Registry
-    from hookd.target.plugins.stopping import Stopping
+    from hookd.target.plugins.stopper import PluginStopper
     from hookd.wire.page import PageWriter
 
 
@@ -42,13 +42,13 @@ class Loading:
         governor: Governor,
         count: StepCount,
         core: CoreMetrics,
-        stopping: Stopping,
+        stopper: PluginStopper,
         host: Host,
         rest: Callable[[], None],
     ) -> None:
         self._process, self._page, self._host = process, page, host
         self._registry, self._lifecycle_hooks, self._models = registry, lifecycle_hooks, models
-        self._governor, self._count, self._core, self._stopping = governor, count, core, stopping
+        self._governor, self._count, self._core, self._stopper = governor, count, core, stopper
         self._rest = rest
 
     def load(self, plugin: Plugin, options: dict[str, str], *, by_name: bool) -> Loaded:
@@ -109,7 +109,7 @@ class Loading:
     def switch(self, old: Loaded | None, new: Loaded | None) -> None:
         """Switch from one plugin to another, or one on or off. This only sets flags, so any thread may call it."""
         if old is not None:
-            self._stopping.switch_off(old, "disabled")
+            self._stopper.switch_off(old, "disabled")
         if new is not None:
             new.turn("active")
             if old is not None:

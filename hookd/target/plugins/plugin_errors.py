@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hookd.api.plugin import Plugin
     from hookd.target.boot.arming import Life
     from hookd.target.plugins.listeners import Loaded, Registry
+    from hookd.wire.hook_error import HookError
     from hookd.wire.page import PageWriter
 
 LOGGED = 10
@@ -64,7 +65,7 @@ class Errors:
     def late(self, loaded: Loaded, hook: str, text: str, where: str) -> None:
         """Count a hook that takes far too long, and quarantine its plugin at once; `where` is its line in the source, if known."""
         self._count(loaded, hook, text, None)
-        loaded.last_trouble = {**loaded.last_trouble, "where": where}
+        loaded.last_error["where"] = where
         if loaded.state == "active":
             self._quarantine(loaded, text)
 
@@ -78,12 +79,11 @@ class Errors:
 
     def _count(self, loaded: Loaded, hook: str, text: str, error: BaseException | None) -> None:
         loaded.errors += 1
-        loaded.last_error = text
-        loaded.last_trouble = trouble(loaded.plugin, hook, text, error)
+        loaded.last_error = described(loaded.plugin, hook, text, error)
         self._counter.labels(loaded.name).inc()
         if hook not in loaded.logged:
             loaded.logged.add(hook)
-            last = loaded.last_trouble
+            last = loaded.last_error
             line = f" ({last['where']})" if last["where"] else ""
             self._page.log("error", f"plugin {loaded.name}: {hook}: {text}{line}\n{last['traceback']}".rstrip())
         loaded.strikes += 1
@@ -105,15 +105,11 @@ class Errors:
             self._page.log("error", f"hookd itself: {where}: {trace}")
 
 
-def trouble(plugin: Plugin, hook: str, text: str, error: BaseException | None) -> dict[str, str]:
-    """Describe an error of a plugin, from the error in words and the exception, if there is one.
-
-    Returns:
-        `hook`, `text`, `where` (FILE:LINE, in FUNCTION: the line) and `traceback`; the last two may be "".
-    """
-    described = {"hook": hook, "text": clean(text, 500), "where": "", "traceback": ""}
+def described(plugin: Plugin, hook: str, text: str, error: BaseException | None) -> HookError:
+    """Describe an error of a plugin, from the error in words and the exception, if there is one."""
+    row: HookError = {"hook": hook, "text": clean(text, 500), "where": "", "traceback": ""}
     if error is not None:
-        described["where"] = clean(author_line(error, plugin), 500)
+        row["where"] = clean(author_line(error, plugin), 500)
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        described["traceback"] = clean(trace[-LONGEST:], LONGEST)
-    return described
+        row["traceback"] = clean(trace[-LONGEST:], LONGEST)
+    return row

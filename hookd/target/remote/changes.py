@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.incidents import Incidents
     from hookd.target.plugins.listeners import Loaded, Registry
     from hookd.target.plugins.loading import Loading
-    from hookd.target.plugins.stopping import Stopping
+    from hookd.target.plugins.stopper import PluginStopper
     from hookd.target.remote.marks import Marks
     from hookd.wire.agent import Caller, ChangeStatus, Progress
     from hookd.wire.agreement import Agreement
@@ -88,13 +88,13 @@ class Changes:
         marks: Marks,
         registry: Registry,
         loading: Loading,
-        stopping: Stopping,
+        stopper: PluginStopper,
         core: CoreMetrics,
         incidents: Incidents,
         own_failure: Callable[[str, BaseException], None],
     ) -> None:
         self._process, self._page, self._life, self._count, self._marks = process, page, life, count, marks
-        self._registry, self._loading, self._stopping = registry, loading, stopping
+        self._registry, self._loading, self._stopper = registry, loading, stopper
         self._core, self._incidents, self._own_failure = core, incidents, own_failure
         self.current: Change | None = None
         self._is_leaving = False
@@ -241,7 +241,7 @@ class Changes:
             self._stop(loaded, why, {})
 
     def _stop(self, loaded: Loaded, why: str, fields: Mapping[str, object]) -> None:
-        self._stopping.switch_off(loaded, "disabled")
+        self._stopper.switch_off(loaded, "disabled")
         self._registry.note_changing()
         self._core.show(loaded)
         message = f"{loaded.name} no longer changes the training from {self._count.origin()} on: {why}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hookd.target.remote.control import Connection
     from hookd.target.remote.evaluate import Evaluations
     from hookd.wire.agent import Caller, Request
-    from hookd.wire.model import Portion
+    from hookd.wire.model import SnapshotPart
 
 
 class Queries:
@@ -39,8 +39,8 @@ class Queries:
         """Return descriptions of the evaluations that still run when the agent leaves."""
         return [f"a thread that evaluates {evaluation.expression[:80]!r}" for evaluation in self._evaluations.running()]
 
-    def _snapshot(self, request: Request) -> Portion:
-        return self._trees.portion(request, self._asking())
+    def _snapshot(self, request: Request) -> SnapshotPart:
+        return self._trees.part(request, self._asking())
 
     def _eval(self, request: Request) -> dict[str, int]:
         connection = self._asking()

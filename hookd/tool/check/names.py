@@ -60,7 +60,7 @@ def lint(
     *,
     file: str,
     line: int,
-    half: str = "target",  # noqa: A002
+    side: str = "target",  # noqa: A002
 ) -> Iterator[Problem]:
     """Yield the problems of one metric that a plugin declares.
 
@@ -71,9 +71,9 @@ def lint(
         labels: names of the labels.
         file: of the declaration.
         line: of the declaration.
-        half: part of the plugin that declares it, "target" or "daemon".
+        side: part of the plugin that declares it, "target" or "daemon".
     """
-    reserved, unbounded = _LABELS[half]
+    reserved, unbounded = _LABELS[side]
 
     def problem(rule: str, message: str, fix: str, *, is_warning: bool = False) -> Problem:
         return Problem(file, line, rule, message, fix, is_warning)
@@ -89,7 +89,7 @@ def lint(
         )
     if words[-1] == "total":
         yield problem("metric", f"{name!r} ends with '_total', which hookd adds to counters", f"call it {name[:-6]!r}")
-    elif words[-1] in ("count", "sum", "bucket", "info") and (kind == "counter" or half == "daemon"):
+    elif words[-1] in ("count", "sum", "bucket", "info") and (kind == "counter" or side == "daemon"):
         yield problem(
             "metric", f"{name!r} ends with {words[-1]!r}, which belongs to histograms", "name what is counted"
         )
@@ -113,7 +113,7 @@ def lint(
             )
         elif label in unbounded:
             yield problem("label", f"the label {label!r} of {name!r} has unbounded values: each one creates a series",
-                          "remove it; use a number as the value" + ("" if half == "daemon" else ", or report it with context.incident(…)"))  # fmt: skip
+                          "remove it; use a number as the value" + ("" if side == "daemon" else ", or report it with context.incident(…)"))  # fmt: skip
     if len(labels) > 4:
         yield problem(
             "label",
@@ -123,31 +123,31 @@ def lint(
         )
 
 
-def declared(file: Path, half: str = "target") -> Iterator[Problem]:
+def declared(file: Path, side: str = "target") -> Iterator[Problem]:
     """Yield the problems of a file's metrics, and of uses of their labels.
 
     Only declarations whose name is a literal are checked.
     """
-    for metric in _declarations(file, half):
+    for metric in _declarations(file, side):
         yield from lint(
-            metric.kind, metric.name, metric.help, metric.labels, file=str(file), line=metric.line, half=half
+            metric.kind, metric.name, metric.help, metric.labels, file=str(file), line=metric.line, side=side
         )
-    if half == "target":
+    if side == "target":
         yield from _uses(file, parsed(file))
 
 
-def twice(half: Subject, other: Subject) -> Iterator[Problem]:
+def twice(side: Subject, other: Subject) -> Iterator[Problem]:
     """Yield a problem for each metric that both parts of a plugin declare.
 
     The metric of the daemon plugin is not served then.
 
     Args:
-        half: the daemon plugin.
+        side: the daemon plugin.
         other: the part of the same plugin that runs in targets.
     """
-    theirs = {metric.name for file in other.files for metric in _declarations(file, other.half)}
-    for file in half.files:
-        for metric in _declarations(file, half.half):
+    theirs = {metric.name for file in other.files for metric in _declarations(file, other.side)}
+    for file in side.files:
+        for metric in _declarations(file, side.side):
             if metric.name in theirs:
                 yield Problem(str(file), metric.line, "metric", f"{metric.name!r} is also declared by the plugin in targets, and is served only from there",
                               "use another name")  # fmt: skip
@@ -163,11 +163,11 @@ class _Declaration(NamedTuple):
     line: int
 
 
-def _declarations(file: Path, half: str) -> Iterator[_Declaration]:
+def _declarations(file: Path, side: str) -> Iterator[_Declaration]:
     """Yield the metrics that a file declares with a literal name."""
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KINDS:
-            arguments = _arguments(node, half)
+            arguments = _arguments(node, side)
             name, text = (_constant(arguments[key]) if key in arguments else None for key in ("name", "help"))
             if isinstance(name, str):
                 help_text = text if isinstance(text, str) else "unknown"
@@ -180,9 +180,9 @@ def _label_names(node: ast.expr | None) -> list[str]:
     return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
 
 
-def _arguments(node: ast.Call, half: str = "target") -> dict[str, ast.expr]:
+def _arguments(node: ast.Call, side: str = "target") -> dict[str, ast.expr]:
     is_histogram = getattr(node.func, "attr", "") == "histogram"
-    order = ("name", "help", "buckets", "labels") if is_histogram else _ORDER[half]
+    order = ("name", "help", "buckets", "labels") if is_histogram else _ORDER[side]
     return {
         **dict(zip(order, node.args, strict=False)),
         **{keyword.arg: keyword.value for keyword in node.keywords if keyword.arg},

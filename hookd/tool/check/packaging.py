@@ -33,7 +33,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
                       "use a lower-case word that is not the first word of a core metric")  # fmt: skip
     top = subject.module.partition(".")[0]
     if not top.startswith("hookd"):
-        where = "the training" if subject.half == "target" else "the daemon"
+        where = "the training" if subject.side == "target" else "the daemon"
         yield Problem(file, 1, "name", f"the module {top!r} may conflict with one of {where}",
                       f"call it hookd_{top}", is_warning=True)  # fmt: skip
     for path in subject.files:
@@ -42,7 +42,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
             top = each.name.partition(".")[0]
             if mistake:
                 yield Problem(str(path), each.line, "import", *mistake)
-            elif subject.half == "target" and not each.is_for_types and not _is_there(top, subject):
+            elif subject.side == "target" and not each.is_for_types and not _is_there(top, subject):
                 yield _left_behind(subject, each.line, top) or _foreign(str(path), each.line, top)
 
 
@@ -56,15 +56,15 @@ def _mistake(subject: Subject, each: Import, *, is_imported: bool) -> tuple[str,
     """
     name = "hookd.serving" if (each.name, each.given) == ("hookd", "serving") else each.name
     is_torch = each.name.partition(".")[0] == "torch"
-    if subject.half == "daemon" and is_torch and is_imported:
+    if subject.side == "daemon" and is_torch and is_imported:
         return f"the daemon never imports torch, but the import of {subject.class_name} there includes this", _APART
-    if subject.half == "daemon" and (each.name, each.given) == ("hookd", "hookimpl") and is_imported:
+    if subject.side == "daemon" and (each.name, each.given) == ("hookd", "hookimpl") and is_imported:
         return "this hookimpl marks hooks for the target", "import hookimpl from hookd.serving"
-    if subject.half == "target" and name == "hookd.serving":
+    if subject.side == "target" and name == "hookd.serving":
         message = f"a target has no hookd.serving, but the import of {subject.class_name} there includes this"
         return (message, _APART) if is_imported else None
-    if name.startswith("hookd.") and name not in _PUBLIC[subject.half]:
-        return f"{name} is not part of hookd's public API", _WRITE[subject.half]
+    if name.startswith("hookd.") and name not in _PUBLIC[subject.side]:
+        return f"{name} is not part of hookd's public API", _WRITE[subject.side]
     return None
 
 

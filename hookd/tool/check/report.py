@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class _Row(TypedDict):
     plugin: str
     """Its name; empty if no plugin can be found in the file."""
-    half: str
+    side: str
     """`target` or `daemon`."""
     file: str
     hooks: Mapping[str, HookCost]
@@ -34,7 +34,7 @@ class ReportRow(_Row, total=False):
 
     mutates: bool
     """Whether it declares that it changes the training; absent unless a model was trained with it."""
-    hosted: Sequence[str]
+    daemon_hooks: Sequence[str]
     """The hooks that it implements; absent unless it was run in a simulated daemon."""
 
 
@@ -43,7 +43,7 @@ class Report:
     """The state of a checked plugin; for the attributes see `ReportRow`. Keys that may be absent there may be None here."""
 
     plugin: str
-    half: str
+    side: str
     file: str
     is_typed: bool
     problems: list[Problem]
@@ -51,7 +51,7 @@ class Report:
     uncalled: Sequence[str] = ()
     is_run: bool = False
     mutates: bool | None = None
-    hosted: Sequence[str] | None = None
+    daemon_hooks: Sequence[str] | None = None
 
     @property
     def is_good(self) -> bool:
@@ -65,11 +65,11 @@ class Report:
     def as_json(self) -> ReportRow:
         """Return the object that `--json` prints."""
         row: ReportRow = {
-            "plugin": self.plugin, "half": self.half, "file": self.file, "hooks": self.hooks, "uncalled": self.uncalled,
+            "plugin": self.plugin, "side": self.side, "file": self.file, "hooks": self.hooks, "uncalled": self.uncalled,
             "is_run": self.is_run, "is_typed": self.is_typed, "problems": [problem.as_json() for problem in self.problems],
         }  # fmt: skip
         if self.mutates is not None:
             row["mutates"] = self.mutates
-        if self.hosted is not None:
-            row["hosted"] = self.hosted
+        if self.daemon_hooks is not None:
+            row["daemon_hooks"] = self.daemon_hooks
         return row

@@ -33,8 +33,8 @@ def problems(subject: Subject) -> Iterator[Problem]:
     marked = [(str(path), hook) for path, part in subject.parts for hook in hooks(part)]
     known = specs(subject)
     for path, hook in marked:
-        yield from _hook(path, hook, known, " in the daemon" if subject.half == "daemon" else "")
-    if subject.half == "daemon":
+        yield from _hook(path, hook, known, " in the daemon" if subject.side == "daemon" else "")
+    if subject.side == "daemon":
         return
     yield from _api(subject, node)
     may_return = any(_mutates(part) for _, part in subject.parts)
@@ -49,7 +49,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
 
 def specs(subject: Subject) -> dict[str, inspect.Signature]:
     """Return the signatures of all hooks of this part of a plugin, by name."""
-    module = daemon_hooks if subject.half == "daemon" else hookspecs
+    module = daemon_hooks if subject.side == "daemon" else hookspecs
     return {name: inspect.signature(getattr(module, name)) for name in module.HOOKS}
 
 

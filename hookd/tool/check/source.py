@@ -16,10 +16,10 @@ from hookd.tool.check.imports import NotPython, parsed, reached
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    Half = Literal["target", "daemon"]
+    Side = Literal["target", "daemon"]
 
 GROUPS = ("hookd.plugins", "hookd.daemon_plugins")
-BASES: dict[str, Half] = {"Plugin": "target", "DaemonPlugin": "daemon"}
+BASES: dict[str, Side] = {"Plugin": "target", "DaemonPlugin": "daemon"}
 """The base classes of plugins, and the part of a plugin that each stands for."""
 _OTHERS = ("setup.py", "conftest.py")
 """Files of a project that are not plugins."""
@@ -36,7 +36,7 @@ class Subject:
         directory: that `module` can be imported from.
         file: with the class.
         files: all files of its package, except those that only the other part of the plugin imports; or its single file.
-        half: where it runs.
+        side: where it runs.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Subject:
     directory: Path
     file: Path
     files: tuple[Path, ...]
-    half: Half = "target"
+    side: Side = "target"
 
     @property
     def entry(self) -> str:
@@ -143,7 +143,7 @@ def _of_package(package: Path) -> Iterator[Subject]:
     files = tuple(sorted(package.rglob("*.py")))
     plugins = list(_all_of_package(package, files))
     for each in plugins:
-        theirs = {file for other in plugins if other.half != each.half for file in other.imported} - {*each.imported}
+        theirs = {file for other in plugins if other.side != each.side for file in other.imported} - {*each.imported}
         yield replace(each, files=tuple(file for file in files if file not in theirs))
 
 
@@ -156,13 +156,13 @@ def _all_of_package(package: Path, files: tuple[Path, ...]) -> Iterator[Subject]
 
 def _of_file(file: Path, module: str, directory: Path, files: tuple[Path, ...]) -> Iterator[Subject]:
     bases = {last_name(base) for other in files for node in _classes(other) for base in node.bases}
-    for base, half in BASES.items():
+    for base, side in BASES.items():
         derived = _derived(files, base)
         for node in _classes(file):
             if any(last_name(parent) in derived for parent in node.bases):
                 name = next(filter(None, map(_name_of, node.body)), "")
                 if name or (hooks(node) and node.name not in bases):  # a base class of other plugins needs no name
-                    yield Subject(name, module, node.name, directory, file, files, half)
+                    yield Subject(name, module, node.name, directory, file, files, side)
 
 
 def _installed(name: str) -> Iterator[Subject]:

@@ -76,7 +76,7 @@ def problems(subject: Subject) -> list[Problem]:
     lines, homes = _calls(subject)
     with tempfile.TemporaryDirectory() as home:
         calls, config = Path(home, "hookd_calls_of_the_plugin.py"), Path(home, "mypy.ini")
-        calls.write_text(_PRELUDE + _TYPES[subject.half] + "".join(lines))
+        calls.write_text(_PRELUDE + _TYPES[subject.side] + "".join(lines))
         config.write_text(_CONFIG)
         printed = _mypy(subject, calls, config, home)
     return list(_found(printed, subject, homes))
@@ -86,7 +86,7 @@ def _calls(subject: Subject) -> tuple[list[str], dict[int, tuple[Path, int]]]:
     """Return the generated lines, and by line number the file and line of the hook."""
     lines = [f"from {subject.module} import {subject.class_name} as Checked\n"]
     homes: dict[int, tuple[Path, int]] = {}
-    before = (_PRELUDE + _TYPES[subject.half]).count("\n")
+    before = (_PRELUDE + _TYPES[subject.side]).count("\n")
     signatures = specs(subject)
     for path, hook in ((path, hook) for path, part in subject.parts for hook in hooks(part)):
         if hook.name in signatures:
@@ -131,7 +131,7 @@ def _found(printed: str, subject: Subject, homes: dict[int, tuple[Path, int]]) -
         file, number, message = Path(match[1]).resolve(), int(match[2]), match[3]
         if file.name == "hookd_calls_of_the_plugin.py" and number in homes:
             home, at = homes[number]
-            package = "api" if subject.half == "target" else "serving"
+            package = "api" if subject.side == "target" else "serving"
             yield Problem(str(home), at, "types", message, f"annotate it as hookd/{package}/hookspecs does")
         elif str(file) in mine:
             yield Problem(str(file), number, "types", message)

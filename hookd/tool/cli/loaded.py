@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.cli.outputs import LoadedPlugins
+    from hookd.wire.hook_error import HookError
     from hookd.wire.report import PluginRow, Report
 
 
@@ -79,7 +80,7 @@ class LoadedPlugin(TypedDict):
     """Seconds that its hooks have taken."""
     series: int
     """Number of its series."""
-    error: dict[str, str]
+    error: HookError
     """Its last error; empty if there was none."""
 
 

@@ -8,7 +8,7 @@ import click
 
 from hookd.errors import PluginError
 from hookd.tool.cli import options, output, plugin_check, plugin_new, targets
-from hookd.tool.cli.hosted import in_daemon, show_in_daemon
+from hookd.tool.cli.daemon_plugins import in_daemon, show_in_daemon
 from hookd.tool.cli.loaded import loaded
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
     if pid is not None:
         return loaded(targets.report(pid, targets.daemon(host)), plugin_dirs, as_json=as_json)
     available, broken = installed(plugin_dirs), unreadable(plugin_dirs)
-    hosted = in_daemon(plugin_dirs, host)
+    daemon = in_daemon(plugin_dirs, host)
     if as_json:
         data: PluginList = {
-            "plugins": available, "daemon": hosted, "unreadable": [error.as_json() for error in broken],
+            "plugins": available, "daemon": daemon, "unreadable": [error.as_json() for error in broken],
         }  # fmt: skip
         output.emit(data)
     else:
         rows = [(row["name"], row["version"] or "-", _note(row), row["summary"], row["entry"]) for row in available]
         output.show(output.fill(output.table("PLUGIN", "VERSION", "", "DESCRIPTION", "FROM"), rows))
-        show_in_daemon(hosted)
+        show_in_daemon(daemon)
     for error in broken:
         output.complain(error)
     return max((error.exit_code for error in broken), default=0)

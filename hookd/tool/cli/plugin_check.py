@@ -77,12 +77,12 @@ def check(
     sound = [subject for subject, report in zip(subjects, reports, strict=True) if report.is_good]
     chosen, daemon_chosen = _options(settings), _options(daemon_settings)
     try:
-        targets = [subject for subject in sound if subject.half == "target" and not static]
+        targets = [subject for subject in sound if subject.side == "target" and not static]
         ran = cast("dict[str, CheckAnswer | PlacedRefusal]", _run(targets, "check", python, chosen) if targets else {})
         for subject, report in zip(subjects, reports, strict=True):
             if subject.entry in ran:
                 _add_run(report, subject, ran[subject.entry])
-            elif subject in sound and subject.half == "daemon" and not static:
+            elif subject in sound and subject.side == "daemon" and not static:
                 _add_rehearsal(report, subject, _rehearse(subject, daemon_chosen))
     except HookdError:  # such as a trial that hangs: the problems found in the source are reported all the same
         if not as_json:
@@ -122,7 +122,7 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
     from hookd.tool.check import source
 
     rows: list[BenchRow] = []
-    subjects = [subject for subject in source.subjects(path) if subject.half == "target"]
+    subjects = [subject for subject in source.subjects(path) if subject.side == "target"]
     if not subjects:
         raise PluginError(
             f"there is no plugin for targets in {path}", hint="A daemon plugin costs the training nothing."
@@ -160,7 +160,7 @@ def _read(subject: Subject, all_subjects: Sequence[Subject]) -> Report:
     except RecursionError:
         why = "its code is nested too deeply to be checked"
         problems = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
-    report = Report(subject.name, subject.half, str(subject.file), types.is_possible(), sorted(set(problems)))
+    report = Report(subject.name, subject.side, str(subject.file), types.is_possible(), sorted(set(problems)))
     if report.is_typed and report.is_good:
         _progress(f"{subject.name or subject.class_name}: checking types with mypy")
         report.add(types.problems(subject))
@@ -171,12 +171,12 @@ def _source_problems(subject: Subject, all_subjects: Sequence[Subject]) -> list[
     from hookd.tool.check import attributes, blocking, names, packaging, signatures
 
     problems = [*signatures.problems(subject), *packaging.problems(subject)]
-    if subject.half == "target":
+    if subject.side == "target":
         problems += [*blocking.problems(subject), *attributes.problems(subject)]
     else:
-        others = (other for other in all_subjects if other.half == "target" and other.name == subject.name)
+        others = (other for other in all_subjects if other.side == "target" and other.name == subject.name)
         problems += (problem for other in others for problem in names.twice(subject, other))
-    problems += [problem for file in subject.files for problem in names.declared(file, subject.half)]
+    problems += [problem for file in subject.files for problem in names.declared(file, subject.side)]
     return problems
 
 
@@ -198,7 +198,7 @@ def _add_run(report: Report, subject: Subject, ran: CheckAnswer | PlacedRefusal)
 
 def _add_rehearsal(report: Report, subject: Subject, ran: RehearsalAnswer | Refusal) -> None:
     report.add(_rehearsal_problems(subject, ran, report.problems))
-    report.is_run, report.hosted = True, [] if "refused" in ran else ran["hooks"]
+    report.is_run, report.daemon_hooks = True, [] if "refused" in ran else ran["hooks"]
 
 
 def _rehearsal_problems(
@@ -219,7 +219,7 @@ def _rehearsal_problems(
     known = {problem.message for problem in already_known}
     for metric in ran["metrics"]:
         problems += names.lint(
-            metric["kind"], metric["name"], metric["help"], metric["labels"], file=file, line=line, half="daemon"
+            metric["kind"], metric["name"], metric["help"], metric["labels"], file=file, line=line, side="daemon"
         )
     return [problem for problem in problems if problem.message not in known]
 
@@ -373,21 +373,23 @@ def _show_run(report: Report) -> None:
         hooks = ", ".join(report.uncalled)
         output.say(f"{report.plugin}: the small models never called {hooks}: test it with a model of your own")
     if report.is_good:
-        ran = f"; {_hosted(report) if report.half == 'daemon' else _trained(report)}" if report.is_run else ""
+        ran = f"; {_rehearsed(report) if report.side == 'daemon' else _trained(report)}" if report.is_run else ""
         typed = "" if report.is_typed else "; types were not checked (pip install mypy)"
         output.say(f"{_titled(report)}: no problems found{ran}{typed}")
     elif not report.is_run:
-        skipped = "no trial training was run" if report.half == "target" else "it was not run in a daemon"
+        skipped = "no trial training was run" if report.side == "target" else "it was not run in a daemon"
         output.say(f"{_titled(report)}: {skipped}; fix these problems first")
 
 
 def _titled(report: Report) -> str:
     name = report.plugin or Path(report.file).name
-    return f"{name}, in the daemon" if report.half == "daemon" else name
+    return f"{name}, in the daemon" if report.side == "daemon" else name
 
 
-def _hosted(report: Report) -> str:
-    return f"tested with simulated ranks joining and leaving ({', '.join(report.hosted or ()) or 'it has no hooks'})"
+def _rehearsed(report: Report) -> str:
+    return (
+        f"tested with simulated ranks joining and leaving ({', '.join(report.daemon_hooks or ()) or 'it has no hooks'})"
+    )
 
 
 def _trained(report: Report) -> str:

@@ -12,7 +12,7 @@ from hookd.tool.attach import discover, environment
 from hookd.tool.attach.census import INSPECTION_S, inspected
 from hookd.tool.attach.launch import is_launched
 from hookd.tool.config.rules import Traits, decide
-from hookd.tool.daemon.turns import Turns, Want
+from hookd.tool.daemon.attach_scheduler import AttachScheduler, PendingAttach
 from hookd.tool.linux import proc
 from hookd.tool.linux.accounts import account
 from hookd.tool.linux.owner import user_name
@@ -53,18 +53,18 @@ class AutoAttach:
         self._is_dismissed = is_dismissed
         self._clock = clock
         self._lock = threading.Lock()
-        self._wants: dict[int, Want] = {}
+        self._pending: dict[int, PendingAttach] = {}
         self._unknown: dict[int, int] = {}
-        self._turns = Turns()
+        self._scheduler = AttachScheduler()
 
     def see(self, candidates: Iterable[Candidate]) -> None:
         """Apply the rules to processes that are new or have changed."""
         for candidate in candidates:
             with self._lock:
-                known = self._wants.get(candidate.pid)
+                known = self._pending.get(candidate.pid)
                 if known is not None and known.start == candidate.start and candidate.state == "attachable":
                     continue
-                self._wants.pop(candidate.pid, None)
+                self._pending.pop(candidate.pid, None)
             if candidate.state == "attachable" and not self._is_dismissed(candidate.pid, candidate.start):
                 self._consider(candidate)
 
@@ -80,9 +80,9 @@ class AutoAttach:
         rule = decide(self._rules, seen)
         if rule is not None and not is_launched(seen.environment):  # `hookd run` loads its agent itself
             at = self._clock() + (SETTLE_S if discover.age_s(candidate.start) < SETTLE_S else 0.0)
-            want = Want(candidate.pid, candidate.start, account(candidate.uid), program, rule, at)
+            attach = PendingAttach(candidate.pid, candidate.start, account(candidate.uid), program, rule, at)
             with self._lock:
-                self._wants[candidate.pid] = want
+                self._pending[candidate.pid] = attach
 
     def _leave_alone(self, candidate: Candidate) -> None:
         """Log once that no rule applies to a process because its environment is unreadable."""
@@ -97,73 +97,73 @@ class AutoAttach:
                 "`hookd attach %d` asks the process itself", candidate.pid, user_name(candidate.uid), candidate.pid,
             )  # fmt: skip
 
-    def due(self) -> list[Want]:
+    def due(self) -> list[PendingAttach]:
         """Return the processes to try now, after checking each again. The caller must call `attached` or `failed` for each."""
         chosen = []
-        while (want := self._take()) is not None:
-            if self._is_wanted(want):
-                chosen.append(want)
+        while (attach := self._take()) is not None:
+            if self._is_wanted(attach):
+                chosen.append(attach)
             else:
-                self._end(want, is_attached=None)
-                self._drop(want)
+                self._end(attach, is_attached=None)
+                self._drop(attach)
         return chosen
 
-    def _take(self) -> Want | None:
+    def _take(self) -> PendingAttach | None:
         with self._lock:
-            return self._turns.take(self._wants.values(), self._clock())
+            return self._scheduler.take(self._pending.values(), self._clock())
 
-    def _end(self, want: Want, *, is_attached: bool | None) -> None:
+    def _end(self, attach: PendingAttach, *, is_attached: bool | None) -> None:
         with self._lock:
-            self._turns.end(want, self._clock(), is_attached=is_attached)
+            self._scheduler.end(attach, self._clock(), is_attached=is_attached)
 
-    def _is_wanted(self, want: Want) -> bool:
-        candidate = inspected(want.pid)
-        is_there = candidate is not None and candidate.start == want.start and candidate.state == "attachable"
-        return is_there and not self._is_dismissed(want.pid, want.start)
+    def _is_wanted(self, attach: PendingAttach) -> bool:
+        candidate = inspected(attach.pid)
+        is_there = candidate is not None and candidate.start == attach.start and candidate.state == "attachable"
+        return is_there and not self._is_dismissed(attach.pid, attach.start)
 
-    def _drop(self, want: Want) -> None:
+    def _drop(self, attach: PendingAttach) -> None:
         with self._lock:
-            if self._wants.get(want.pid) is want:
-                del self._wants[want.pid]
+            if self._pending.get(attach.pid) is attach:
+                del self._pending[attach.pid]
 
-    def attached(self, want: Want) -> None:
+    def attached(self, attach: PendingAttach) -> None:
         """Remove a process from the schedule after a successful attach."""
-        self._end(want, is_attached=True)
-        self._drop(want)
+        self._end(attach, is_attached=True)
+        self._drop(attach)
 
-    def failed(self, want: Want, error: HookdError) -> None:
+    def failed(self, attach: PendingAttach, error: HookdError) -> None:
         """Schedule the next attempt after a failure; the wait doubles each time."""
         is_final = error.reason in NEVER_AGAIN
-        self._end(want, is_attached=None if is_final else False)
+        self._end(attach, is_attached=None if is_final else False)
         if is_final:
-            want.at = float("inf")  # stays known, so the rules are not applied again
+            attach.at = float("inf")  # stays known, so the rules are not applied again
             return
         if error.reason in GONE:
-            self._drop(want)
+            self._drop(attach)
             return
-        wait_s = min(FIRST_WAIT_S * 2**want.failures, LONGEST_WAIT_S)
+        wait_s = min(FIRST_WAIT_S * 2**attach.failures, LONGEST_WAIT_S)
         with self._lock:
-            want.failures += 1
-            want.why, want.at = (error.reason, error.message), self._clock() + wait_s
+            attach.failures += 1
+            attach.why, attach.at = (error.reason, error.message), self._clock() + wait_s
         _log.warning(
             "process %d of user %s: attach by %s failed: %s; again in %g s",
-            want.pid, user_name(want.uid), one_line(want.rule.description), error.message, wait_s,
+            attach.pid, user_name(attach.uid), one_line(attach.rule.description), error.message, wait_s,
         )  # fmt: skip
 
     def reset(self, pid: int) -> None:
         """Reset the failures of a process, because a user attaches to it."""
         with self._lock:
-            if (want := self._wants.get(pid)) is not None:
-                want.failures, want.why, want.at = 0, ("", ""), self._clock() + FIRST_WAIT_S
+            if (attach := self._pending.get(pid)) is not None:
+                attach.failures, attach.why, attach.at = 0, ("", ""), self._clock() + FIRST_WAIT_S
 
     def prune(self) -> None:
         """Forget the processes that have ended."""
         with self._lock:
-            wants, unknown = list(self._wants.values()), list(self._unknown.items())
-            self._turns.forget(self._clock())
-        for want in wants:
-            if not proc.is_same(want.pid, want.start):
-                self._drop(want)
+            pending, unknown = list(self._pending.values()), list(self._unknown.items())
+            self._scheduler.forget(self._clock())
+        for attach in pending:
+            if not proc.is_same(attach.pid, attach.start):
+                self._drop(attach)
         for pid, start in unknown:
             if not proc.is_same(pid, start):
                 self._unknown.pop(pid, None)
@@ -172,16 +172,16 @@ class AutoAttach:
         """Return a row for each process whose attach failed and will be retried."""
         now = self._clock()
         with self._lock:
-            wants = [want for want in self._wants.values() if want.failures]
+            pending = [attach for attach in self._pending.values() if attach.failures]
         return [
             {
-                "pid": want.pid,
-                "failures": want.failures,
-                "reason": want.why[0],
-                "error": want.why[1],
-                "again_in_s": 0.0 if want.is_tried else round(max(0.0, want.at - now), 1),
+                "pid": attach.pid,
+                "failures": attach.failures,
+                "reason": attach.why[0],
+                "error": attach.why[1],
+                "again_in_s": 0.0 if attach.is_tried else round(max(0.0, attach.at - now), 1),
             }
-            for want in wants
+            for attach in pending
         ]
 
 

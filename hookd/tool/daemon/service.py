@@ -16,7 +16,7 @@ from aiohttp import web
 
 from hookd.errors import HookdError, PermissionDenied, worded
 from hookd.tool.config import default_control_path, default_state_dir
-from hookd.tool.daemon import api, audit, describe, turns
+from hookd.tool.daemon import api, attach_scheduler, audit, describe
 from hookd.tool.daemon.actions import Actions, Order
 from hookd.tool.daemon.auto_attach import AutoAttach
 from hookd.tool.daemon.client import EMBEDDED_SOCKET
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from hookd.tool.config import ServeConfig
     from hookd.tool.config.values import Address
+    from hookd.tool.daemon.attach_scheduler import PendingAttach
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.tool.daemon.incidents.receivers import Receiver
-    from hookd.tool.daemon.turns import Want
     from hookd.wire.agent import Caller
     from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget, EvaluatedTarget
     from hookd.wire.report import Report
@@ -115,7 +115,7 @@ class Service:
         self._started = time.time()
         self._attach_pool = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # A separate pool, so that attaches by rule do not delay those that a user asks for.
-        self._rule_pool = ThreadPoolExecutor(turns.MOST, "hookd-rule")
+        self._rule_pool = ThreadPoolExecutor(attach_scheduler.MOST, "hookd-rule")
         # Shut down with waiting: a poll that runs after targets and store are closed would take all targets for ended.
         self._look_pool = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
         # Separate, so that many deaths at once do not delay polls.
@@ -226,26 +226,26 @@ class Service:
         """Start the next attaches by rule after each scan and each finished attempt."""
         await self._may_attach.wait()
         self._may_attach.clear()
-        for want in await asyncio.to_thread(self._auto_attach.due):
-            task = asyncio.create_task(self._try(want))
+        for attach in await asyncio.to_thread(self._auto_attach.due):
+            task = asyncio.create_task(self._try(attach))
             self._attempts.add(task)
             task.add_done_callback(self._attempts.discard)
 
-    async def _try(self, want: Want) -> None:
+    async def _try(self, attach: PendingAttach) -> None:
         """Attach by rule; count and log a failure, and retry it later."""
-        order = Order(plugins=want.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
+        order = Order(plugins=attach.rule.plugins or None, timeout_s=self.config.timeout_s, only_trainers=True)
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
-                self._rule_pool, self._actions.attach, want.pid, order
+                self._rule_pool, self._actions.attach, attach.pid, order
             )
         except HookdError as error:
-            await asyncio.to_thread(self._auto_attach.failed, want, error)
+            await asyncio.to_thread(self._auto_attach.failed, attach, error)
         except Exception as exc:  # noqa: BLE001  a bug: reported and retried like any other failure
-            _log.exception("process %d", want.pid)
-            await asyncio.to_thread(self._auto_attach.failed, want, HookdError(worded(exc), reason="internal"))
+            _log.exception("process %d", attach.pid)
+            await asyncio.to_thread(self._auto_attach.failed, attach, HookdError(worded(exc), reason="internal"))
         else:
-            self._auto_attach.attached(want)
-            await asyncio.to_thread(audit.attached, answer, f"by {want.rule.description}")
+            self._auto_attach.attached(attach)
+            await asyncio.to_thread(audit.attached, answer, f"by {attach.rule.description}")
         self._may_attach.set()
         self._watch()
 

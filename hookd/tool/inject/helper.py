@@ -26,7 +26,7 @@ _MARGIN_S = 5.0
 MOST, WIDTH = 6, 3
 """Injectors of this process at a time: in all, and for the targets of one user. Each may stop a target, and during the stop it has
 priority over all normal processes. Injectors that hang on one user's targets do not use up the slots of other users. Attaches by
-rule leave slots for attaches that a person has requested, see `daemon.turns`."""
+rule leave slots for attaches that a person has requested, see `daemon.attach_scheduler`."""
 WAIT_S = 60.0
 """How long an attach waits for a slot: several times the duration of the attaches before it."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hookd.tool.reports.collapse import collapse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hookd.wire.hook_error import HookError
     from hookd.wire.identity import Identity
     from hookd.wire.page import Family, Snapshot
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps, ThreadRow
@@ -197,7 +198,8 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snap
         empty: PluginRow = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
                  "overhead_seconds": None, "options": plugin_options(identity, name),
                  "settings": plugin_options(identity, name, "settings"), "call_seconds": None, "series": 0,
-                 "source": plugin_options(identity, name, "source"), "error": plugin_options(identity, name, "error")}  # fmt: skip
+                 "source": plugin_options(identity, name, "source"),
+                 "error": cast("HookError", plugin_options(identity, name, "error"))}  # fmt: skip
         return rows.setdefault(name, empty)
 
     for labels, value in values.get("hookd_plugin_state", []):

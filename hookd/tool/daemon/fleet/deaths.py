@@ -133,7 +133,7 @@ class Evidence:
     container_ended: bool = False
 
 
-class Witness:
+class EvidenceReader:
     """The facts that must be read from a process before it ends.
 
     Attributes:
@@ -148,7 +148,7 @@ class Witness:
             self._image = proc.image(pid)
         self._init = exits.container_init(pid)
 
-    def gather(self, pidfd: int) -> Evidence:
+    def read(self, pidfd: int) -> Evidence:
         """Collect the facts that are known about the end by now."""
         ending = exits.find(self._pid, self._ticks, self._image, pidfd)
         is_killed = ending.status is not None and ending.status & 0x7F == signal.SIGKILL

@@ -304,7 +304,7 @@ class Fleet:
             self._reserved.pop(pid, None)
             if self._only is not None:
                 self._seen.add((pid, target.start_ticks))
-        target.witness.memory = self._memory_cgroups.of(pid)
+        target.evidence.memory = self._memory_cgroups.of(pid)
         self.catch_up(target)
         target.incidents_stored = self.store.seen(self._key(target))
         self._keep_incidents(target)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from hookd.errors import HookdError, NoSuchTarget, PageError
 from hookd.tool.attach import container, control, discover
 from hookd.tool.daemon.fleet import curve
-from hookd.tool.daemon.fleet.deaths import LAST, Witness, judge
+from hookd.tool.daemon.fleet.deaths import LAST, EvidenceReader, judge
 from hookd.tool.daemon.fleet.identity import OF_THE_KERNEL, Identity, text
 from hookd.tool.daemon.fleet.usage import Usage, usage_of
 from hookd.tool.daemon.incidents.incident_log import IncidentLog
@@ -48,7 +48,7 @@ STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
 """In this order: served and alive; the process is gone; the page cannot be trusted; the agent has left."""
 
 
-class Pulse:
+class Activity:
     """When a target last made an event, by the daemon's own clock. The target's hot path does not read a clock."""
 
     def __init__(self, now: float) -> None:
@@ -130,7 +130,7 @@ class Target:
         self.container = container.of_process(pid)
         self.pidfd = _pidfd(pid)
         self._clock = clock
-        self._pulse = Pulse(clock())
+        self._activity = Activity(clock())
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._distinct: tuple[list[Incident], int] = ([], 0)
@@ -138,7 +138,7 @@ class Target:
         self._usage = Usage()
         self._leftover = ""  # the socket file of an agent that was killed
         self._removals = 0  # number of attempts left to remove it
-        self.witness = Witness(pid, self.start_ticks)
+        self.evidence = EvidenceReader(pid, self.start_ticks)
         self._number = -1  # of the page among the target's descriptors, as of the last look
         self._page_owner = frozenset({os.fstat(fd).st_uid})
         self._reader: PageReader | None = None
@@ -225,7 +225,7 @@ class Target:
             self._refresh()
             self._draw()
             if self.ended is None or self.state == "corrupt":
-                death = judge(self.witness.gather(self.pidfd), self._snapshot, self._recent())
+                death = judge(self.evidence.read(self.pidfd), self._snapshot, self._recent())
                 self._close("lost", death.reason, death)
             if self._snapshot is not None:
                 self._leftover, self._removals = text(self._snapshot.identity, "control"), _MOST_REMOVALS
@@ -304,7 +304,7 @@ class Target:
         except PageError as exc:
             self._close("corrupt", exc.reason)
             return
-        self._pulse.see(self._snapshot.heartbeats, self._clock())
+        self._activity.see(self._snapshot.heartbeats, self._clock())
         if self._snapshot.state == "detached":
             self._close("detached", "detached")
 
@@ -337,7 +337,7 @@ class Target:
 
     def heartbeat_age_s(self) -> float | None:
         """Return the seconds since the last event; None after the end."""
-        return None if self.ended is not None else self._pulse.age_s(self._clock())
+        return None if self.ended is not None else self._activity.age_s(self._clock())
 
     def usage(self) -> Usage:
         """Return the operating system's counts; after the end, the last ones."""

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-
-class Trouble(TypedDict, total=False):
-    """The last error of a daemon plugin; empty if there was none."""
-
-    hook: str
-    text: str
-    """Class and message of the exception, or what else went wrong."""
-    where: str
-    """The line of the plugin; empty if it has no part in it."""
-    traceback: str
-    """Empty if there is none."""
+from hookd.wire.hook_error import HookError
 
 
-class PluginTrouble(Trouble):
+class PluginHookError(HookError):
     """An error of a daemon plugin."""
 
     plugin: str
@@ -37,7 +27,7 @@ class AvailableRow(TypedDict):
     """`MODULE:CLASS`."""
     state: str | None
     """One of `worker.STATES`; None if no daemon runs it."""
-    error: Trouble
+    error: HookError
 
 
 class DaemonPluginRow(AvailableRow, total=False):

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     from hookd.serving import DaemonPlugin
     from hookd.tool.daemon.plugins.discovery import AvailablePlugin, Hooks
-    from hookd.tool.daemon.plugins.rows import DaemonPluginRow, Trouble
+    from hookd.tool.daemon.plugins.rows import DaemonPluginRow
+    from hookd.wire.hook_error import HookError
 
 MAX_ERRORS = 10
-MAX_TROUBLES = 20
+MAX_LAST_ERRORS = 20
 """Number of last errors that are kept with their text."""
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 MAX_WAITING = 100
@@ -72,7 +73,7 @@ class PluginWorker:
         self.hooks: Hooks = {}
         self.state = "starting"
         self.every_s = 0.0
-        self.troubles: deque[Trouble] = deque(maxlen=MAX_TROUBLES)
+        self.last_errors: deque[HookError] = deque(maxlen=MAX_LAST_ERRORS)
         self.errors: Counter[str] = Counter()
         self.seconds = 0.0
         self.skipped = 0
@@ -100,9 +101,9 @@ class PluginWorker:
         return self.available.name
 
     @property
-    def trouble(self) -> Trouble:
+    def last_error(self) -> HookError:
         """The last error, empty if there was none."""
-        return self.troubles[-1] if self.troubles else {}
+        return self.last_errors[-1] if self.last_errors else {}
 
     @property
     def is_idle(self) -> bool:
@@ -239,7 +240,7 @@ class PluginWorker:
 
     def _record(self, hook: str, text: str, where: str, trace: str) -> None:
         self.errors[hook] += 1
-        self.troubles.append({"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]})
+        self.last_errors.append({"hook": hook, "text": text[:500], "where": where, "traceback": trace[-3000:]})
 
     def _do(self, job: Job) -> None:
         if job.hook not in self.hooks:
@@ -256,7 +257,7 @@ class PluginWorker:
     def _failed(self, hook: str, text: str, where: str, trace: str = "", *, is_timeout: bool = False) -> None:
         with self._lock:
             self._since += 1
-            is_first = self.trouble.get("text") != text
+            is_first = self.last_error.get("text") != text
             self._record(hook, text, where, trace)
             limit = 1 if is_timeout or self._probation.is_on(self._clock()) else MAX_ERRORS
             is_quarantined = self.state == "active" and self._since >= limit
@@ -274,5 +275,5 @@ class PluginWorker:
         """Return a description of the plugin, as JSON values."""
         return {
             **self.available.row(), "state": self.state, "hooks": sorted(self.hooks), "errors": sum(self.errors.values()),
-            "seconds": self.seconds, "skipped": self.skipped, "error": self.trouble,
+            "seconds": self.seconds, "skipped": self.skipped, "error": self.last_error,
         }  # fmt: skip

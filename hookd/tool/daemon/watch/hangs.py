@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.watch.silence import Patience, Silence
-from hookd.tool.daemon.watch.verdict import Standing, judge, sentence
+from hookd.tool.daemon.watch.verdict import RankPosition, judge, sentence
 from hookd.tool.daemon.watch.watcher import Declared, Sample
 
 if TYPE_CHECKING:
@@ -136,14 +136,14 @@ class Hangs:
         if not overdue:
             return
         half_s = min(map(self._age_s, overdue)) / 2
-        standing = [target for target in alive if self._age_s(target) >= half_s]
-        if len(standing) < len(alive) and max(map(self._age_s, overdue)) < self._patience.start_s:
+        silent = [target for target in alive if self._age_s(target) >= half_s]
+        if len(silent) < len(alive) and max(map(self._age_s, overdue)) < self._patience.start_s:
             return  # other ranks make progress: perhaps one of them evaluates, and the silent ones wait for it
-        verdict = self._verdict(standing, gone)
+        verdict = self._verdict(silent, gone)
         guilty = {judged.rank for judged in verdict.guilty}
         if any(target.claim.rank in guilty for target in (*overdue, *gone)):
             self._report(
-                next((target for target in overdue if target.claim.rank in guilty), overdue[0]), verdict, standing
+                next((target for target in overdue if target.claim.rank in guilty), overdue[0]), verdict, silent
             )
 
     @staticmethod
@@ -166,18 +166,20 @@ class Hangs:
         place = self._silences[target].place
         return place is not None and place.phase == "paused"
 
-    def _verdict(self, standing: Sequence[Target], gone: Sequence[Target] = ()) -> Verdict:
-        ended = [Standing(target.claim.rank, ended=target.ended.reason) for target in gone if target.ended is not None]
-        return judge([*map(self._standing, standing), *ended])
+    def _verdict(self, silent: Sequence[Target], gone: Sequence[Target] = ()) -> Verdict:
+        ended = [
+            RankPosition(target.claim.rank, ended=target.ended.reason) for target in gone if target.ended is not None
+        ]
+        return judge([*map(self._position, silent), *ended])
 
-    def _standing(self, target: Target) -> Standing:
+    def _position(self, target: Target) -> RankPosition:
         snapshot = target.last()
         assert snapshot is not None  # `_judged` selects targets with a snapshot
-        return self._silences[target].standing(target, snapshot, self._now)
+        return self._silences[target].position(target, snapshot, self._now)
 
-    def _report(self, target: Target, verdict: Verdict, standing: Sequence[Target]) -> None:
-        text = sentence(verdict, max(target.identity.world_size for target in standing))
-        self._describe(verdict, standing, text)
+    def _report(self, target: Target, verdict: Verdict, silent: Sequence[Target]) -> None:
+        text = sentence(verdict, max(target.identity.world_size for target in silent))
+        self._describe(verdict, silent, text)
         here = next(own for own in (*verdict.guilty, *verdict.waiting) if own.rank == target.claim.rank)
         self._reported[target] = _Reported(target, here.for_s, at_least=here.at_least)
         ranks = [dataclasses.asdict(own) for own in (*verdict.guilty, *verdict.waiting)]
@@ -186,11 +188,11 @@ class Hangs:
         self._fleet.report(target, HANG, text, place=self._silences[target].place, **fields)
 
     @staticmethod
-    def _describe(verdict: Verdict, standing: Sequence[Target], text: str) -> None:
+    def _describe(verdict: Verdict, silent: Sequence[Target], text: str) -> None:
         """Set `hang` of each target, which its row shows."""
         guilty = [own.rank for own in verdict.guilty]
         where = {own.rank: own for own in (*verdict.guilty, *verdict.waiting)}
-        for target in standing:
+        for target in silent:
             rank, own = target.claim.rank, where[target.claim.rank]
             target.hang = {
                 "role": "stands" if rank in guilty else "waits",
@@ -229,16 +231,16 @@ class Hangs:
 
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Reported | None:
         """Find a hang that an earlier daemon has reported, and that had not ended when that daemon last looked."""
-        standing = self._judged(members)
+        silent = self._judged(members)
         for target in new:
-            if HANG in target.ongoing and target in standing:
+            if HANG in target.ongoing and target in silent:
                 rows = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
                 detail = rows[0]["detail"] if rows else {}
                 reported = _Reported(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)
                 place = self._silences[target].place
                 if place is not None and detail.get("place") == list(place):  # it has not moved since
                     self._reported[target] = reported
-                    self._describe(self._verdict(standing), standing, rows[0]["message"])
+                    self._describe(self._verdict(silent), silent, rows[0]["message"])
                 return reported
         return None
 

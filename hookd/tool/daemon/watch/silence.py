@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
 from hookd.tool.daemon.fleet import ranks
-from hookd.tool.daemon.watch.verdict import Standing
+from hookd.tool.daemon.watch.verdict import RankPosition
 from hookd.tool.linux import proc
 from hookd.tool.reports.report import steps
 from hookd.wire.text import one_line
@@ -161,12 +161,12 @@ class Silence:
             return max(enough, self._patience.start_s)
         return enough
 
-    def standing(self, target: Target, snapshot: Snapshot, now: float) -> Standing:
+    def position(self, target: Target, snapshot: Snapshot, now: float) -> RankPosition:
         """Return where the target stands, with the facts of the operating system and the agent."""
         place = self.place or NOWHERE
         entry = snapshot.modules.get(place.module)
         cpu, is_mute = self._meanwhile(target, snapshot, now)
-        return Standing(
+        return RankPosition(
             rank=target.claim.rank,
             for_s=self.age_s(now),
             at_least=self.at_least,

@@ -21,7 +21,7 @@ MAX_RANKS = 8
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankPosition:
     """The place where one rank of a run stands.
 
     Attributes:
@@ -98,13 +98,13 @@ class Verdict:
         reason: the evidence in words, "" if the positions show it.
     """
 
-    guilty: tuple[Standing, ...]
-    waiting: tuple[Standing, ...] = ()
+    guilty: tuple[RankPosition, ...]
+    waiting: tuple[RankPosition, ...] = ()
     basis: str = "alone"
     reason: str = ""
 
 
-def judge(ranks: Sequence[Standing]) -> Verdict:
+def judge(ranks: Sequence[RankPosition]) -> Verdict:
     """Return which ranks of a run are waited for, among those that stand or have ended.
 
     Args:
@@ -112,7 +112,7 @@ def judge(ranks: Sequence[Standing]) -> Verdict:
     """
     if len(ranks) == 1:
         return Verdict(tuple(ranks))
-    stopped = [standing for standing in ranks if standing.ended is not None or standing.state in ("T", "t")]
+    stopped = [position for position in ranks if position.ended is not None or position.state in ("T", "t")]
     if stopped and len(stopped) < len(ranks):
         return _split(ranks, stopped, "process", "")
     guilty, why = _by_collectives(ranks)
@@ -124,68 +124,68 @@ def judge(ranks: Sequence[Standing]) -> Verdict:
     return Verdict(tuple(ranks), basis="unknown", reason=_undecided(ranks))
 
 
-def _split(ranks: Sequence[Standing], guilty: Sequence[Standing], basis: str, reason: str) -> Verdict:
-    names = {standing.rank for standing in guilty}
-    return Verdict(tuple(guilty), tuple(standing for standing in ranks if standing.rank not in names), basis, reason)
+def _split(ranks: Sequence[RankPosition], guilty: Sequence[RankPosition], basis: str, reason: str) -> Verdict:
+    names = {position.rank for position in guilty}
+    return Verdict(tuple(guilty), tuple(position for position in ranks if position.rank not in names), basis, reason)
 
 
-def _by_collectives(ranks: Sequence[Standing]) -> tuple[list[Standing], str]:
+def _by_collectives(ranks: Sequence[RankPosition]) -> tuple[list[RankPosition], str]:
     """Return the ranks that have issued the fewest collectives in a group and are not ahead in another, and the evidence."""
     behind: dict[str, str] = {}
     ahead: set[str] = set()
-    for group in sorted({group for standing in ranks for group in standing.issued}):
+    for group in sorted({group for position in ranks for group in position.issued}):
         members = sorted(
-            (standing for standing in ranks if group in standing.issued and not standing.is_mute),
-            key=lambda standing: standing.issued[group],
+            (position for position in ranks if group in position.issued and not position.is_mute),
+            key=lambda position: position.issued[group],
         )
-        last = [standing for standing in members if standing.issued[group] == members[0].issued[group]]
+        last = [position for position in members if position.issued[group] == members[0].issued[group]]
         if len(last) == len(members):
             continue
         first = members[-1]
         why = f"{_are(last, 'has', 'have')} issued {last[0].issued[group]:.0f} collectives"
         why = f"of the group of ranks {group}, {why}, rank {first.rank} {first.issued[group]:.0f}"
-        behind = {**{standing.rank: why for standing in last}, **behind}
-        ahead |= {standing.rank for standing in members if standing not in last}
-    guilty = [standing for standing in ranks if standing.rank in behind and standing.rank not in ahead]
+        behind = {**{position.rank: why for position in last}, **behind}
+        ahead |= {position.rank for position in members if position not in last}
+    guilty = [position for position in ranks if position.rank in behind and position.rank not in ahead]
     return guilty, behind[guilty[0].rank] if guilty else ""
 
 
-def _by_position(ranks: Sequence[Standing]) -> list[Standing]:
+def _by_position(ranks: Sequence[RankPosition]) -> list[RankPosition]:
     """Return the ranks that are behind another rank and ahead of none."""
-    places = {_place(standing): standing for standing in ranks}  # with many ranks, most of them share one place
-    behind = {key for key, standing in places.items() if any(_is_behind(standing, other) for other in places.values())}
-    ahead = {key for key, standing in places.items() if any(_is_behind(other, standing) for other in places.values())}
-    return [standing for standing in ranks if _place(standing) in behind - ahead]
+    places = {_place(position): position for position in ranks}  # with many ranks, most of them share one place
+    behind = {key for key, position in places.items() if any(_is_behind(position, other) for other in places.values())}
+    ahead = {key for key, position in places.items() if any(_is_behind(other, position) for other in places.values())}
+    return [position for position in ranks if _place(position) in behind - ahead]
 
 
-def _place(standing: Standing) -> tuple[object, ...]:
+def _place(position: RankPosition) -> tuple[object, ...]:
     return (
-        standing.step if standing.is_absolute else None,
-        standing.phase,
-        standing.module,
-        standing.place,
-        standing.model,
+        position.step if position.is_absolute else None,
+        position.phase,
+        position.module,
+        position.place,
+        position.model,
     )
 
 
-def _is_behind(standing: Standing, other: Standing) -> bool:
-    """Whether the CPU side of `standing` is certainly behind that of `other`."""
-    if standing.is_absolute and other.is_absolute and standing.step != other.step:
-        return standing.step < other.step
-    if standing.phase == other.phase == "forward" and standing.module and other.module:
-        return standing.model == other.model and not _are_nested(standing, other) and standing.place < other.place
-    first, second = ORDER.get(standing.phase), ORDER.get(other.phase)
+def _is_behind(position: RankPosition, other: RankPosition) -> bool:
+    """Whether the CPU side of `position` is certainly behind that of `other`."""
+    if position.is_absolute and other.is_absolute and position.step != other.step:
+        return position.step < other.step
+    if position.phase == other.phase == "forward" and position.module and other.module:
+        return position.model == other.model and not _are_nested(position, other) and position.place < other.place
+    first, second = ORDER.get(position.phase), ORDER.get(other.phase)
     return first is not None and second is not None and first < second
 
 
-def _are_nested(standing: Standing, other: Standing) -> bool:
+def _are_nested(position: RankPosition, other: RankPosition) -> bool:
     """Whether the modules are the same, or one contains the other: then their order is unknown."""
-    names = sorted((standing.module or "", other.module or ""), key=len)
+    names = sorted((position.module or "", other.module or ""), key=len)
     return names[0] in (names[1], "(root)") or names[1].startswith(names[0] + ".")
 
 
-def _undecided(ranks: Sequence[Standing]) -> str:
-    issued = [set(standing.issued.items()) for standing in ranks]
+def _undecided(ranks: Sequence[RankPosition]) -> str:
+    issued = [set(position.issued.items()) for position in ranks]
     if issued[0] and all(collectives == issued[0] for collectives in issued):
         return "all have issued the same collectives: one of them does not complete, on a device or in the network"
     return "no evidence shows which rank the others wait for"
@@ -201,7 +201,7 @@ def sentence(verdict: Verdict, world_size: int = 1) -> str:
     parts = [_clause(verdict.guilty, "stands", "stand")]
     if verdict.waiting:
         it = "it" if len(verdict.guilty) == 1 else "them"
-        waiting = sorted(verdict.waiting, key=lambda standing: standing.where)
+        waiting = sorted(verdict.waiting, key=lambda position: position.where)
         parts.append(_clause(waiting, f"waits for {it}", f"wait for {it}", timed=False))
     known = len(verdict.guilty) + len(verdict.waiting)
     notes = [*_hints(verdict.guilty)]
@@ -215,40 +215,40 @@ def sentence(verdict: Verdict, world_size: int = 1) -> str:
     return f"{text}. {more[0].upper()}{more[1:]}" if more else text
 
 
-def _clause(ranks: Iterable[Standing], one_does: str, several_do: str, *, timed: bool = True) -> str:
+def _clause(ranks: Iterable[RankPosition], one_does: str, several_do: str, *, timed: bool = True) -> str:
     """Return the places of ranks in words, grouped by place."""
-    places: dict[str, list[Standing]] = {}
-    for standing in ranks:
-        places.setdefault(standing.where, []).append(standing)
+    places: dict[str, list[RankPosition]] = {}
+    for position in ranks:
+        places.setdefault(position.where, []).append(position)
     clauses = []
     for where, together in places.items():
         if together[0].ended is not None:
             clauses.append(f"{_are(together, '', '')} {where}".replace("  ", " "))
             continue
-        longest = max(together, key=lambda standing: standing.for_s)
+        longest = max(together, key=lambda position: position.for_s)
         clauses.append(f"{_are(together, one_does, several_do)} {where}" + (f" {longest.since}" if timed else ""))
     return ", ".join(clauses)
 
 
-def _are(ranks: Sequence[Standing], one_does: str, several_do: str) -> str:
-    names = [standing.rank for standing in ranks]
+def _are(ranks: Sequence[RankPosition], one_does: str, several_do: str) -> str:
+    names = [position.rank for position in ranks]
     if len(names) == 1:
         return f"rank {names[0]} {one_does}"
     more = f" and {len(names) - MAX_RANKS} more" if len(names) > MAX_RANKS else ""
     return f"ranks {', '.join(names[:MAX_RANKS])}{more} {several_do}"
 
 
-def _hints(ranks: Sequence[Standing]) -> list[str]:
+def _hints(ranks: Sequence[RankPosition]) -> list[str]:
     """Return the facts of the operating system on a rank, if it is the only one that stands."""
     if len(ranks) != 1 or ranks[0].ended is not None:
         return []
-    (standing,) = ranks
-    if standing.state in _STATES:
-        return [_STATES[standing.state]]
+    (position,) = ranks
+    if position.state in _STATES:
+        return [_STATES[position.state]]
     busy = (
         []
-        if standing.cpu is None
-        else [f"it uses {standing.cpu:.1f} CPUs meanwhile" if standing.cpu >= 0.05 else "it uses no CPU"]
+        if position.cpu is None
+        else [f"it uses {position.cpu:.1f} CPUs meanwhile" if position.cpu >= 0.05 else "it uses no CPU"]
     )
-    mute = ["hookd's own thread there does not run either: the GIL is held"] if standing.is_mute else []
+    mute = ["hookd's own thread there does not run either: the GIL is held"] if position.is_mute else []
     return [*mute, *busy]

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from hookd.tool.config.rules import ASKED_FOR
-from hookd.tool.daemon.turns import MOST, WIDTH, Turns, Want
+from hookd.tool.daemon.attach_scheduler import MOST, WIDTH, AttachScheduler, PendingAttach
 
 PYTHON = ("08:01", 7)
 TIMEOUT_S, QUICK_S = 10.0, 0.5
@@ -20,8 +20,8 @@ class Daemon:
 
     def __init__(self):
         self.now = 100.0
-        self.turns = Turns()
-        self.wants = []
+        self.scheduler = AttachScheduler()
+        self.pending = []
         self.attached = {}
         self.begun = []
         self.jobs = set()
@@ -30,7 +30,7 @@ class Daemon:
 
     def add(self, uid, *, job=False, program=PYTHON):
         pid = next(self._pids)
-        self.wants.append(Want(pid, pid, uid, program, ASKED_FOR, self.now))
+        self.pending.append(PendingAttach(pid, pid, uid, program, ASKED_FOR, self.now))
         if job:
             self.jobs.add(pid)
         return pid
@@ -40,24 +40,24 @@ class Daemon:
         while self.now < end:
             while self._ends and self._ends[0][0] <= self.now:
                 self._end(heapq.heappop(self._ends)[2])
-            while (want := self.turns.take(self.wants, self.now)) is not None:
-                self.begun.append((self.now, want.uid))
-                lasts_s = QUICK_S if want.pid in self.jobs else TIMEOUT_S
-                heapq.heappush(self._ends, (self.now + lasts_s, want.pid, want))
+            while (attach := self.scheduler.take(self.pending, self.now)) is not None:
+                self.begun.append((self.now, attach.uid))
+                lasts_s = QUICK_S if attach.pid in self.jobs else TIMEOUT_S
+                heapq.heappush(self._ends, (self.now + lasts_s, attach.pid, attach))
             self.now += 0.25
 
-    def _end(self, want):
-        is_attached = want.pid in self.jobs
-        self.turns.end(want, self.now, is_attached=is_attached)
+    def _end(self, attach):
+        is_attached = attach.pid in self.jobs
+        self.scheduler.end(attach, self.now, is_attached=is_attached)
         if is_attached:
-            self.attached[want.pid] = self.now
-            self.wants.remove(want)
+            self.attached[attach.pid] = self.now
+            self.pending.remove(attach)
         else:
-            want.at = self.now + 10.0 * 2**want.failures
-            want.failures += 1
+            attach.at = self.now + 10.0 * 2**attach.failures
+            attach.failures += 1
 
     def running(self, uid):
-        return sum(1 for _, _, want in self._ends if want.uid == uid)
+        return sum(1 for _, _, attach in self._ends if attach.uid == uid)
 
 
 def test_a_users_fakes_do_not_delay_another_users_job():
@@ -152,8 +152,8 @@ def test_what_has_not_failed_for_long_is_forgotten():
     daemon = Daemon()
     daemon.add(MALLORY)
     daemon.run(15)
-    daemon.turns.forget(daemon.now)
-    assert daemon.turns._users
-    daemon.turns.forget(daemon.now + 3600)
-    assert not daemon.turns._users
-    assert not daemon.turns._programs
+    daemon.scheduler.forget(daemon.now)
+    assert daemon.scheduler._users
+    daemon.scheduler.forget(daemon.now + 3600)
+    assert not daemon.scheduler._users
+    assert not daemon.scheduler._programs

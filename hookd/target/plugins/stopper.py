@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookd.target.remote.marks import Marks
 
 
-class Stopping:
+class PluginStopper:
     """Stops plugins. This only turns switches, so any thread may call it."""
 
     def __init__(self, *, counting: Counting, core: CoreMetrics, incidents: Incidents, marks: Marks) -> None:

@@ -30,7 +30,7 @@ FORGET_S = 600.0
 
 
 @dataclass
-class Want:
+class PendingAttach:
     """A process that a rule selects.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Pace:
 
 
 @dataclass
-class Turns:
+class AttachScheduler:
     """Attempts in progress and outcomes of recent ones. Not thread-safe: the caller must lock."""
 
     _users: dict[int, _Pace] = field(default_factory=dict)
@@ -96,31 +96,36 @@ class Turns:
     _running: int = 0
     _number: int = 0
 
-    def take(self, wants: Iterable[Want], now: float) -> Want | None:
+    def take(self, pending: Iterable[PendingAttach], now: float) -> PendingAttach | None:
         """Return the next process and count its attempt as started; None if none may start now."""
         if self._running >= MOST:
             return None
-        due = [want for want in wants if want.at <= now and not want.is_tried and self._may_begin(want, now)]
+        due = [
+            attach for attach in pending if attach.at <= now and not attach.is_tried and self._may_begin(attach, now)
+        ]
         if not due:
             return None
-        uid = min({want.uid for want in due}, key=lambda uid: self._user(uid).turn)
-        due = [want for want in due if want.uid == uid]
-        program = min({want.program for want in due}, key=lambda program: self._program(uid, program).turn)
-        due = [want for want in due if want.program == program]
+        uid = min({attach.uid for attach in due}, key=lambda uid: self._user(uid).turn)
+        due = [attach for attach in due if attach.uid == uid]
+        program = min({attach.program for attach in due}, key=lambda program: self._program(uid, program).turn)
+        due = [attach for attach in due if attach.program == program]
         user, pace = self._user(uid), self._program(uid, program)
-        longest, newest = min(due, key=lambda want: want.at), max(due, key=lambda want: (-want.failures, want.start))
-        want = newest if pace.attempts % 2 == 0 else longest
-        want.is_tried = True
+        longest, newest = (
+            min(due, key=lambda attach: attach.at),
+            max(due, key=lambda attach: (-attach.failures, attach.start)),
+        )
+        attach = newest if pace.attempts % 2 == 0 else longest
+        attach.is_tried = True
         self._running += 1
         self._number += 1
         user.begin(self._number)
         pace.begin(self._number)
-        return want
+        return attach
 
-    def end(self, want: Want, now: float, *, is_attached: bool | None) -> None:
+    def end(self, attach: PendingAttach, now: float, *, is_attached: bool | None) -> None:
         """Count an attempt as ended; `is_attached=None` leaves the failure counts unchanged."""
-        user, pace = self._user(want.uid), self._program(want.uid, want.program)
-        want.is_tried = False
+        user, pace = self._user(attach.uid), self._program(attach.uid, attach.program)
+        attach.is_tried = False
         self._running -= 1
         user.running -= 1
         pace.running -= 1
@@ -136,10 +141,10 @@ class Turns:
         self._users = {uid: pace for uid, pace in self._users.items() if not pace.is_forgettable(now)}
         self._programs = {key: pace for key, pace in self._programs.items() if not pace.is_forgettable(now)}
 
-    def _may_begin(self, want: Want, now: float) -> bool:
-        user = self._user(want.uid)
+    def _may_begin(self, attach: PendingAttach, now: float) -> bool:
+        user = self._user(attach.uid)
         width = 1 if user.failures else WIDTH
-        return user.running < width and user.at <= now and self._program(want.uid, want.program).at <= now
+        return user.running < width and user.at <= now and self._program(attach.uid, attach.program).at <= now
 
     def _user(self, uid: int) -> _Pace:
         return self._users.setdefault(uid, _Pace())
