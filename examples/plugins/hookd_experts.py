@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, tensors
+from hookd import Context, Module, Plugin, hookimpl, tensors
 
 
 class Experts(Plugin):
@@ -22,9 +22,7 @@ class Experts(Plugin):
         """Read which modules are routers, and the number of experts for each token."""
         self.context = context
         self.routers = context.globs("modules", "*gate|*router")
-        self.top = context.option("top", 2)
-        if self.top < 1:
-            raise PluginError(f"experts: top must be at least 1, not {self.top}")
+        self.top = context.option("top", 2, least=1)
         self.load = context.gauge("load_ratio", "Share of the tokens that go to an expert.", ["module", "expert"])
         self.imbalance = context.gauge("imbalance_ratio", "The fullest expert's load over the mean.", ["module"])
 

@@ -22,9 +22,9 @@ class Noise(Plugin):
     def configure(self, context: Context) -> None:
         """Read the size of a micro-batch, and the decay of the averages."""
         self.context = context
-        self.batch, self.keep = context.option("batch", 1), context.option("keep", 0.95)
-        if self.batch < 1 or not 0 <= self.keep < 1:
-            raise PluginError("noise: batch must be at least 1, and keep at least 0 and below 1")
+        self.batch, self.keep = context.option("batch", 1, least=1), context.option("keep", 0.95)
+        if not 0 <= self.keep < 1:
+            raise PluginError(f"noise: keep must be at least 0 and below 1, not {self.keep}")
         if context.world_size > 1:
             raise PluginError("noise: only jobs of one rank are supported: the reduced gradients are not known")
         self.scale = context.gauge("scale_samples", "Simple noise scale of the gradient.").labels()

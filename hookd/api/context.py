@@ -121,11 +121,20 @@ class Context:
 
     # -- options
 
-    def option(self, name: str, default: T, choices: Sequence[T] = (), kind: type[T] | None = None) -> T:
+    def option(
+        self,
+        name: str,
+        default: T,
+        choices: Sequence[T] = (),
+        kind: type[T] | None = None,
+        *,
+        least: float | None = None,
+        most: float | None = None,
+    ) -> T:
         """Read one option; it has the type of `default`, or `kind` where the default is None.
 
         Raises:
-            PluginError: the value is not of that type, or not one of `choices`.
+            PluginError: the value is not of that type, not one of `choices`, or not from `least` to `most`.
         """
         self.settings[name] = default
         if name not in self.options:
@@ -134,8 +143,14 @@ class Context:
         if choices and value not in choices:
             allowed = ", ".join(str(c) for c in choices)
             raise PluginError(f"{self.plugin}: {name} must be one of {allowed}, not {self.options[name]!r}")
+        self._check_range(name, value, least, most)
         self.settings[name] = value
         return value
+
+    def _check_range(self, name: str, value: Any, least: float | None, most: float | None) -> None:
+        if (least is not None and not value >= least) or (most is not None and not value <= most):  # a NaN is neither
+            limits = [f"at least {least}"] * (least is not None) + [f"at most {most}"] * (most is not None)
+            raise PluginError(f"{self.plugin}: {name} must be {' and '.join(limits)}, not {self.options[name]}")
 
     def _parse(self, name: str, text: str, kind: type[Any]) -> Any:
         if kind is bool:

@@ -163,4 +163,5 @@ def _number(environ: Mapping[str, str], which: int, default: int) -> int:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()  # `int` accepts the digits of all scripts
+    # `int` accepts the digits of all scripts, and refuses numbers of thousands of digits.
+    return text.isascii() and text.isdecimal() and len(text) < 20

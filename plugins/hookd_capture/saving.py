@@ -51,9 +51,7 @@ class Bundles:
 
     def __init__(self, context: Context, *, masks: bool) -> None:
         self._context, self._masks = context, masks
-        self._largest = context.option("bytes", LARGEST)
-        if self._largest < 1:
-            raise PluginError(f"capture: bytes must be at least 1, not {self._largest}")
+        self._largest = context.option("bytes", LARGEST, least=1)
         self._directory = _directory(context.option("directory", ""))
 
     def save(self, call: Call, what: str, bad: BadValue) -> None:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, hooks_on, peek
+from hookd import Context, Module, Plugin, hookimpl, hooks_on, peek
 from hookd_coverage.shown import Shown
 from hookd_coverage.state import elements, is_transformed
 
@@ -58,10 +58,8 @@ class Coverage(Plugin):
     def configure(self, context: Context) -> None:
         """Read the options and declare the metrics."""
         self.context = context
-        self.portion = context.option("modules", 64)
-        most_hooks = context.option("hooks", 200)
-        if self.portion < 1 or most_hooks < 0:
-            raise PluginError("coverage: modules must be 1 or more, and hooks 0 or more")
+        self.portion = context.option("modules", 64, least=1)
+        most_hooks = context.option("hooks", 200, least=0)
         self.unseen = Shown(context.gauge("unseen", "1 for a module that is not observed.", ["module", "state"]))
         self.switches = context.counter("mode_switches", "Calls of train() and eval().", ["module", "mode"])
         self.training = context.gauge("training", "1 for a module that was last called in training mode.", ["module"])

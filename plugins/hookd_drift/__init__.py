@@ -36,7 +36,7 @@ import zlib
 
 import torch
 
-from hookd import Context, Plugin, PluginError, hookimpl
+from hookd import Context, Plugin, hookimpl
 from hookd_drift.bits import joined, pieces, sum_of
 from hookd_drift.replicas import Replica, group_of, owners, replicas
 
@@ -54,9 +54,7 @@ class Drift(Plugin):
         self.interval = context.option("every", self.every)
         self.what = context.option("what", "parameters", choices=("parameters", "gradients"))
         self.replicated = context.option("replicated", "ddp", choices=("ddp", "all"))
-        self.most = context.option("modules", 64)
-        if self.most < 1:
-            raise PluginError("drift: modules must be 1 or more")
+        self.most = context.option("modules", 64, least=1)
         self.checksum = context.gauge(
             "checksum", "Checksum of the bits of the module's own parameters or gradients.", ["module"]
         )

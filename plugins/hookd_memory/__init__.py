@@ -32,7 +32,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any
 
-from hookd import Context, Module, Plugin, PluginError, hookimpl, of_tensor, tensors
+from hookd import Context, Module, Plugin, hookimpl, of_tensor, tensors
 from hookd_memory.places import CUDA, Resident, is_cuda_initialized
 from hookd_memory.retained import Retained, nbytes
 from hookd_memory.trend import Trend
@@ -52,10 +52,8 @@ class Memory(Plugin):
     def configure(self, context: Context) -> None:
         """Read the options and declare the metrics."""
         self.context = context
-        self.least_kept = context.option("kept", 16)
-        self.least_growth = context.option("growth", 64 << 20)
-        if self.least_kept < 2 or self.least_growth < 1:
-            raise PluginError("memory: kept must be 2 or more, and growth 1 or more")
+        self.least_kept = context.option("kept", 16, least=2)
+        self.least_growth = context.option("growth", 64 << 20, least=1)
         self.output = context.gauge(
             "output_bytes", "Size of the module's outputs at the last sampled step.", ["module"]
         )

@@ -81,7 +81,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd import Context, Module, Plugin, PluginError, Rate, hookimpl
+from hookd import Context, Module, Plugin, Rate, hookimpl
 from hookd_nan.blame import Blame
 from hookd_nan.findings import Checks, Findings
 from hookd_nan.forward import Outputs
@@ -137,9 +137,7 @@ class NaN(Plugin):
         """Read the options, and make the parts."""
         self.context = context
         scan = self.scan = Scan(context, neginf=context.option("neginf", default=False))
-        patience = context.option("amp_patience", 30)
-        if patience < 1:
-            raise PluginError(f"nan: amp_patience must be at least 1, not {patience}")
+        patience = context.option("amp_patience", 30, least=1)
         judge, checks = self.judge, self.checks = Judge(patience), Checks(context)
         recorder = self.recorder = Recorder(context)
         policy = self.policy = Policy(context, context.option("policy", "report", POLICIES))

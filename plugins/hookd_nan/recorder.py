@@ -10,7 +10,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from hookd import PluginError, groups_of
+from hookd import groups_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -48,9 +48,7 @@ class Recorder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._length = context.option("recorder", 20)
-        if not 0 <= self._length <= LARGEST:
-            raise PluginError(f"nan: recorder must be from 0 to {LARGEST} calls, not {self._length}")
+        self._length = context.option("recorder", 20, least=0, most=LARGEST)
         self.seen: deque[tuple[str, float, float]] = deque(maxlen=self._length)
         self.steps: deque[StepNumbers] = deque(maxlen=STEPS)
         self.last_loss: float | None = None

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from hookd import Context, Plugin, PluginError, groups_of, hookimpl
+from hookd import Context, Plugin, groups_of, hookimpl
 from hookd_optimizer.norms import Norms
 from hookd_optimizer.scale import Scale, scaler_of
 
@@ -65,10 +65,8 @@ class Optimizers(Plugin):
     def configure(self, context: Context) -> None:
         """Read the options and declare the metrics."""
         self.context = context
-        self.most_groups = context.option("groups", 32)
-        self.elements = context.option("elements", 4_000_000)
-        if self.most_groups < 1 or self.elements < 1:
-            raise PluginError("optimizer: groups and elements must be 1 or more")
+        self.most_groups = context.option("groups", 32, least=1)
+        self.elements = context.option("elements", 4_000_000, least=1)
         self.steps = context.counter("steps", "Calls of the optimizer's step.", ["optimizer"])
         self.gauges = {
             "lr": context.gauge("lr", "Learning rate.", BOTH),

@@ -176,9 +176,7 @@ def _batch_dim(context: Context) -> int:
 
 
 def _count_every(context: Context) -> int:
-    every: int = context.option("count_every", 10)
-    if every < 1:
-        raise PluginError(f"timing: count_every must be at least 1, not {every}")
+    every: int = context.option("count_every", 10, least=1)
     return every
 
 

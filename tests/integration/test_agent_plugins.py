@@ -89,7 +89,9 @@ class Configuring(Plugin):
 
     @hookimpl
     def configure(self, context):
-        context.option("norm", 1.0)
+        context.option("norm", 1.0, least=0, most=2.5)
+        context.option("kept", 4, least=1)
+        context.option("share", 0.5, most=1)
         context.counter("calls", "Calls.", ["module"])
 
 
@@ -115,6 +117,11 @@ def test_a_plugin_that_breaks_a_rule_is_refused_with_the_reason(plugin: type[Plu
     ("key", "value", "text"),
     [
         ("norm", "x", "a number"),
+        ("norm", "2.6", "configuring: norm must be at least 0 and at most 2.5, not 2.6"),
+        ("norm", "-0.1", "at least 0 and at most 2.5, not -0.1"),
+        ("norm", "nan", "at least 0 and at most 2.5, not nan"),
+        ("kept", "0", "kept must be at least 1, not 0"),
+        ("share", "1.5", "share must be at most 1, not 1.5"),
         ("nrom", "1", "no such option"),
         ("every", "x", "a whole number"),
         ("every", "0", "at least 1"),

@@ -302,7 +302,7 @@ def _await_done(controls: Controls, deadline: float) -> Change:
             return {"state": "pending", "ranks": ranks}
         time.sleep(_POLL_S)
     marks = {rank: report.get("at") for rank, report in reports.items()}
-    if len(set(marks.values())) > 1:
+    if any(mark != next(iter(marks.values())) for mark in marks.values()):
         raise ControlError(f"the ranks have changed at different steps: boundaries {marks}", reason="ranks-differ",
                            hint="Their weights differ from here on. Go back to a checkpoint.")  # fmt: skip
     steps = {str(rank): str(report.get("step") or "") for rank, report in reports.items()}

@@ -95,7 +95,7 @@ def columns() -> int:
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     text = os.environ.get("COLUMNS", "")
-    return int(text) if text.isdecimal() and int(text) >= NARROWEST else 80
+    return int(text) if text.isdecimal() and len(text) < 5 and int(text) >= NARROWEST else 80
 
 
 def wrap(text: str, indent: str = "  ") -> str:

@@ -195,7 +195,9 @@ def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check
 
 def _torch(status: AgentStatus, version: object) -> Iterator[Check]:
     """Yield the results of the checks of torch on which the agent relies, as it reports them."""
-    results = [(str(name), bool(holds), str(observed)) for name, holds, observed in status.get("torch", ())]
+    rows: object = status.get("torch")  # the agent's answer: anything may be in it
+    rows = [row for row in rows if isinstance(row, list) and len(row) == 3] if isinstance(rows, list) else []
+    results = [(str(name), bool(holds), str(observed)) for name, holds, observed in rows]
     yield from (Check(name, "note", observed) for name, holds, observed in results if not holds)
     if results and all(holds for _, holds, _ in results):
         newer = ", but this version is not yet proven" if proven.minor(str(version)) > proven.NEWEST_TORCH else ""

@@ -29,7 +29,7 @@ def by_run(targets: Iterable[Target]) -> dict[str, list[Target]]:
 
 def _order(target: Target) -> tuple[int, str, int]:
     rank = target.claim.rank
-    return (int(rank) if rank.isascii() and rank.isdigit() else 0, rank, target.pid)
+    return (int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 20 else 0, rank, target.pid)
 
 
 def named(ranks: Iterable[Target]) -> str:

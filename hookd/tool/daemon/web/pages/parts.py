@@ -10,7 +10,17 @@ from hookd.tool.daemon.web.pages import plots
 from hookd.tool.daemon.web.pages.html import Markup, join, table, tag
 from hookd.tool.daemon.web.pages.plots import COLOURS
 from hookd.tool.reports import wording
-from hookd.tool.reports.reading import SHOWN, finding, looks_at, model_seconds, module_seconds, phases, short
+from hookd.tool.reports.reading import (
+    SHOWN,
+    call_seconds,
+    finding,
+    looks_at,
+    model_seconds,
+    module_seconds,
+    notable,
+    phases,
+    short,
+)
 from hookd.tool.reports.wording import moment
 
 if TYPE_CHECKING:
@@ -153,8 +163,7 @@ def phase_shares(report: Report, step_s: float | None) -> Iterator[Markup]:
 def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[Markup]:
     """Yield a table of the costliest modules and those with a finding, in the order of the model."""
     rows = report["modules"]
-    costliest = {id(row) for row in sorted(rows, key=module_seconds, reverse=True)[:limit]}
-    shown = [row for row in rows if id(row) in costliest or finding(row)][: 2 * limit]
+    shown = notable(rows, limit)[: 2 * limit]
     whole = model_seconds(rows)
     if len(shown) < len(rows):
         yield tag("p", f"The {len(shown)} costliest of {len(rows)}.", class_="soft")
@@ -167,20 +176,20 @@ def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[Markup]:
 
 def _module(row: ModuleRow, whole: float) -> list[str]:
     timing, seen = row["metrics"].get("timing", {}), row["metrics"].get("activations", {})
-    calls, back = timing.get("forward_calls") or 0, timing.get("backward_calls") or 0
+    calls = timing.get("forward_calls") or 0
     share = module_seconds(row) / whole if whole and calls else None
-    trouble = finding(row)
+    found = finding(row)
     return [
         row["name"] or "(loss)",
         row["type"],
         f"{calls:.0f}" if calls else "-",
-        wording.seconds((timing.get("forward_seconds") or 0) / calls) if calls else "-",
-        wording.seconds((timing.get("backward_seconds") or 0) / back) if back else "-",
+        wording.seconds(call_seconds(row, "forward")),
+        wording.seconds(call_seconds(row, "backward")),
         wording.percent(share),
         plots.bar(share) if share is not None else "",
         *(wording.number(seen.get(name)) for name in ("mean", "std", "min", "max")),
         wording.percent(seen.get("zero_ratio")),
-        tag("span", trouble, class_="bad") if trouble else "",
+        tag("span", found, class_="bad") if found else "",
     ]
 
 
