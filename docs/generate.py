@@ -69,7 +69,7 @@ def commands() -> str:
 
 
 def walk(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Give each command below a group with the words that call it."""
+    """Yield each command below a group with the words that call it."""
     context = click.Context(group, info_name=words[-1])
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -155,7 +155,7 @@ def _with_units(plugin: str, found: Iterable[Row]) -> Iterator[Row]:
 
 
 def rows(plugin: str) -> list[list[str]]:
-    """Give the cells of all rows in the section of a plugin in plugins/README.md."""
+    """Return the cells of all rows in the section of a plugin in plugins/README.md."""
     text = (PLUGINS / "README.md").read_text("utf-8")
     (section,) = re.findall(rf"^## {plugin}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| `")]

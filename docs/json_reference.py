@@ -105,7 +105,7 @@ def schema() -> str:
 
 
 def _resolve() -> None:
-    """Give each module the names that it imports for its annotations only, so that these can be evaluated."""
+    """Add to each module the names that it imports for its annotations only, so that these can be evaluated."""
     names: dict[str, Any] = {"Mapping": collections.abc.Mapping, "Sequence": collections.abc.Sequence}
     for module in MODULES:
         names |= {name: one for name, one in vars(module).items() if _is_typed(one)}

@@ -83,19 +83,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _source(place: str) -> str:
-    """Give the path in the repository of what is at a place of the site."""
+    """Return the path in the repository of what is at a place of the site."""
     return next((source for source, one in OUTSIDE.items() if one == place), f"docs/{place}")
 
 
 def _place(path: str) -> str:
-    """Give the place on the site of a path in the repository."""
+    """Return the place on the site of a path in the repository."""
     if path in OUTSIDE:
         return OUTSIDE[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{SHOWN}/{path}.md"
 
 
 def _linked(file: File) -> Iterator[str]:
-    """Give what lies outside of docs/ and a page links to, if it is there."""
+    """Yield what lies outside of docs/ and a page links to, if it is there."""
     directory = posixpath.dirname(_source(file.src_uri))
     for match in LINK.finditer(file.content_string):
         path = posixpath.normpath(posixpath.join(directory, match["path"] or "docs/"))
@@ -104,7 +104,7 @@ def _linked(file: File) -> Iterator[str]:
 
 
 def _tracked() -> list[str]:
-    """Give the files of the repository; what is ignored is none of them."""
+    """Return the files of the repository; what is ignored is none of them."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
     return [one for one in found if one] or [

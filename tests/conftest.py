@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Give each worker a PID namespace of its own, or where that is refused, a mark of its own in the environment."""
+    """Start each worker in a PID namespace of its own, or where that is refused, a mark of its own in the environment."""
     options = own_pids.unshare_options()
     if options is not None:
         os.environ.update(WORKER_PYTHON=sys.executable, WORKER_UNSHARE=options)

@@ -93,13 +93,13 @@ def modules(scene: Scene) -> bytes:
 
 
 def modules_dark(scene: Scene) -> bytes:
-    """Give the gradients of the run in which they are clipped."""
+    """Return the gradients of the run in which they are clipped."""
     with _page(scene, f"/run/{LONE}?view=gradients", scheme="dark") as found:
         return _modules(found)
 
 
 def _modules(found: Page) -> bytes:
-    """Give the heat map with two blocks open, and some paper around it."""
+    """Return the heat map with two blocks open, and some paper around it."""
     for block in (0, 2):
         found.locator("#modules summary:has(small:text-is('Block'))").nth(block).click()
     found.locator("#modules h2").hover()
@@ -118,7 +118,7 @@ def incident(scene: Scene) -> bytes:
 
 
 def report(scene: Scene) -> bytes:
-    """Give the page that `hookd report --html` writes to be sent."""
+    """Return the page that `hookd report --html` writes to be sent."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "report.html"
         hookd("report", str(scene.lone.pid), "--html", file, "--host", f"unix://{scene.daemon.client.path}")
@@ -139,7 +139,7 @@ def top_modules(scene: Scene) -> bytes:
 
 
 def _terminal(scene: Scene, is_there: Callable[[list[str]], bool], *words: str) -> bytes:
-    """Give `hookd top` as a terminal of 100 columns shows it, in colour."""
+    """Return `hookd top` as a terminal of 100 columns shows it, in colour."""
     with tempfile.TemporaryDirectory() as directory, Terminal(Path(directory), 100, 20, NO_COLOR="") as terminal:
         terminal.type(shlex.join([*HOOKD, "top", *words, "--host", f"unix://{scene.daemon.client.path}"]))
         terminal.wait(is_there)

@@ -31,14 +31,14 @@ _NEW_INCIDENTS = (
 
 
 def dashboard(uid: str, title: str, text: str, variables: Iterable[model.VariableModel]) -> build.Dashboard:
-    """Give an empty dashboard. Its uid is in addresses that people keep: it never changes."""
+    """Return an empty dashboard. Its uid is in addresses that people keep: it never changes."""
     made = build.Dashboard(f"hookd / {title}").uid(uid).description(text).tags([TAG]).readonly()
     made = made.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(model.DashboardCursorSync.CROSSHAIR)
     return made.variables([_datasource(), *variables]).link(_others())
 
 
 def of_nodes() -> list[build.QueryVariable]:
-    """Give the variables of what is about nodes."""
+    """Return the variables of what is about nodes."""
     return [
         _variable("job", "Job", "label_values(hookd_build_info, job)"),
         _variable("instance", "Instance", 'label_values(hookd_build_info{job=~"$job"}, instance)'),
@@ -46,7 +46,7 @@ def of_nodes() -> list[build.QueryVariable]:
 
 
 def of_run() -> list[build.QueryVariable]:
-    """Give the variables of what is about one run."""
+    """Return the variables of what is about one run."""
     run = build.QueryVariable("run").label("Run").query(_query("label_values(hookd_target_info, run)"))
     run = run.datasource(SOURCE).refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     rank = _variable("rank", "Rank", 'label_values(hookd_target_info{run="$run"}, rank)')
@@ -54,7 +54,7 @@ def of_run() -> list[build.QueryVariable]:
 
 
 def of_module() -> list[build.QueryVariable]:
-    """Give the variables of what is about modules of one run; the root alone at first, as there may be hundreds."""
+    """Return the variables of what is about modules of one run; the root alone at first, as there may be hundreds."""
     module = _variable("module", "Module", f"label_values({_MODULES}, module)")
     return [*of_run(), module.current(_ROOT)]
 

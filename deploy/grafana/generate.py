@@ -27,7 +27,7 @@ _OF_INTERVALS = ("auto", "auto_min", "auto_count")
 
 
 def plain(dashboard: Any) -> dict[str, Any]:
-    """Give a dashboard as Grafana reads it, with a number for each panel: Grafana would give it one at every load."""
+    """Return a dashboard as Grafana reads it, with a number for each panel: Grafana would give it one at every load."""
     made = json.loads(JSONEncoder().encode(dashboard.build()))
     for number, panel in enumerate(made["panels"], 1):
         panel["id"] = number

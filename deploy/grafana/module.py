@@ -50,7 +50,7 @@ def _table() -> Panel:
 
 
 def _of(metric: str, unit: str, title: str, text: str, width: int = 8) -> Panel:
-    """Give the curves of a gauge of modules."""
+    """Return the curves of a gauge of modules."""
     query = Query(f"max by (module, rank) ({metric}{{{MODULES}}})", MODULE)
     return lines(title, text, unit, query, width=width)
 

@@ -51,18 +51,18 @@ class Column(NamedTuple):
 
 
 def rate(counter: str, matchers: str) -> str:
-    """Give the growth of a counter per second, for one matched set."""
+    """Return the growth of a counter per second, for one matched set."""
     return f"rate({counter}{{{matchers}}}[$__rate_interval])"
 
 
 def step_time(matchers: str, by: str) -> str:
-    """Give the mean wall time of a step, in seconds, for each value of the label `by`."""
+    """Return the mean wall time of a step, in seconds, for each value of the label `by`."""
     seconds, count = rate("hookd_step_seconds_sum", matchers), rate("hookd_step_seconds_count", matchers)
     return f"sum by ({by}) ({seconds}) / (sum by ({by}) ({count}) > 0)"
 
 
 def a_step(counter: str, matchers: str, by: str) -> str:
-    """Give what a counter grows by in one step of the chosen ranks: of each, if `by` has `rank`, else the mean of them."""
+    """Return what a counter grows by in one step of the chosen ranks: of each, if `by` has `rank`, else the mean of them."""
     steps, grown = rate("hookd_steps_total", RANKS), f"sum by ({by}) ({rate(counter, matchers)})"
     if "rank" in by:
         return f"{grown} / on (rank) group_left () (sum by (rank) ({steps}) > 0)"
@@ -72,7 +72,7 @@ def a_step(counter: str, matchers: str, by: str) -> str:
 def lines(
     title: str, text: str, unit: str, *queries: Query, stacked: bool = False, width: int = 12, red: float | None = None
 ) -> Panel:
-    """Give curves over time. `red` draws a line there: what lies above is bad."""
+    """Return curves over time. `red` draws a line there: what lies above is bad."""
     panel = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1).fill_opacity(30 if stacked else 0)
     panel = panel.span_nulls(False).show_points(common.VisibilityMode.AUTO).span(width).height(8)
     if stacked:
@@ -88,7 +88,7 @@ def lines(
 def number(
     title: str, text: str, unit: str, expr: str, *, red: float | None = None, width: int = 3, none: str = "0"
 ) -> Panel:
-    """Give one number, the last one. `none` stands where there is no series."""
+    """Return one number, the last one. `none` stands where there is no series."""
     panel = stat.Panel().span(width).height(4).no_value(none).color_mode(common.BigValueColorMode.VALUE)
     panel = panel.graph_mode(common.BigValueGraphMode.AREA if red is None else common.BigValueGraphMode.NONE)
     panel = panel.reduce_options(common_build.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -97,7 +97,7 @@ def number(
 
 
 def states(title: str, text: str, *queries: Query, words: dict[str, tuple[str, str]], width: int = 12) -> Panel:
-    """Give bars over time, coloured by what a value means. `words` has for each value its word and its colour."""
+    """Return bars over time, coloured by what a value means. `words` has for each value its word and its colour."""
     mapped = {value: model.ValueMappingResult(text=word, color=colour) for value, (word, colour) in words.items()}
     panel = statetimeline.Panel().span(width).height(8).mappings([model.ValueMap(options=mapped)])
     panel = panel.legend(_legend().show_legend(False)).tooltip(_tooltip()).row_height(0.8).merge_values(True)
@@ -114,7 +114,7 @@ def rows(
     sort: str = "",
     width: int = 24,
 ) -> Panel:
-    """Give a table of numbers that is joined by the labels that the queries share.
+    """Return a table of numbers that is joined by the labels that the queries share.
 
     Args:
         title: of the panel.
@@ -140,7 +140,7 @@ def rows(
 
 
 def labels(title: str, text: str, expr: str, hidden: Sequence[str], *, width: int = 24) -> Panel:
-    """Give a table of the labels of a query: the numbers tell nothing."""
+    """Return a table of the labels of a query: the numbers tell nothing."""
     panel = table.Panel().span(width).height(7).cell_height(common.TableCellHeight.SM)
     excluded = dict.fromkeys(["Time", "Value", *hidden], True)
     panel = panel.with_transformation(
@@ -150,7 +150,7 @@ def labels(title: str, text: str, expr: str, hidden: Sequence[str], *, width: in
 
 
 def grid(title: str, text: str, unit: str, expr: str, *, row: str, column: str, width: int = 12) -> Panel:
-    """Give a table of one query with two labels, the values of one as rows, of the other as columns, coloured by value."""
+    """Return a table of one query with two labels, the values of one as rows, of the other as columns, coloured by value."""
     panel = table.Panel().span(width).height(8).cell_height(common.TableCellHeight.SM)
     options = {"rowField": row, "columnField": column, "valueField": "Value"}
     panel = panel.with_transformation(model.DataTransformerConfig(id_val="groupingToMatrix", options=options))
@@ -161,7 +161,7 @@ def grid(title: str, text: str, unit: str, expr: str, *, row: str, column: str, 
 
 
 def thresholds(red: float | None) -> build.ThresholdsConfig:
-    """Give colours by value: never anything but green without `red`."""
+    """Return colours by value: never anything but green without `red`."""
     steps = [model.Threshold(value=None, color=GREEN)]
     if red is not None:
         steps.append(model.Threshold(value=red, color=RED))

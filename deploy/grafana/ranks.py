@@ -24,7 +24,7 @@ PHASES = {
 
 
 def _own(matchers: str) -> str:
-    """Give the seconds of a step in which a rank does not wait for others, as in rules/stragglers.rules.yml."""
+    """Return the seconds of a step in which a rank does not wait for others, as in rules/stragglers.rules.yml."""
     seconds = rate(_PHASE, matchers + ', phase!="backward"')
     return f"sum by (rank) ({seconds}) / on (rank) (sum by (rank) ({rate('hookd_steps_total', matchers)}) > 0)"
 

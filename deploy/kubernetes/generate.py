@@ -58,7 +58,7 @@ def dashboards(directory: Path) -> dict[str, Any]:
 
 
 def files(deploy: Path, docs: str = "") -> dict[Path, str]:
-    """Give the text of each file by its path below `deploy`; `docs`: see `prometheus_rule`."""
+    """Return the text of each file by its path below `deploy`; `docs`: see `prometheus_rule`."""
     made = {RULE: prometheus_rule(deploy / "prometheus" / "rules", docs), DASHBOARDS: dashboards(deploy / "grafana")}
     return {path: _HEAD + yaml.safe_dump(content, sort_keys=False, width=1000) for path, content in made.items()}
 

@@ -352,7 +352,7 @@ UNTOUCHED = ("no-memory", "zombie", "no-such-process")
 
 @contextlib.contextmanager
 def _memory_left(pid: int, left: int) -> Iterator[Path]:
-    """Give a process a cgroup in which it may have so many more bytes of memory than it has."""
+    """Yield a process a cgroup in which it may have so many more bytes of memory than it has."""
     home, usage, limit = next((one for one in MEMORY if (one[0] / one[1]).exists() or one is MEMORY[-1]), MEMORY[-1])
     group = home / f"hookd-attack-{uuid.uuid4().hex[:8]}"
     try:

@@ -127,7 +127,7 @@ def withstand(
 
 
 def become_attacker() -> None:
-    """Give up root for good."""
+    """Drop root for good."""
     os.setgroups([])
     os.setgid(ATTACKER)
     os.setuid(ATTACKER)

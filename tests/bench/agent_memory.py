@@ -37,7 +37,7 @@ STEPS = 22
 
 
 def resident(modules: int) -> dict[str, float]:
-    """Give the growth of this process in MiB: without the agent (control), and with it."""
+    """Return the growth of this process in MiB: without the agent (control), and with it."""
     for name in STDLIB:
         __import__(name)
     training = deep.train(deep.deep(modules))
@@ -55,7 +55,7 @@ def resident(modules: int) -> dict[str, float]:
 
 
 def growth(steps: int) -> dict[str, float]:
-    """Give the growth of a training's resident set in MiB, and of its objects, from the first tenth of the steps on."""
+    """Return the growth of a training's resident set in MiB, and of its objects, from the first tenth of the steps on."""
     import hookd  # noqa: PLC0415
 
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def _go(training: object, steps: int) -> None:
 
 
 def _page() -> int:
-    """Give what is resident of the page of the metrics: its size is fixed, and it fills with the last records of all kinds."""
+    """Return what is resident of the page of the metrics: its size is fixed, and it fills with the last records of all kinds."""
     return sum(one.rss for one in psutil.Process().memory_maps() if "hookd-page" in one.path)
 
 

@@ -76,5 +76,5 @@ class Attached:
             self.leave()
 
     def intervals(self) -> dict[str, int]:
-        """Give the steps between two calls of the rarest hooks of each plugin, as the governor has set them."""
+        """Return the steps between two calls of the rarest hooks of each plugin, as the governor has set them."""
         return {entry.name: entry.stretch for entry in self.parts.registry.loaded.values()}

@@ -56,7 +56,7 @@ class Document:
 
 
 def _method(about: str) -> str:
-    """Give what a module says of itself, without how it is called and what it prints."""
+    """Return what a module says of itself, without how it is called and what it prints."""
     said = "\n".join(line for line in about.strip().splitlines() if not line.startswith(" "))
     said = re.sub(r"\s*Prints one JSON object[^.]*\.", "", said)
     return re.sub(r"\n{2,}", "\n\n", said)

@@ -108,13 +108,13 @@ def read_pass(directory: Path) -> Callable[[int, int], int]:
 
 
 def naive(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Give what a person would write."""
+    """Return what a person would write."""
     return (x.min(), x.max(), x.mean(), x.std(), x.abs().max(), x.norm(), x.isnan().sum(), x.isinf().sum(),
             (x == 0).sum())  # fmt: skip
 
 
 def shortest(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """Give the shortest CPU time of one call of each, in seconds; taken in turns, so that all meet the same machine."""
+    """Return the shortest CPU time of one call of each, in seconds; taken in turns, so that all meet the same machine."""
     best = [float("inf")] * len(functions)
     for _ in range(rounds):
         for at, function in enumerate(functions):

@@ -69,7 +69,7 @@ def measure(modules: int, steps: int) -> dict[str, float]:
 
 
 def learning_s(modules: int, steps: int) -> list[float]:
-    """Give the CPU time that learning took in each step, with an agent in this process that came as by an attach.
+    """Return the CPU time that learning took in each step, with an agent in this process that came as by an attach.
 
     What the training itself has freed is no part of it, see `no_fastbins`.
     """

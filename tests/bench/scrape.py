@@ -46,7 +46,7 @@ class Fleet:
         return self.held
 
     def change(self) -> None:
-        """Give every series another value."""
+        """Change the value of every series."""
         for page, places in self.pages:
             for at in places:
                 page.cells[at] += 0.37
@@ -71,7 +71,7 @@ def page_of(rank: str, series: int) -> tuple[PageWriter, list[int]]:
 
 
 def measure(targets: int, series: int, rounds: int) -> list[dict[str, Any]]:
-    """Give one row for each format."""
+    """Return one row for each format."""
     fleet = Fleet(targets, series)
     try:
         collector = FleetCollector(fleet, AttachCounter(), Limits(detail="all"))  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ class Calls:
                 self.on_node(node, node._sequence_nr())
 
     def figures(self, nodes: list[tuple[int, float]]) -> Figures:
-        """Give each module the time of the nodes that were made in its calls."""
+        """Return each module the time of the nodes that were made in its calls."""
         total: defaultdict[str, float] = defaultdict(float)
         own: defaultdict[str, float] = defaultdict(float)
         for number, seconds in nodes:
@@ -141,7 +141,7 @@ class Calls:
 
 
 def _nodes(root, first: int) -> set:
-    """Give the nodes from `root` down to the number `first`."""
+    """Return the nodes from `root` down to the number `first`."""
     seen, todo = set(), [root]
     while todo:
         node = todo.pop()

@@ -192,7 +192,7 @@ def _gate_alone(_job: Job) -> Iterator[None]:
 
 
 def statistics(x: torch.Tensor) -> list[float]:
-    """Give what hookd's kernel gives in one pass, as a person would write it."""
+    """Return what hookd's kernel gives in one pass, as a person would write it."""
     found = (x.mean(), x.std(), x.min(), x.max(), x.abs().max(), x.norm(), (x == 0).float().mean(), x.isnan().sum(),
              x.isinf().sum())  # fmt: skip
     return [one.item() for one in found]

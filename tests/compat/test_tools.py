@@ -28,7 +28,7 @@ TOOLS = [pytest.param(minor, id=f"{minor[0]}.{minor[1]}") for minor in interpret
 
 @pytest.fixture(scope="module", params=TOOLS)
 def tool(request, tmp_path_factory) -> Path:
-    """Give the Python of a new environment into which hookd was installed."""
+    """Return the Python of a new environment into which hookd was installed."""
     minor = request.param
     found = [one for one in interpreters.found() if one.minor == minor and one.root == interpreters.HERE]
     usable = [

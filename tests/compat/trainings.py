@@ -41,7 +41,7 @@ class Training:
         return Process([*self._command, *more], env=target_environment(), cwd=self._home)
 
     def checksum(self) -> str:
-        """Give the closing line of a run that nobody attaches to."""
+        """Return the closing line of a run that nobody attaches to."""
         with self.start() as process:
             return process.finish(4 * PATIENCE_S)[-1]
 

@@ -32,7 +32,7 @@ def attachable():
 
 @pytest.fixture(scope="session")
 def workloads():
-    """Give the directory of the shared workloads, beside the repository."""
+    """Return the directory of the shared workloads, beside the repository."""
     if not (WORKLOADS / "charlm.py").exists():
         pytest.skip("the shared workloads are not beside this repository (../shared/workloads)")
     return WORKLOADS

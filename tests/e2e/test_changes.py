@@ -68,7 +68,7 @@ def start(stack, tmp_path):
 
 
 def changes(job):
-    """Give for each rank the incidents about what changes the training."""
+    """Return for each rank the incidents about what changes the training."""
     reports = [hookd_json("report", str(pid))["incidents"] for pid in job.pids]
     return [[one for one in incidents if one["kind"] == "training_changed"] for incidents in reports]
 

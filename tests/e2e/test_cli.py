@@ -246,7 +246,7 @@ def test_another_users_process_exits_5(idle, tmp_path):
 
 
 def agent_check(pid: int, **variables: str) -> str:
-    """Give what doctor says of the agent in a process."""
+    """Return what doctor says of the agent in a process."""
     checks = json.loads(hookd("doctor", str(pid), "--json", **variables).stdout)["checks"]
     return next(check["found"] for check in checks if check["name"] == "agent")
 

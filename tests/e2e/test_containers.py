@@ -47,14 +47,14 @@ WORKING = "until_told(lambda: time.sleep(0.001))"
 
 
 def files(pid: int) -> set[str]:
-    """Give what lies where a program may write, and in its current directory, as it sees them."""
+    """Return what lies where a program may write, and in its current directory, as it sees them."""
     root = Path(f"/proc/{pid}/root")
     found = {f"/{place}/{path.name}" for place in PLACES for path in (root / place).iterdir()}
     return found | {f"./{path.name}" for path in Path(f"/proc/{pid}/cwd").iterdir() if path.name != "__pycache__"}
 
 
 def strays(pid: int) -> list[Path]:
-    """Give the files of the host that have the name of an agent in that process."""
+    """Return the files of the host that have the name of an agent in that process."""
     numbers = {pid, stub.proc.status(pid).nspid}
     places = [Path("/") / place for place in PLACES if Path("/", place).is_dir()]
     found = (path for place in places for path in place.iterdir())

@@ -303,7 +303,7 @@ def up(url):
 
 
 def pages(pid):
-    """Give the inodes of the pages that a process holds; the map of one has a descriptor of its own."""
+    """Return the inodes of the pages that a process holds; the map of one has a descriptor of its own."""
     held = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed

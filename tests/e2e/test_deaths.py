@@ -50,7 +50,7 @@ def is_metered(daemon, process):
 
 
 def story(daemon, process):
-    """Give the incident of a target's end."""
+    """Return the incident of a target's end."""
     return wait_until(lambda: next(iter(incidents(daemon, process)), None), what=f"the end of {process.describe()}")
 
 
@@ -91,7 +91,7 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
 
 
 def stored(file):
-    """Give the messages of the ends that are in the file by now: it is written, and made, by a thread."""
+    """Return the messages of the ends that are in the file by now: it is written, and made, by a thread."""
     if not file.exists():
         return []
     with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:

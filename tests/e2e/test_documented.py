@@ -223,7 +223,7 @@ def setting(attachable, tmp_path_factory) -> Iterator[Setting]:
 
 
 def as_a_shell_says(status: int) -> int:
-    """Give `$?`: of a pipeline that Ctrl-C ends, bash dies by SIGINT too where the last command did so before it."""
+    """Return `$?`: of a pipeline that Ctrl-C ends, bash dies by SIGINT too where the last command did so before it."""
     return 128 - status if status < 0 else status
 
 

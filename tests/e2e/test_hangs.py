@@ -35,7 +35,7 @@ def serve(stack, tmp_path):
 
 
 def told(daemon):
-    """Give the kinds of what the daemon has told of hangs, the first first, and the last one."""
+    """Return the kinds of what the daemon has told of hangs, the first first, and the last one."""
     rows = daemon.client.incidents(run=RUN)
     rows = [row for row in rows if row["kind"].startswith("hang")]
     return [row["kind"] for row in reversed(rows)], (rows[0] if rows else None)

@@ -40,7 +40,7 @@ def directory(tmp_path):
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Give that of a program with an installed hookd, and with modules of its own."""
+    """Return that of a program with an installed hookd, and with modules of its own."""
     known = tool_environment()
     return known | {"PYTHONPATH": ":".join(filter(None, [str(directory / "program"), known.get("PYTHONPATH")]))}
 

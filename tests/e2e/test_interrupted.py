@@ -77,7 +77,7 @@ def test_an_agent_to_be_kept_whose_tool_died_before_it_saw_it_is_kept_by_nobody(
 
 
 def patched(word: str, act: str) -> str:
-    """Give a program that attaches, and does something to itself before it writes a word of the mailbox."""
+    """Return a program that attaches, and does something to itself before it writes a word of the mailbox."""
     return f"""
 import os, signal, sys
 from hookd.tool.attach import AttachRequest

@@ -186,7 +186,7 @@ def rgb(text):
 
 
 def contrast(one, other):
-    """Give the ratio of WCAG 2.2, 1.4.3."""
+    """Return the ratio of WCAG 2.2, 1.4.3."""
     first, second = sorted((luminance(one), luminance(other)), reverse=True)
     return (first + 0.05) / (second + 0.05)
 

@@ -23,7 +23,7 @@ LINGER_S = 6
 
 @pytest.fixture
 def daemon(stack, tmp_path):
-    """Give (url, host) of a running `hookd serve`."""
+    """Return (url, host) of a running `hookd serve`."""
     control = tmp_path / "control.sock"
     options = (
         "--state-dir",
@@ -46,7 +46,7 @@ def prometheus(stack, tmp_path, daemon):
 
 
 def page_of(url, run):
-    """Give the lines of a scrape that are ours: other tests may run on this machine, with plugins that are worse."""
+    """Return the lines of a scrape that are ours: other tests may run on this machine, with plugins that are worse."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     kept, comments = [], []

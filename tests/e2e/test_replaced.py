@@ -25,7 +25,7 @@ def start(by: str, *, late: bool) -> Process:
 
 
 def blocked(pid: int) -> dict[str, str]:
-    """Give the mask of blocked signals of each thread."""
+    """Return the mask of blocked signals of each thread."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:

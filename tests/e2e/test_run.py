@@ -55,7 +55,7 @@ class Launched:
         return Process(command, env=self.launch.env | extra, cwd=self.directory)
 
     def marks(self) -> dict[int, list[object]]:
-        """Give method, parent, whether torch was there, and multiprocessing's name, by pid."""
+        """Return method, parent, whether torch was there, and multiprocessing's name, by pid."""
         return {int(path.name): json.loads(path.read_text()) for path in self.marks_directory.iterdir()}
 
 
@@ -470,7 +470,7 @@ def test_a_signal_to_all_that_there_is_ends_the_command_first(tmp_path):
 
 
 def watchers(directory: Path) -> set[int]:
-    """Give who has a command's directory open."""
+    """Return who has a command's directory open."""
     found = set()
     for link in glob.glob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

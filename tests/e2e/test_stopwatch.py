@@ -64,7 +64,7 @@ def replace_function(file, text):
 
 
 def first_output():
-    """Give what the first layer of the training makes of its batch, before any step."""
+    """Return what the first layer of the training makes of its batch, before any step."""
     torch.manual_seed(0)
     layers = [nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 4)]
     return layers[0](torch.randn(4, 8)).detach()

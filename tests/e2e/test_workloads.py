@@ -195,7 +195,7 @@ def missing(metrics: Metrics) -> list[str]:
 
 
 def modules_of(metrics: Metrics, **labels: str) -> set[str]:
-    """Give the names of the modules that were called, those of a second root as those of the first."""
+    """Return the names of the modules that were called, those of a second root as those of the first."""
     called = [s for s in metrics.select("hookd_timing_forward_calls_total", **labels) if s.value]
     return {re.sub(r"^#\d+\.", "", re.sub(r"^#\d+$", "(root)", s.labels["module"])) for s in called}
 

@@ -69,7 +69,7 @@ def command(arguments: list[str]) -> list[str | Path]:
 
 
 def cases(lines: list[str]) -> Cases:
-    """Give what each case left, by its name."""
+    """Return what each case left, by its name."""
     return dict(line.split(" ", 1) for line in lines)
 
 

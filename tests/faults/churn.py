@@ -122,7 +122,7 @@ def run(targets: int, alive: int) -> list[Plateau]:
 
 
 def grown(plateaus: list[Plateau]) -> tuple[float, int]:
-    """Give by how much MiB and how many descriptors the last life has grown since its first plateau but one."""
+    """Return by how much MiB and how many descriptors the last life has grown since its first plateau but one."""
     last = [one for one in plateaus if one.life == plateaus[-1].life]
     return last[-1].rss_mib - last[min(1, len(last) - 1)].rss_mib, last[-1].fds - last[0].fds
 

@@ -44,7 +44,7 @@ def _served(scene: Scene) -> set[int]:
 
 
 def _counters(metrics: Metrics) -> dict[tuple[object, ...], float]:
-    """Give all counters of targets; those of the daemon's own begin anew with it."""
+    """Return all counters of targets; those of the daemon's own begin anew with it."""
     return {
         (one.name, *sorted(one.labels.items())): one.value
         for one in metrics.samples

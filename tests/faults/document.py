@@ -30,7 +30,7 @@ def write(path: Path, played: Iterable[tuple[Fault, Said]], order: Iterable[Faul
 
 
 def row(one: Fault, said: Said) -> str:
-    """Give a line of the table."""
+    """Return a line of the table."""
     after = "" if said.seconds is None else f"{said.seconds:.1f} s"
     words = said.words if said.words.startswith("(") else f"`{cell(said.words)[:MAX_WORDS].replace('`', chr(39))}`"
     return f"| {cell(one.title)} | {cell(one.made)} | {words} | {after} | {cell(said.lost)} |"

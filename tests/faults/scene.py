@@ -166,7 +166,7 @@ class Scene:
         return Target(started, "job")
 
     def steps(self, target: Target) -> int:
-        """Give the steps that hookd serves of a target."""
+        """Return the steps that hookd serves of a target."""
         info = self.daemon.metrics().select("hookd_target_info", pid=str(target.pid))
         rank = info[0].labels["rank"] if info else "0"
         return int(self.daemon.metrics().total("hookd_steps_total", run=target.run, rank=rank))
@@ -202,11 +202,11 @@ class Scene:
         return Said(NOTHING, None, lost)
 
     def elapsed(self) -> float:
-        """Give the seconds since the fault."""
+        """Return the seconds since the fault."""
         return time.monotonic() - self.struck
 
     def herd(self) -> Herd:
-        """Give targets that cost next to nothing."""
+        """Return targets that cost next to nothing."""
         herd = Herd()
         self.stack.callback(herd.close)
         return herd

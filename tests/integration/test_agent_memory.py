@@ -171,6 +171,6 @@ def test_nothing_of_an_agent_is_left_when_it_has_gone() -> None:
 
 
 def own(parts) -> list[object]:
-    """Give the parts that are objects of hookd's own."""
+    """Return the parts that are objects of hookd's own."""
     found = [getattr(parts, field.name) for field in dataclasses.fields(parts)]
     return [one for one in found if type(one).__module__.startswith("hookd.") and type(one).__weakrefoffset__]

@@ -85,13 +85,13 @@ TENSORS = {
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory):
-    """Give the kernel as this source makes it."""
+    """Return the kernel as this source makes it."""
     return build(tmp_path_factory.mktemp("kernel")).read_bytes()
 
 
 @pytest.fixture(params=["plain", "AVX2", "AVX-512", "torch", "device"])
 def sums(request):
-    """Give each way to the [9] sums: the kernel by each set of instructions, and torch's operations."""
+    """Yield each way to the [9] sums: the kernel by each set of instructions, and torch's operations."""
     if request.param == "torch":
         yield statistics.host_sums
     elif request.param == "device":
@@ -104,7 +104,7 @@ def sums(request):
 
 @contextlib.contextmanager
 def at_level(image, level):
-    """Give the kernel with a set of instructions; one that is not given back would be found by its name again."""
+    """Yield the kernel with a set of instructions; one that is not given back would be found by its name again."""
     with contextlib.closing(kernel.load_image(image)) as made:
         if level > made.level:
             pytest.skip("this processor has no such instructions")
@@ -112,7 +112,7 @@ def at_level(image, level):
 
 
 def definitions(tensor):
-    """Give what each field is by definition, in float64."""
+    """Return what each field is by definition, in float64."""
     x = tensor.double().flatten()
     finite = x[x.isfinite()]
     none = not finite.numel()

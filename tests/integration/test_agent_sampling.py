@@ -67,7 +67,7 @@ class Partly(Looker):
 
 
 def blocks(steps: list[int], interval: int) -> list[int]:
-    """Give in which block of `interval` steps each step is: sampled are one of each, at no fixed distance."""
+    """Return in which block of `interval` steps each step is: sampled are one of each, at no fixed distance."""
     return [(step - 1) // interval for step in steps]
 
 

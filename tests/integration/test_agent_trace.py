@@ -78,7 +78,7 @@ def traced():
 
 
 def spans(trace):
-    """Give the complete events of the threads, by thread and in order, after checking that they nest."""
+    """Return the complete events of the threads, by thread and in order, after checking that they nest."""
     by_thread = {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X" and isinstance(event["tid"], int):

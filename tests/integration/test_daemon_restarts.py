@@ -47,7 +47,7 @@ def served(daemon):
 
 
 def counters(daemon):
-    """Give everything of the test's targets that may only grow, by name and labels."""
+    """Return everything of the test's targets that may only grow, by name and labels."""
     ends = ("_total", "_count", "_sum", "_bucket")
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -119,7 +119,7 @@ def lost(daemon, pids):
 
 
 def noted(daemon):
-    """Give the pids in the daemon's note, as far as it can be read."""
+    """Return the pids in the daemon's note, as far as it can be read."""
     file = daemon.client.path.parent / "state" / "held.json"
     try:
         return {row["pid"] for row in json.loads(file.read_text())}

@@ -38,7 +38,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def daemon(stack, tmp_path, directory):
-    """Give the process and the URL of a daemon whose TOML file names the web configuration."""
+    """Return the process and the URL of a daemon whose TOML file names the web configuration."""
     settings = tmp_path / "hookd.toml"
     settings.write_text(f'[serve]\nlisten = "127.0.0.1:0"\nweb_config = "{directory}/web-config.yml"\n')
     hookd("config", "check", settings)

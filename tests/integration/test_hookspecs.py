@@ -20,7 +20,7 @@ FIELDS = ("Called", "Thread", "May", "Cost")
 
 
 def example(hook):
-    """Give the example of a hook as source."""
+    """Return the example of a hook as source."""
     text = inspect.getdoc(getattr(hookspecs, hook))
     return textwrap.dedent("    " + text[text.index("@hookimpl") :])
 
@@ -70,7 +70,7 @@ def closure():
 
 
 def work(target):
-    """Give every hook its reason: steps, train and eval, an error, a NaN, a closure, a second, a new object."""
+    """Trigger every hook: steps, train and eval, an error, a NaN, a closure, a second, a new object."""
     target.run_steps(2)
     target.training.model.eval()
     broken()

@@ -51,7 +51,7 @@ FOLLOW = ["incidents", "--follow", "--json"]
 
 
 def asked(*words):
-    """Give what a command that prints no data says."""
+    """Return what a command that prints no data says."""
     with start_hookd(*words) as process:
         assert process.wait() == 0, process.describe()
         return "\n".join(process.err)
@@ -66,7 +66,7 @@ def follow(stack):
 
 
 def followed(follower, kind, pid):
-    """Give the incident of that kind and process; others on this machine may have some as well."""
+    """Return the incident of that kind and process; others on this machine may have some as well."""
     return json.loads(follower.expect(rf'(?=.*"kind": "{kind}")(?=.*"pid": {pid}\b)').string)
 
 

@@ -22,7 +22,7 @@ TORCHS_OWN = nn.Module.__call__
 
 @pytest.fixture
 def fitted(tmp_path):
-    """Give a function that trains a small module with these callbacks; it returns trainer and losses."""
+    """Return a function that trains a small module with these callbacks; it returns trainer and losses."""
     import lightning
 
     class Net(lightning.LightningModule):

@@ -24,7 +24,7 @@ KERNEL = f"hookd/native/kernel-{os.uname().machine}.so"
 
 @pytest.fixture
 def tree(tmp_path):
-    """Give a copy of what a wheel is made of, without a kernel."""
+    """Return a copy of what a wheel is made of, without a kernel."""
     there = tmp_path / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("hookd", "plugins", "examples"):

@@ -112,7 +112,7 @@ def tree(rng: random.Random, depth: int) -> nn.Module:
 
 
 def below(path: str, module: nn.Module, found: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Give all modules by their first paths, past what their classes make of torch's methods."""
+    """Return all modules by their first paths, past what their classes make of torch's methods."""
     if not any(one is module for one in found.values()):
         found[path or "(root)"] = module
         for name, child in vars(module)["_modules"].items():
@@ -170,7 +170,7 @@ class Training:
                                 p.sub_(p.grad, alpha=1e-3)
 
     def measured(self, of: Any) -> dict[str, float]:
-        """Give the norm of some tensors of each module, in float64."""
+        """Return the norm of some tensors of each module, in float64."""
         return {name: norm([of(p) for p in own(module)]) for name, module in self.modules.items()}
 
     def result(self) -> tuple[list[str], list[bytes]]:

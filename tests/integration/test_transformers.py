@@ -38,7 +38,7 @@ class Words(torch.utils.data.Dataset):
 
 @pytest.fixture
 def made(tmp_path):
-    """Give a function that makes a Trainer of a small GPT-2 with these callbacks."""
+    """Return a function that makes a Trainer of a small GPT-2 with these callbacks."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
     def make(name, *callbacks):

@@ -38,7 +38,7 @@ def train(model, steps=EVERY + 2, *, reduces=False):
 
 
 def bits_of(tensor):
-    """Give the sum by Python's own numbers, over the same 64-bit words; what remains in words of an element."""
+    """Return the sum by Python's own numbers, over the same 64-bit words; what remains in words of an element."""
     flat = tensor.detach().reshape(-1)
     data = bytes(flat.contiguous().view(torch.uint8).tolist())
     whole = len(data) // 8 * 8

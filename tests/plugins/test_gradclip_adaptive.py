@@ -12,7 +12,7 @@ from tests.support.clipped import both, net, train
 
 
 def units_of(parameter):
-    """Give the indices of a parameter's units, as the paper counts them: rows; of a vector all of it."""
+    """Return the indices of a parameter's units, as the paper counts them: rows; of a vector all of it."""
     return list(range(len(parameter))) if parameter.squeeze().dim() > 1 else [...]
 
 

@@ -164,7 +164,7 @@ def test_memory_that_is_taken_and_never_given_back_is_a_leak(hook):
 
 
 def followed(values):
-    """Give the trend of some values, and whether it was a leak at any time."""
+    """Return the trend of some values, and whether it was a leak at any time."""
     trend, is_leak = Trend(64 * MIB), False
     for step, value in enumerate(values):
         is_leak |= trend.add(step, round(value)) and trend.is_leak

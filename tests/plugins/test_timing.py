@@ -79,7 +79,7 @@ def net():
 
 
 def train(model, steps, optimizer=None):
-    """Give the wall time that it took."""
+    """Return the wall time that it took."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     began = time.perf_counter()
     for _ in range(steps):

@@ -38,7 +38,7 @@ def train(model, steps):
 
 
 def by_hand(model, steps):
-    """Give the seconds of one forward call of the busy module, by its own events."""
+    """Return the seconds of one forward call of the busy module, by its own events."""
     model[0].events.clear()
     train(model, steps)
     torch.cuda.synchronize()
@@ -46,7 +46,7 @@ def by_hand(model, steps):
 
 
 def a_call(hook):
-    """Give the same of all modules, as hookd says."""
+    """Return the same of all modules, as hookd says."""
     calls = hook.metric("timing_forward_calls")
     return {name: seconds / calls[name] for name, seconds in hook.metric("timing_forward_device_seconds").items()}
 

@@ -119,7 +119,7 @@ def train(model, steps, each=lambda: None):
 
 
 def a_call(hook, steps) -> dict[str, float]:
-    """Give the seconds of the device for each call."""
+    """Return the seconds of the device for each call."""
     return {name: seconds / steps for (name,), seconds in hook.metric("timing_forward_device_seconds").items()}
 
 

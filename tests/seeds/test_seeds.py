@@ -29,7 +29,7 @@ def plainly(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def under_hookd(name: str, *arguments: str, plugins: tuple[str, ...] = OBSERVERS) -> tuple[list[str], list[str]]:
-    """Give the program's own lines, and everything with the lines of the `tape` plugin among them."""
+    """Return the program's own lines, and everything with the lines of the `tape` plugin among them."""
     program = [bare_python(), HERE / "programs" / name, *arguments]
     options = [*tool.plugin_options(plugins), "--plugin-dir", HERE / "plugins"]
     with tool.run(*options, program=program) as process:
@@ -38,7 +38,7 @@ def under_hookd(name: str, *arguments: str, plugins: tuple[str, ...] = OBSERVERS
 
 
 def events(lines: list[str], *kinds: str) -> list[tuple[str, str, str]]:
-    """Give (event, module, what) of the tape's lines, of some kinds only."""
+    """Return (event, module, what) of the tape's lines, of some kinds only."""
     found = [tuple(line.split(" ", 3)[1:]) for line in lines if line.startswith("hookd| ")]
     return [event for event in found if event[0] in kinds]
 
@@ -116,7 +116,7 @@ def test_s6_no_kind_of_trace_has_a_mutating_plugin_in_it():
 
 
 def graphs(lines: list[str]) -> dict[str, str]:
-    """Give the sections of s6.py that show a graph or its code."""
+    """Return the sections of s6.py that show a graph or its code."""
     sections = dict(part.split("\n", 1) for part in "\n".join(lines).split("== ")[1:] if "\n" in part)
     traces = ("jit.trace", "jit.trace inlined", "jit.trace code", "jit.script", "fx", "make_fx", "export")
     return {title: sections[title] for title in traces}

@@ -69,7 +69,7 @@ class Visit:
         return self.page
 
     def strangers(self) -> list[str]:
-        """Give the requests that went to another place than the daemon."""
+        """Return the requests that went to another place than the daemon."""
         return [one for one in self.requests if not one.startswith((self.url + "/", "data:"))]
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ def spoil(module):
 
 
 def some(*shape, dtype=None):
-    """Give numbers from 2 to 3."""
+    """Return numbers from 2 to 3."""
     return torch.rand(shape, dtype=dtype) + 2
 
 

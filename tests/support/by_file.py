@@ -14,7 +14,7 @@ class ByFile(LoadScopeScheduling):
         return nodeid.partition("::")[0]
 
     def remove_node(self, node: Any) -> str | None:
-        """Give what a worker that crashed has left to the others, without the test that it crashed in: that has failed."""
+        """Return what a worker that crashed has left to the others, without the test that it crashed in: that has failed."""
         crashed = None
         for unit in self.assigned_work[node].values():
             crashed = next((nodeid for nodeid, is_done in unit.items() if not is_done), None)
@@ -25,7 +25,7 @@ class ByFile(LoadScopeScheduling):
         return crashed
 
     def schedule(self) -> None:
-        """Give each worker a second file: it begins its last test only when it knows the next one, or that there is none.
+        """Hand each worker a second file: it begins its last test only when it knows the next one, or that there is none.
 
         pytest-xdist 3.8 gives one to the worker that takes a crashed one's place: with a single test in it, that waits
         for ever.

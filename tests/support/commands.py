@@ -53,7 +53,7 @@ class Command(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Give the fenced and the indented blocks of a page."""
+    """Yield the fenced and the indented blocks of a page."""
     text, name = page.read_text("utf-8"), str(page.relative_to(REPOSITORY))
     blank = text
     for found in _FENCED.finditer(text):
@@ -67,7 +67,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def _parts(block: Block) -> Iterator[Block]:
-    """Give what blank lines part, for a block that is not of one kind."""
+    """Yield what blank lines part, for a block that is not of one kind."""
     line = block.line
     for text in re.split(r"(\n\s*\n)", block.text):
         if text.strip():
@@ -88,7 +88,7 @@ def kind(block: Block) -> str:
 
 
 def commands() -> list[Command]:
-    """Give the commands of all documents; one with options in brackets stands for one with each of them."""
+    """Return the commands of all documents; one with options in brackets stands for one with each of them."""
     found = []
     for block in (block for page in pages() for block in blocks(page) if kind(block) == "shell"):
         lines = logical_lines(block)
@@ -99,7 +99,7 @@ def commands() -> list[Command]:
 
 
 def spoken() -> Iterator[Command]:
-    """Give what a page calls by name in a line of text: `hookd …` in backquotes."""
+    """Yield what a page calls by name in a line of text: `hookd …` in backquotes."""
     for page in pages():
         text = _FENCED.sub("", page.read_text("utf-8"))
         for found in re.finditer(r"`(hookd [a-z][^`]*)`", re.sub(r"\s*\n\s*", " ", text)):
@@ -107,7 +107,7 @@ def spoken() -> Iterator[Command]:
 
 
 def logical_lines(block: Block) -> list[str]:
-    """Give the lines without comments and indent, those joined that end with a backslash."""
+    """Return the lines without comments and indent, those joined that end with a backslash."""
     lines = re.sub(r"\\\n\s*", "", block.text).split("\n")
     plain = (_COMMENT.sub("", line.strip()) for line in lines)
     return [line.strip() for line in plain if line.strip()]

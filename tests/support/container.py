@@ -93,22 +93,22 @@ class Box:
         return process
 
     def but(self, **changes: object) -> Box:
-        """Give one that differs."""
+        """Return one that differs."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 def own_targets(directory: Path) -> Path:
-    """Give a copy of tests/targets in which no other test's processes work: what appears there is this one's."""
+    """Return a copy of tests/targets in which no other test's processes work: what appears there is this one's."""
     return shutil.copytree(TARGETS, directory / "targets", dirs_exist_ok=True)
 
 
 def interpreter_homes() -> list[Path]:
-    """Give the directories that our interpreter and its packages need, as far as a container hides them."""
+    """Return the directories that our interpreter and its packages need, as far as a container hides them."""
     return [Path(path) for path in dict.fromkeys((sys.prefix, sys.base_prefix)) if not path.startswith("/usr")]
 
 
 def target_of(process: Process) -> int:
-    """Give the pid, as we see it, of the command in a container: the last of the line."""
+    """Return the pid, as we see it, of the command in a container: the last of the line."""
     pid = process.pid
     while children := read(pid, f"task/{pid}/children").split():
         pid = int(children[-1])
@@ -116,7 +116,7 @@ def target_of(process: Process) -> int:
 
 
 def init_of(process: Process) -> int:
-    """Give the pid of process 1 of a container."""
+    """Return the pid of process 1 of a container."""
     return int(read(target_of(process), "stat").rpartition(b")")[2].split()[1])
 
 

@@ -31,12 +31,12 @@ def read(path) -> dict[str, Any]:
 
 
 def panels(dashboard) -> list[dict[str, Any]]:
-    """Give the panels that show something."""
+    """Return the panels that show something."""
     return [one for one in dashboard["panels"] if one["type"] != "row"]
 
 
 def queries(dashboard) -> list[Query]:
-    """Give all queries of panels and annotations, as they are written."""
+    """Return all queries of panels and annotations, as they are written."""
     name = dashboard["uid"]
     shown = [(panel["title"], one) for panel in panels(dashboard) for one in panel["targets"]]
     marks = dashboard["annotations"].get("list", ())
@@ -47,7 +47,7 @@ def queries(dashboard) -> list[Query]:
 
 
 def variables(dashboard) -> list[Query]:
-    """Give what the variables of a dashboard are asked from, with the label that each takes as its legend."""
+    """Return what the variables of a dashboard are asked from, with the label that each takes as its legend."""
     asked = [one for one in dashboard["templating"]["list"] if one["type"] == "query"]
     found = [(one["name"], re.fullmatch(r"label_values\((.+), (\w+)\)", one["query"]["query"])) for one in asked]
     return [Query(dashboard["uid"], name, match[1], f"{{{{{match[2]}}}}}") for name, match in found]

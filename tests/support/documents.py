@@ -18,13 +18,13 @@ _CODE = re.compile(r"`[^`\n]*`")
 
 
 def pages() -> list[Path]:
-    """Give every document that a person reads."""
+    """Return every document that a person reads."""
     found = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", REPOSITORY / "plugins" / "README.md"]
     return found + [path for top in ("docs", "deploy", "examples") for path in sorted((REPOSITORY / top).rglob("*.md"))]
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Give what the relative links of a page lead to: a path, and an anchor or ""."""
+    """Yield what the relative links of a page lead to: a path, and an anchor or ""."""
     text = _CODE.sub("`", _FENCED.sub("", page.read_text("utf-8")))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not re.match(r"\w+:", target):
@@ -33,14 +33,14 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Give the anchors of a page's headings: lower case, words joined by hyphens, no punctuation, as code hosts make them."""
+    """Return the anchors of a page's headings: lower case, words joined by hyphens, no punctuation, as code hosts make them."""
     headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in plain}
 
 
 def generator() -> ModuleType:
-    """Give docs/generate.py, which is a script."""
+    """Return docs/generate.py, which is a script."""
     spec = importlib.util.spec_from_file_location("docs_generate", REPOSITORY / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None

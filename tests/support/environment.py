@@ -46,7 +46,7 @@ BARE = "bare-env-"
 
 @once
 def bare_python() -> Path:
-    """Give the interpreter of a new environment that holds torch, numpy and what they need, as links.
+    """Return the interpreter of a new environment that holds torch, numpy and what they need, as links.
 
     It lives as long as the test run. hookd, pluggy and pytest cannot be imported there, which is checked.
     """
@@ -68,12 +68,12 @@ def bare_python() -> Path:
 
 
 def target_environment(**extra: str | Path) -> dict[str, str]:
-    """Give the environment variables of a process that knows nothing of hookd."""
+    """Return the environment variables of a process that knows nothing of hookd."""
     return _without_python_and_hookd() | {k: str(v) for k, v in extra.items()}
 
 
 def tool_environment(**extra: str | Path) -> dict[str, str]:
-    """Give those of a `hookd` command: PYTHONPATH stays only where hookd is not installed but run from its tree."""
+    """Return those of a `hookd` command: PYTHONPATH stays only where hookd is not installed but run from its tree."""
     try:
         importlib.metadata.distribution("hookd")
         path = {}
@@ -96,7 +96,7 @@ def _without_python_and_hookd() -> dict[str, str]:
 
 
 def _files_of(names: set[str]) -> Iterator[Path]:
-    """Give the top-level entries in site-packages of some distributions and of all that they need."""
+    """Yield the top-level entries in site-packages of some distributions and of all that they need."""
     for name in _closure(names):
         distribution = importlib.metadata.distribution(name)
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}

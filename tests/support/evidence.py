@@ -34,7 +34,7 @@ def ran(what: str, *, draws: bool = True) -> None:
 
 
 def take_notes() -> list[str]:
-    """Give what has run since this was asked last."""
+    """Return what has run since this was asked last."""
     notes = list(_RAN)
     _RAN.clear()
     return notes

@@ -27,7 +27,7 @@ class Example(NamedTuple):
 
 
 def examples(page: str, library: str) -> list[Example]:
-    """Give those of a page that import a library."""
+    """Return those of a page that import a library."""
     found = [Example(*parts) for parts in _EXAMPLE.findall((REPOSITORY / "docs" / page).read_text("utf-8"))]
     chosen = [one for one in found if re.search(rf"^(?:from|import) {library}\b", one.code, re.MULTILINE)]
     assert chosen, f"docs/{page} has no example of {library}"

@@ -86,7 +86,7 @@ class Popen:
         self.stdout, self.stderr, self._status = out[1], err[1], status[1]
 
     def poll(self) -> int | None:
-        """Give the exit status, None while it runs."""
+        """Return the exit status, None while it runs."""
         return self._look(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -121,7 +121,7 @@ class Popen:
 
 
 def _pipe(theirs: contextlib.ExitStack, *, theirs_reads: bool) -> tuple[int, IO[str]]:
-    """Give the descriptor of the other's end, closed with `theirs`, and our end as a file."""
+    """Return the descriptor of the other's end, closed with `theirs`, and our end as a file."""
     reads, writes = os.pipe()
     their_end, ours = (reads, writes) if theirs_reads else (writes, reads)
     theirs.callback(os.close, their_end)

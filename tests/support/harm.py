@@ -96,7 +96,7 @@ def _plugins(kind: str, directory: str) -> list[Any]:
 
 
 def _errors() -> list[str]:
-    """Give what hooks and hookd itself have raised: a mistake that was contained is one all the same."""
+    """Return what hooks and hookd itself have raised: a mistake that was contained is one all the same."""
     parts = bootstrap._agent.parts
     from hookd.wire.page import PageReader
 

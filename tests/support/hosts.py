@@ -51,7 +51,7 @@ class Host:
         return int(children[0]) if is_ready else None
 
     def inside(self, *command: str | Path) -> list[str | Path]:
-        """Give the command line that runs a command on this host."""
+        """Return the command line that runs a command on this host."""
         return ["nsenter", "-t", str(self.pid), "-m", "-p", "-n", "--", *command]
 
     def ip(self, *words: str) -> None:

@@ -62,7 +62,7 @@ class Interpreter:
 
     @property
     def command(self) -> list[str]:
-        """Give what starts it."""
+        """Return what starts it."""
         return [self.path] if self.root == HERE else ["chroot", str(self.root), self.path]
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class Interpreter:
             yield Path(name)
 
     def inside(self, path: Path) -> Path:
-        """Give a path as it sees it."""
+        """Return a path as it sees it."""
         return HERE / path.relative_to(self.root)
 
     @property
@@ -89,7 +89,7 @@ class Interpreter:
 
 @functools.cache
 def found() -> tuple[Interpreter, ...]:
-    """Give all that hookd may attach to, each build once, in the order of versions; that of the tests' targets too."""
+    """Return all that hookd may attach to, each build once, in the order of versions; that of the tests' targets too."""
     known: dict[tuple[Path, str, bool], Interpreter] = {}
     for path, root in _candidates():
         one = at(path, root)
@@ -99,18 +99,18 @@ def found() -> tuple[Interpreter, ...]:
 
 
 def roots() -> list[str]:
-    """Give the other roots that were named."""
+    """Return the other roots that were named."""
     return _listed("HOOKD_COMPAT_ROOTS")
 
 
 def no_roots() -> ParameterSet:
-    """Give the parameter of a test where none was named: it is skipped, and says what is missing."""
+    """Return the parameter of a test where none was named: it is skipped, and says what is missing."""
     text = "HOOKD_COMPAT_ROOTS names no root of another file system with a /usr/bin/python3 and torch: untested"
     return pytest.param("", id="another-root", marks=pytest.mark.skip(reason=text))
 
 
 def with_torch(where: str) -> Interpreter:
-    """Give the Python with torch "here", where the tests' targets live, or of another root."""
+    """Return the Python with torch "here", where the tests' targets live, or of another root."""
     one = at(str(bare_python())) if where == "here" else at(python_of(Path(where)), Path(where))
     assert one is not None, f"{where} has no Python that hookd attaches to"
     assert one.torch is not None, f"{where} has no torch"
@@ -139,7 +139,7 @@ def _listed(variable: str) -> list[str]:
 
 
 def _executable(one: Interpreter) -> str:
-    """Give the file behind the links of virtual environments."""
+    """Return the file behind the links of virtual environments."""
     return one.path if one.root != HERE else os.path.realpath(one.path)
 
 

@@ -60,7 +60,7 @@ def kind(make: Kind) -> Kind:
 
 
 def shape(rng: random.Random, most: int = 4) -> list[int]:
-    """Give a random shape; now and then an empty one, one without dimensions, or a large one."""
+    """Return a random shape; now and then an empty one, one without dimensions, or a large one."""
     if rng.random() < 0.002:
         return [rng.randrange(LARGE // 2, LARGE)]
     return [rng.choice((0, 1, 1, 2, 3, 5, 8, 17, 33)) if rng.random() < 0.9 else 64 for _ in range(rng.randrange(most))]

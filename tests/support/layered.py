@@ -55,7 +55,7 @@ def found(incident):
 
 
 def findings(hook):
-    """Give the incidents but for the one that tells of a policy that changes the training."""
+    """Return the incidents but for the one that tells of a policy that changes the training."""
     return [one for one in hook.incidents if one["kind"] != "training_changed"]
 
 

@@ -21,7 +21,7 @@ OPEN = ("Incident",)
 
 @functools.cache
 def _schema() -> dict[str, Any]:
-    """Give the schema, so that a field which it lacks is an error."""
+    """Return the schema, so that a field which it lacks is an error."""
     schema: dict[str, Any] = json.loads((REPOSITORY / "docs/reference/json.schema.json").read_text("utf-8"))
     for name, kind in schema["$defs"].items():
         if "properties" in kind and name not in OPEN:

@@ -44,7 +44,7 @@ class Holder:
             self.page.cells[first + n] = float(cell)
 
     def modules(self, count):
-        """Give timing of `count` modules named like a deep model's."""
+        """Add timing of `count` modules named like a deep model's."""
         for family, kind in (("hookd_timing_forward_seconds", "counter"), ("hookd_activations_mean", "gauge")):
             for n in range(count):
                 self.put(family, kind, n + 1, {"module": f"model.layers.{n}.mlp"})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def new_fleet(stack: contextlib.ExitStack) -> Fleet:
-    """Give a fleet without targets, which keeps its incidents in memory."""
+    """Return a fleet without targets, which keeps its incidents in memory."""
     store = IncidentStore.open(None)
     stack.callback(store.close)
     return Fleet(store, linger_s=1.0)

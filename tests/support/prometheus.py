@@ -54,18 +54,18 @@ class Prometheus:
             return answer.read().decode()
 
     def query(self, expression):
-        """Give the labels and the value of each series of an instant query."""
+        """Return the labels and the value of each series of an instant query."""
         answer = json.loads(self._get("/api/v1/query", query=expression))
         assert answer["status"] == "success", answer
         return [(one["metric"], float(one["value"][1])) for one in answer["data"]["result"]]
 
     def value(self, expression):
-        """Give the value of a query that has one result, else None."""
+        """Return the value of a query that has one result, else None."""
         found = self.query(expression)
         return found[0][1] if len(found) == 1 else None
 
     def labels(self, expression, start, end, step_s):
-        """Give the labels of each series that has a number, of a query over a range of seconds since 1970."""
+        """Return the labels of each series that has a number, of a query over a range of seconds since 1970."""
         answer = json.loads(self._get("/api/v1/query_range", query=expression, start=start, end=end, step=step_s))
         assert answer["status"] == "success", answer
         return [one["metric"] for one in answer["data"]["result"] if any(value != "NaN" for _, value in one["values"])]

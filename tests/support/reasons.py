@@ -21,7 +21,7 @@ _INNER = {"_TooLateError", "_RestlessError", "BundleError"}
 
 @functools.cache
 def reasons() -> dict[str, list[str]]:
-    """Give each reason with the messages that come with it, as far as they stand beside it; what varies is an `…`."""
+    """Return each reason with the messages that come with it, as far as they stand beside it; what varies is an `…`."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in (one for top in ("hookd", "plugins") for one in sorted((REPOSITORY / top).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -58,7 +58,7 @@ def _assigned(body: list[ast.stmt], name: str) -> Iterator[ast.expr]:
 
 
 def _words(value: ast.expr) -> list[str]:
-    """Give the words that an expression can be, none for what is computed."""
+    """Return the words that an expression can be, none for what is computed."""
     if isinstance(value, ast.IfExp):
         return _words(value.body) + _words(value.orelse)
     return [_word(value)] if _word(value) else []

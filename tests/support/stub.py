@@ -113,12 +113,12 @@ def finish(process: Process) -> None:
 
 
 def checksum() -> str:
-    """Give the closing line of a target that was not harmed."""
+    """Return the closing line of a target that was not harmed."""
     return "done " + hashlib.sha256(repr([i * i / 3.7 for i in range(1000)]).encode()).hexdigest()
 
 
 def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
-    """Give a payload whose agent is `bootstrap` alone, and makes room for the next when it has started."""
+    """Return a payload whose agent is `bootstrap` alone, and makes room for the next when it has started."""
     files = {
         "hookd/__init__.py": b"",
         "hookd/target/__init__.py": b"",
@@ -177,7 +177,7 @@ def mailboxes(pid: int) -> int:
 
 
 def size(pid: int) -> int:
-    """Give the size of a process's address space, in pages: a mailbox makes it larger."""
+    """Return the size of a process's address space, in pages: a mailbox makes it larger."""
     return int(proc.read(pid, "statm").split()[0])
 
 

@@ -47,7 +47,7 @@ class Terminal:
         self.tmux("send-keys", *keys)
 
     def screen(self) -> list[str]:
-        """Give the lines as they stand there."""
+        """Return the lines as they stand there."""
         return self.tmux("capture-pane", "-p").splitlines()
 
     def wait(self, wanted: str | Callable[[list[str]], object]) -> list[str]:
@@ -62,7 +62,7 @@ class Terminal:
         return seen
 
     def in_front(self) -> str:
-        """Give the name of the program that has the terminal."""
+        """Return the name of the program that has the terminal."""
         return self.tmux("display-message", "-p", "#{pane_current_command}").strip()
 
     def wait_for_shell(self) -> None:

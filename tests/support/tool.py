@@ -135,7 +135,7 @@ class Page:
         return self.reader.read()
 
     def values(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """Give the first cell of every series, by family name and label values."""
+        """Return the first cell of every series, by family name and label values."""
         found: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
         for family in self.read().families:
             for series in family.series:
@@ -163,7 +163,7 @@ def has_page(pid: int) -> bool:
 
 
 def family_of(pid: int) -> list[int]:
-    """Give a process and all its descendants, as far as they still live."""
+    """Return a process and all its descendants, as far as they still live."""
     try:
         process = psutil.Process(pid)
         return [pid, *(child.pid for child in process.children(recursive=True))]
@@ -172,7 +172,7 @@ def family_of(pid: int) -> list[int]:
 
 
 def plugin_options(names: Iterable[str]) -> list[str]:
-    """Give `-p NAME` for each name."""
+    """Return `-p NAME` for each name."""
     return [part for name in names for part in ("-p", name)]
 
 

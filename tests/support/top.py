@@ -85,7 +85,7 @@ def on_screen(state, story, width=80, height=24):
 
 
 def text_of(app):
-    """Give the lines of the screen, each of which is as wide as that."""
+    """Return the lines of the screen, each of which is as wide as that."""
     lines = [strip.text for strip in app.screen._compositor.render_strips()]
     assert len(lines) == app.size.height
     assert {cell_len(line) for line in lines} == {app.size.width}
@@ -119,7 +119,7 @@ def named(state):
 
 
 def opened_state(job):
-    """Give a state of the modules of a job after two readings; in between the first block took most of the time."""
+    """Return a state of the modules of a job after two readings; in between the first block took most of the time."""
     job.call([50.0] * len(NAMES), [50.0] * len(NAMES))
     state = State(Still(job), 1.0)
     state.refresh(100.0)

@@ -47,7 +47,7 @@ class Job:
 
 
 def environment(**extra: str | Path) -> dict[str, str]:
-    """Give the environment of a training process; what inductor compiled once serves the whole test run."""
+    """Return the environment of a training process; what inductor compiled once serves the whole test run."""
     return target_environment(TORCHINDUCTOR_CACHE_DIR=_compiled().name, **extra)
 
 
@@ -86,7 +86,7 @@ def plain_run(job: Job) -> Future[tuple[str, ...]]:
 
 
 def plain_result(job: Job) -> tuple[str, ...]:
-    """Give the lines of a job without hookd, see `result`."""
+    """Return the lines of a job without hookd, see `result`."""
     return plain_run(job).result()
 
 
@@ -108,7 +108,7 @@ def result(lines: list[str]) -> tuple[str, ...]:
 
 @functools.cache
 def called_modules(script: str, arguments: str = "") -> frozenset[str]:
-    """Give the names of all modules that a script calls, found with torch's own hooks in a run of a few steps."""
+    """Return the names of all modules that a script calls, found with torch's own hooks in a run of a few steps."""
     job = Job(script, f"{arguments} --steps 2")
     command = [bare_python(), TARGETS / "who_is_called.py", job.path, *job.arguments.split()]
     with Process(command, env=environment(), popen=forked.start) as process:

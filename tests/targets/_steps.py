@@ -10,7 +10,7 @@ import torch
 
 
 def parse(**flags):
-    """Give the arguments; `flags` are further ones with their defaults."""
+    """Return the arguments; `flags` are further ones with their defaults."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30, help="0: for ever")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep after each step")

@@ -132,7 +132,7 @@ def objects_of_hookd():
 
 
 def cost():
-    """Give the ratio of a call of nn.Identity to a call of an empty method: the median of many short turns."""
+    """Return the ratio of a call of nn.Identity to a call of an empty method: the median of many short turns."""
     identity, x = nn.Identity(), torch.zeros(1)
 
     class Plain:
@@ -151,7 +151,7 @@ def cost():
 
 
 def memory():
-    """Give the resident bytes that are in use: what malloc only keeps (its per-thread arenas fragment) is given back."""
+    """Return the resident bytes that are in use: what malloc only keeps (its per-thread arenas fragment) is given back."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -62,7 +62,7 @@ class Digest:
 
 
 def tensors(value):
-    """Give all tensors in nested tuples, lists and dicts."""
+    """Return all tensors in nested tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -134,7 +134,7 @@ def case(info, given, digest):
 
 
 def cases(dtypes, most):
-    """Give the first `most` cases of every module in each mode and dtype: name, the module's entry, arguments."""
+    """Yield the first `most` cases of every module in each mode and dtype: name, the module's entry, arguments."""
     for info, training in itertools.product(module_db, (True, False)):
         for dtype in [d for d in dtypes if d in info.dtypes]:
             info.training, info.dtype = training, dtype

@@ -103,7 +103,7 @@ def test_what_was_compiled_here_and_what_the_target_compiles_are_where_the_sourc
 
 
 def _functions(codes):
-    """Give name and lines of every code object inside, apart from the modules themselves."""
+    """Return name and lines of every code object inside, apart from the modules themselves."""
     found, waiting = [], list(codes)
     while waiting:
         inner = [one for one in waiting.pop().co_consts if hasattr(one, "co_code")]

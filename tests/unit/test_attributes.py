@@ -46,7 +46,7 @@ TAKE_ANYTHING = {
 
 @functools.cache
 def functions():
-    """Give all functions of ours by name, classes with their constructors."""
+    """Return all functions of ours by name, classes with their constructors."""
     found = {}
     for tree in TREES.values():
         for node in ast.walk(tree):

@@ -37,14 +37,14 @@ def kept(tmp_path, monkeypatch):
 
 
 def listed(*words):
-    """Give the lines of `hookd incidents`, and what it says on stderr."""
+    """Return the lines of `hookd incidents`, and what it says on stderr."""
     done = CliRunner().invoke(incidents, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines(), done.stderr
 
 
 def targets_of(lines):
-    """Give the part of each line that names the target."""
+    """Return the part of each line that names the target."""
     return [line.split("  ")[-2].strip() for line in lines]
 
 
@@ -101,7 +101,7 @@ def test_while_a_run_is_watched_it_means_that_of_its_user(kept, monkeypatch, has
 
 
 def asked_of_file(monkeypatch):
-    """Give `stored.rows` as it is without a daemon."""
+    """Return `stored.rows` as it is without a daemon."""
     from hookd.tool.cli import stored
 
     plain = stored.rows

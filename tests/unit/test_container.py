@@ -20,7 +20,7 @@ ROOTLESS = "/user.slice/user-1000.slice/user@1000.service/user.slice"
 
 
 def v1(path: str) -> str:
-    """Give the text of a machine with version 1, where each controller has a line."""
+    """Return the text of a machine with version 1, where each controller has a line."""
     controllers = ("cpuset", "memory", "pids", "cpu,cpuacct", "name=systemd")
     return "".join(f"{12 - n}:{name}:{path}\n" for n, name in enumerate(controllers))
 

@@ -52,7 +52,7 @@ def fleet():
 
 @pytest.fixture
 def join(fleet):
-    """Give a new page whose target, under its own run, is in the fleet."""
+    """Yield a new page whose target, under its own run, is in the fleet."""
     pages = []
 
     def make(run="train.py", rank="0", **identity):
@@ -107,7 +107,7 @@ class Given:
 
 
 def samples_of(families):
-    """Give the values by name and sorted labels; a series that comes twice is an error."""
+    """Return the values by name and sorted labels; a series that comes twice is an error."""
     found = {}
     for family in families:
         for sample in family.samples:

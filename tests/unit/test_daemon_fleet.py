@@ -34,7 +34,7 @@ def fleet(stack):
 
 @pytest.fixture
 def pair(stack, fleet):
-    """Give two targets that the fleet holds."""
+    """Return two targets that the fleet holds."""
     targets = Ranks(stack, 2).targets
     fleet._living = dict(enumerate(targets, start=NOBODY))
     for pid, target in fleet._living.items():

@@ -46,7 +46,7 @@ class Errors(logging.Handler):
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """Give a daemon with some incidents and no target, and its control socket."""
+    """Yield a daemon with some incidents and no target, and its control socket."""
     directory = tmp_path_factory.mktemp("d")
     store = IncidentStore.open(directory)
     store.add(

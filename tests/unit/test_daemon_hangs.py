@@ -99,7 +99,7 @@ class Node:
             rank.page.close()
 
     def job(self, count, *, steps=10, **identity):
-        """Give so many ranks that have made some steps."""
+        """Return so many ranks that have made some steps."""
         self.ranks = [Rank(lambda: self.now, os.getpid(), str(n), world_size=count, **identity) for n in range(count)]
         for rank in self.ranks:
             if steps:
@@ -117,7 +117,7 @@ class Node:
             self.hangs.look([rank.target for rank in self.ranks])
 
     def told(self):
-        """Give the kinds of what was told, the first first."""
+        """Return the kinds of what was told, the first first."""
         return [row["kind"] for row in reversed(self.fleet.store.query())]
 
     def last(self):

@@ -53,7 +53,7 @@ def test_grafanas_own_model_reads_a_dashboard_and_writes_it_alike(path):
 
 
 def lost(before, after, place=""):
-    """Give the places of what is in one JSON and not in the other."""
+    """Return the places of what is in one JSON and not in the other."""
     if isinstance(before, dict):
         return [one for key in before for one in lost(before[key], (after or {}).get(key), f"{place}/{key}")]
     if isinstance(before, list):

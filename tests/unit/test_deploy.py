@@ -174,7 +174,7 @@ def compose():
 
 
 def compose_schema():
-    """Give the check of the published schema that check-jsonschema brings along."""
+    """Return the check of the published schema that check-jsonschema brings along."""
     package = importlib.util.find_spec("check_jsonschema")
     if package is None:
         pytest.skip("no check-jsonschema here")

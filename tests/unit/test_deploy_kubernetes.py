@@ -46,7 +46,7 @@ def check_object(one, version):
 
 
 def plain_objects():
-    """Give what the manifests hold, without kubectl: enough for the schemas."""
+    """Return what the manifests hold, without kubectl: enough for the schemas."""
     files = [
         *(
             KUBERNETES / "base" / f"{name}.yaml"
@@ -82,7 +82,7 @@ def test_the_schemas_find_a_mistake():
 
 
 def hookd_containers():
-    """Give the container of the node's daemon and that of the sidecar."""
+    """Return the container of the node's daemon and that of the sidecar."""
     (daemon,) = documents((KUBERNETES / "base" / "daemonset.yaml").read_text())
     (patch,) = documents((KUBERNETES / "sidecar" / "patch.yaml").read_text())
     pods = [daemon["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]]

@@ -94,7 +94,7 @@ def test_every_command_that_prints_json_has_a_schema():
 
 
 def rows():
-    """Give reason and messages of each row."""
+    """Yield reason and messages of each row."""
     for line in TROUBLES.read_text("utf-8").splitlines():
         if found := re.match(r"\| `([\w-]+)` \|(.*?)\| (.+) \|$", line):
             yield found[1], [part.strip() for part in found[2].split(";") if part.strip()], found[3]

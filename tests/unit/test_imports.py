@@ -92,7 +92,7 @@ assert threading.active_count() == 1, threading.enumerate()
 
 
 def modules_used(source: bytes) -> set[str]:
-    """Give the top-level modules that code imports, but for `from os import environ`, and `open` where it calls that."""
+    """Return the top-level modules that code imports, but for `from os import environ`, and `open` where it calls that."""
     used: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -106,7 +106,7 @@ def modules_used(source: bytes) -> set[str]:
 
 
 def carried() -> dict[str, bytes]:
-    """Give the sources that run in a target, by path."""
+    """Return the sources that run in a target, by path."""
     files = payload._agent_files()
     return {path: source for path, source in files if path.endswith(".py") and "_pluggy" not in path}
 

@@ -29,7 +29,7 @@ class Widths(Plugin):
 
 
 def subject(tmp_path, body, head=HEAD):
-    """Give a plugin whose source is `head` and these methods, and the number of their first line."""
+    """Return a plugin whose source is `head` and these methods, and the number of their first line."""
     file = tmp_path / "hookd_widths.py"
     file.write_text(head + textwrap.indent(textwrap.dedent(body), "    "))
     (one,) = source.subjects(str(file))

@@ -30,7 +30,7 @@ OF_TORCH = {
 
 
 def private(source: str) -> Iterator[str]:
-    """Give what a source uses of hookd that is not public: imports, texts that name a module, names with an underscore."""
+    """Yield what a source uses of hookd that is not public: imports, texts that name a module, names with an underscore."""
     for node in ast.walk(ast.parse(source)):
         for found in (*_modules(node), *_names(node)):
             yield f"line {node.lineno}: {found}"
@@ -55,7 +55,7 @@ def _is_public(module: str) -> bool:
 
 
 def _names(node: ast.AST) -> list[str]:
-    """Give the attribute that is asked for, by a dot or by a text, where it is not everybody's."""
+    """Return the attribute that is asked for, by a dot or by a text, where it is not everybody's."""
     if isinstance(node, ast.Attribute):
         base, name = node.value, node.attr
     elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):

@@ -35,7 +35,7 @@ WORDS = {
 
 
 def rules():
-    """Give every rule with the name of its file."""
+    """Yield every rule with the name of its file."""
     for name in NAMES:
         for group in yaml.safe_load((RULES / name).read_text())["groups"]:
             for rule in group["rules"]:
@@ -93,7 +93,7 @@ def of_the_daemon():
 
 
 def of_the_agent():
-    """Give what the code that runs in targets makes, by the calls that make it."""
+    """Yield what the code that runs in targets makes, by the calls that make it."""
     for path in (REPOSITORY / "hookd" / "target").rglob("*.py"):
         for kind, name in re.findall(r'\b(Counter|Gauge)\(\s*page,\s*"(\w+)"', path.read_text()):
             yield name + ("_total" if kind == "Counter" else "")

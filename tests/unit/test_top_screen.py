@@ -44,7 +44,7 @@ class Terminal:
         os.write(self.outer, data)
 
     def written(self):
-        """Give all that was written since `forget`."""
+        """Return all that was written since `forget`."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self.outer, 1 << 16):
                 self._written += part

@@ -172,7 +172,7 @@ _plain: dict[str, str] = {}
 
 
 def plain_checksum(python: Interpreter) -> str:
-    """Give the checksum of a training that nobody has attached to."""
+    """Return the checksum of a training that nobody has attached to."""
     if str(python) not in _plain:
         with Training(python) as training:
             _plain[str(python)] = training.finish()

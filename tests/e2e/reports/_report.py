@@ -27,7 +27,7 @@ def tell(step, loss):
 
 
 def norms(**modules):
-    """Give the norms of each module's own gradients and parameters, as they are now."""
+    """Return the norms of each module's own gradients and parameters, as they are now."""
 
     def norm(tensors):
         dense = [t.to_dense() if t.is_sparse else t for t in tensors]

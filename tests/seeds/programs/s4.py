@@ -121,7 +121,7 @@ class ChosenStops(nn.Module):
 
 
 def middle():
-    """Give a leaf and a tensor that is none: [1, -2, 3] and twice that."""
+    """Return a leaf and a tensor that is none: [1, -2, 3] and twice that."""
     a = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
     return a, a * 2
 

@@ -25,7 +25,7 @@ def odd(make: Make) -> Make:
 def stepping(
     model: nn.Module, loss: Callable[[int], torch.Tensor], *optimizers: torch.optim.Optimizer
 ) -> tuple[nn.Module, Step]:
-    """Give the ordinary step, given what makes the loss of a step; SGD where no optimizer is given."""
+    """Return the ordinary step, given what makes the loss of a step; SGD where no optimizer is given."""
     held = list(optimizers)
 
     def step(number: int) -> torch.Tensor:
@@ -45,12 +45,12 @@ def stepping(
 def sgd(
     model: nn.Module, *shape: int, loss: Callable[[Any], torch.Tensor] = lambda y: y.square().mean(), **named: Any
 ) -> tuple[nn.Module, Step]:
-    """Give that step on random inputs of a shape; the fourth has a NaN in it."""
+    """Return that step on random inputs of a shape; the fourth has a NaN in it."""
     return stepping(model, lambda number: loss(model(batch(number, *shape), **named)))
 
 
 def batch(number: int, *shape: int) -> torch.Tensor:
-    """Give the inputs of a step."""
+    """Return the inputs of a step."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(number))
     if number == 3:
         x.view(-1)[0] = torch.nan
