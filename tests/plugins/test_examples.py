@@ -209,6 +209,6 @@ def test_there_is_nothing_to_mend_in_them():
     in_targets, in_daemon = ("entropy", "experts", "noise"), ("otel", "slack", "tensorboard")
     assert sides == dict.fromkeys(in_targets, "target") | dict.fromkeys(in_daemon, "daemon")
     for one in checked:
-        found = [*signatures.problems(one), *packaging.problems(one), *names.declared(one.file, one.half)]
-        found += blocking.problems(one) if one.half == "target" else ()
+        found = [*signatures.problems(one), *packaging.problems(one), *names.declared(one.file, one.side)]
+        found += blocking.problems(one) if one.side == "target" else ()
         assert not found

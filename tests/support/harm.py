@@ -111,8 +111,8 @@ def _errors() -> list[str]:
 
 def _toured(agent: Any) -> None:
     """Look at the models as `hookd snapshot` does."""
-    from hookd.target.modeltree.snapshot import Tour
+    from hookd.target.modeltree.snapshot import SnapshotCursor
 
-    tour = Tour(agent.parts.models, agent.parts.registry)
-    while tour.row() is not None:
+    cursor = SnapshotCursor(agent.parts.models, agent.parts.registry)
+    while cursor.row() is not None:
         pass

@@ -24,7 +24,7 @@ def snapshot(pid: int, most: int = MOST) -> Models:
     """Return the models of the agent in process `pid`.
 
     Returns:
-        `modules`: see `hookd.target.modeltree.snapshot.Tour.row`; `totals`: see `totals`; `is_cut`: there are more than `most`.
+        `modules`: see `hookd.target.modeltree.snapshot.SnapshotCursor.row`; `totals`: see `totals`; `is_cut`: there are more than `most`.
 
     Raises:
         HookdError: there is no agent, it does not answer, or its answer is malformed.
