@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c", "graph.c", "marks.c", "notify.c")}
+SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c", "graph.c", "spans.c", "notify.c")}
 """Source files by shared object."""
 MACHINES = ("x86_64", "aarch64")
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",

@@ -97,7 +97,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     int64_t begun = is_metered ? now() : 0;
     uintptr_t key = (uintptr_t)args[0];
     uint64_t number = counted->number, freed = entry.freed;
-    size_t shape = counted->shape;
+    size_t group = counted->group;
     double value = counted->value;
     int is_timed = counted->is_timed, is_clocked = is_timed || is_metered, is_left = 0;
     Count *const first = counted;
@@ -124,17 +124,17 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
         recorded(value, host->cells[beat + host->phase]);
     int64_t others = apart();
     PyObject *before = NULL;
-    if (counted->checks && entry.checks && counted->is_away && entry.hands[shape])
+    if (counted->checks && entry.checks && counted->is_away && entry.hands[group])
         is_left = versions_of(state, args, given, names, &before); /* may run any code, also a signal handler's */
     else if (counted->checks && entry.checks)
         before = version_of(args, given, names);
     Notice notice = {0};
-    is_left = is_left || (entry.listening[shape].before && notify_before(&notice, shape, state, module, args, given, names));
+    is_left = is_left || (entry.listening[group].before && notify_before(&notice, group, state, module, args, given, names));
     Begun graph; /* a large struct: initialized only if it is used */
-    int is_hooked = entry.listeners[shape] && !is_left;
+    int is_hooked = entry.listeners[group] && !is_left;
     graph.listeners = NULL;
     if (is_hooked)
-        is_left = graph_begins(&graph, shape, state, args, given);
+        is_left = graph_begins(&graph, group, state, args, given);
     int64_t started = is_clocked ? now() : 0;
     if (is_metered)
         spent_between(begun, started, others);
@@ -168,7 +168,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     if (result && counted) {
         int is_ended = graph.listeners && !is_inside(outer, module) && graph_ends(&graph, state, module, number, args, given, result);
         counted = is_ended ? NULL : same(first, freed, key, number);
-        int is_looked_at = counted && counted->checks && entry.checks, hands = is_looked_at && entry.hands[shape];
+        int is_looked_at = counted && counted->checks && entry.checks, hands = is_looked_at && entry.hands[group];
         int found = is_looked_at ? looked_at(result, hands) : UNSEEN;
         counted = is_ended ? NULL : same(first, freed, key, number); /* checking or remembering the output may run any code */
         if (counted && hands && found == UNSEEN)
@@ -201,7 +201,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
  * not part of the training. */
 static int may_count(const Count *counted, PyObject *state) {
     const Host *host = &entry.host;
-    return counted && state && !entry.armed[counted->shape] && *at(state, host->top) != &_Py_NoneStruct &&
+    return counted && state && !entry.armed[counted->group] && *at(state, host->top) != &_Py_NoneStruct &&
            *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
 }
 
@@ -226,7 +226,7 @@ static int is_deep(PyObject *state) {
         return PyLong_AsLongLong(*at(state, host->base)) - now > STACK;
     set_to(at(state, host->base), PyLong_FromLongLong(now));
     entry.first_thread = UINT64_MAX, entry.last = NULL; /* its nodes are unknown yet; its state may have the address of that of a thread that has ended */
-    marks_outermost(state);
+    spans_outermost(state);
     PyObject *profiled = is_profiled() ? &_Py_TrueStruct : &_Py_FalseStruct;
     Py_IncRef(profiled);
     set_to(at(state, host->profiled), profiled);
@@ -365,14 +365,14 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
     return 0;
 }
 
-/* Count the calls of a module that has a plan here, unless its shape is armed. `cells` has three indices for each of
+/* Count the calls of a module that has a plan here, unless its group is armed. `cells` has three indices for each of
  * `count` totals of its calls and of `back` totals of its backward, -1 for one that is not wanted. `places` has arrays
  * that live as long as the plan: the `standing` of each of the `back` totals, then both fields of `Shown` for each of
  * `shows`. Return -1 if there is no memory. */
-EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t shape, int remembers, int checks, int is_timed,
+EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, size_t group, int remembers, int checks, int is_timed,
                                size_t count, size_t back, size_t shows, const int64_t *cells, double *const *places) {
     Slot *slot = find(key);
-    if (!slot || !entry.counts || shape >= SHAPES)
+    if (!slot || !entry.counts || group >= GROUPS)
         return 0;
     Count *counted = PyMem_RawCalloc(1, sizeof *counted + (count + back) * sizeof *counted->totals);
     if (!counted)
@@ -382,7 +382,7 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
         PyMem_RawFree(counted);
         return -1;
     }
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), shape, remembers, checks, 0, is_timed, count, back, shows, shown};
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), group, remembers, checks, 0, is_timed, count, back, shows, shown};
     Py_IncRef(module);
     Py_IncRef(cell);
     for (size_t i = 0; i < count + back; i++, cells += 3) {
@@ -419,10 +419,10 @@ EXPORTED int hookd_entry_deep(void) {
     return deep > 1 << 30 ? 1 << 30 : (int)deep;
 }
 
-/* Let the calls of a shape go through their plans, or count them in C. */
-EXPORTED int hookd_entry_arm(size_t shape, int is_armed) {
-    if (shape < SHAPES)
-        entry.armed[shape] = is_armed != 0;
+/* Let the calls of a group go through their plans, or count them in C. */
+EXPORTED int hookd_entry_arm(size_t group, int is_armed) {
+    if (group < GROUPS)
+        entry.armed[group] = is_armed != 0;
     return 0;
 }
 
@@ -442,10 +442,10 @@ EXPORTED int hookd_entry_layout(const Layout *layout) {
     return 0;
 }
 
-/* Set whether large outputs of a shape are checked too, and whether Python checks those that C cannot. */
-EXPORTED int hookd_entry_hand(size_t shape, int hands) {
-    if (shape < SHAPES)
-        entry.hands[shape] = hands != 0;
+/* Set whether large outputs of a group are checked too, and whether Python checks those that C cannot. */
+EXPORTED int hookd_entry_hand(size_t group, int hands) {
+    if (group < GROUPS)
+        entry.hands[group] = hands != 0;
     return 0;
 }
 
@@ -457,34 +457,34 @@ static PyObject *meter(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     return &_Py_NoneStruct;
 }
 
-/* `turn()`: return the next turn, see marks.c. `close_marks(thread, low, turn, ended)`: see `marks_close`; if `ended`
+/* `next_ordinal()`: return the ordinal of a call that returns, see spans.c. `close_spans(thread, low, ordinal, ended)`: see `spans_close`; if `ended`
  * is from another clock, the end is now. The other numbers come from this library. */
-static PyObject *turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+static PyObject *next_ordinal(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self, (void)args, (void)count;
-    return PyLong_FromUnsignedLongLong(++entry.turn);
+    return PyLong_FromUnsignedLongLong(++entry.ordinal);
 }
 
-static PyObject *close_marks(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+static PyObject *close_spans(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     PyObject *state = count == 4 ? here() : NULL;
     if (state) {
         enum { MOST = 1000000000 }; /* ns */
         int64_t time = now(), ended = PyLong_AsLongLong(args[3]);
         int is_ours = ended <= time && time - ended < MOST;
-        marks_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), is_ours ? ended : time);
+        spans_close(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), is_ours ? ended : time);
     }
     PyErr_Clear();
     Py_IncRef(&_Py_NoneStruct);
     return &_Py_NoneStruct;
 }
 
-/* `since_mark(thread, low, turn)`: see `marks_since`. Return a tuple of the ns since then and the thread's times at
+/* `since_span(thread, low, ordinal)`: see `spans_since`. Return a tuple of the ns since then and the thread's times at
  * that moment; None if nothing is open. */
-static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+static PyObject *since_span(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     PyObject *state = count == 3 ? here() : NULL;
     Since since = {0};
-    int is_found = state && marks_since(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), &since);
+    int is_found = state && spans_since(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), &since);
     PyErr_Clear();
     PyObject *answer = is_found ? PyTuple_New(4) : &_Py_NoneStruct;
     int64_t numbers[] = {now() - since.started, since.inner, since.lost, since.again};
@@ -498,7 +498,7 @@ static PyObject *since_mark(PyObject *self, PyObject *const *args, Py_ssize_t co
 /* Return a tuple of the functions that Python calls at every step; they take positional arguments only. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"turn", turn}, {"close_marks", close_marks}, {"since_mark", since_mark}, {"walk", walk_from},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"next_ordinal", next_ordinal}, {"close_spans", close_spans}, {"since_span", since_span}, {"walk", walk_from},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);
@@ -579,7 +579,7 @@ EXPORTED int hookd_entry_stop(void *handle) {
     hookd_entry_clear();
     PyMem_RawFree(entry.slots);
     entry.slots = NULL;
-    marks_stop();
+    spans_stop();
     entry.counts = 0;
     if (!entry.inside) { /* else they are used until the last call is over, and leak */
         for (size_t i = 0; i < OBJECTS; i++)
@@ -594,9 +594,9 @@ EXPORTED int hookd_entry_stop(void *handle) {
                 Py_DecRef(made[i]);
     }
     Py_DecRef(entry.missing);
-    for (size_t shape = 0; shape < SHAPES; shape++) {
-        hookd_entry_listen_flows(shape, &_Py_NoneStruct, 0);
-        hookd_entry_listen_calls(shape, &_Py_NoneStruct, &_Py_NoneStruct, 0);
+    for (size_t group = 0; group < GROUPS; group++) {
+        hookd_entry_listen_flows(group, &_Py_NoneStruct, 0);
+        hookd_entry_listen_calls(group, &_Py_NoneStruct, &_Py_NoneStruct, 0);
     }
     if (!entry.inside && !entry.watched && entry.hooks)
         entry.handle = handle;

@@ -1,5 +1,5 @@
 /* Declarations shared by the files of the entry: entry.c (the table of modules, and what happens at a call), calls.c,
- * tensors.c, graph.c, marks.c and notify.c. */
+ * tensors.c, graph.c, spans.c and notify.c. */
 #ifndef HOOKD_ENTRY_H
 #define HOOKD_ENTRY_H
 #include <stddef.h>
@@ -79,7 +79,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 23, LEAST = 1024, SHAPES = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 24, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* `CallValues` of c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* limits of a call whose gradients are observed in C; Python handles calls with more */
 
@@ -95,11 +95,11 @@ typedef struct { /* where a plugin shows statistics of module outputs; both arra
     const double *module; /* of one module: the cell indices of its gauges, -1 for none; at STATE, 0 unless Python has to be called */
 } Shown;
 
-typedef struct { /* a module whose calls are counted in C; calls of a shape that is armed go through the plan instead */
+typedef struct { /* a module whose calls are counted in C; calls of a group that is armed go through the plan instead */
     uint64_t number; /* unique, never reused */
     PyObject *module, *cell;
     double value; /* value of `cell`: the module's id in a heartbeat */
-    size_t shape;
+    size_t group;
     int remembers, checks; /* its outputs are remembered; are checked */
     int is_away;           /* it has returned an output that could not be checked in C */
     int is_timed;          /* a listener takes the time of its calls, now or in other steps */
@@ -115,7 +115,7 @@ typedef struct {
     Count *counted; /* NULL: the plan counts the calls */
 } Slot;
 
-typedef struct { /* the listeners to the calls of a shape: lists, NULL if there are none */
+typedef struct { /* the listeners to the calls of a group: lists, NULL if there are none */
     PyObject *before, *after;
     int wants;
 } Listening;
@@ -125,7 +125,7 @@ typedef struct { /* one call: its listeners, and the values that they get (hookd
     int wants;
 } Notice;
 
-typedef struct Mark Mark; /* see marks.c */
+typedef struct Probe Probe; /* see spans.c */
 
 typedef struct { /* when the backward of a call began, and the thread's times at that moment, in ns (hookd/target/entry/threads.py) */
     int64_t started, inner, lost, again;
@@ -156,7 +156,7 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     PyObject *hooked;                /* called as hooked(capsule, *gradients); calls the function that `hookd_entry_graph` returns */
     PyObject *grad_enabled, *sequence, *will_run; /* functions of torch */
     PyObject *task, *queue;          /* functions of torch: the number of the current backward, and one that queues a callback for its end */
-    PyObject *carrier;               /* a tensor, see `marked`; None if this torch lacks what marks need */
+    PyObject *carrier;               /* a tensor, see `put_probe`; None if this torch lacks what probes need */
     PyObject *profile, *tool;        /* return None if no profiler listens to the thread; NULL if nobody can tell */
     PyObject *dtypes[10];            /* the dtypes of kernel.c, in its order, then the integer dtypes, which are always finite */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: outputs are not checked */
@@ -200,16 +200,16 @@ struct State { /* all state of the entry; one instance in the process */
     PyObject *state;              /* of the thread that came last, whose id is `thread`; no two threads share a state */
     uint64_t thread, numbers;
     uint64_t freed;               /* number of `Count` structs that were freed */
-    unsigned char armed[SHAPES];  /* calls of this shape go through their plans */
-    Listening listening[SHAPES];  /* the Python functions that are called for calls of this shape that are counted in C */
-    unsigned char hands[SHAPES];  /* large outputs of this shape are checked too, and Python checks those that C cannot */
-    PyObject *listeners[SHAPES];  /* the listeners to gradients of calls of this shape; NULL: none */
-    int wants[SHAPES];            /* what these listeners need */
+    unsigned char armed[GROUPS];  /* calls of this group go through their plans */
+    Listening listening[GROUPS];  /* the Python functions that are called for calls of this group that are counted in C */
+    unsigned char hands[GROUPS];  /* large outputs of this group are checked too, and Python checks those that C cannot */
+    PyObject *listeners[GROUPS];  /* the listeners to gradients of calls of this group; NULL: none */
+    int wants[GROUPS];            /* what these listeners need */
     long hooks;                   /* number of hooks that live in graphs */
     PyObject *large;              /* a weak reference to the last large output that was found finite; NULL: none */
     int64_t large_version;        /* its version at that time */
-    Mark *last;                   /* the newest mark */
-    uint64_t turn;                /* turn of the last returned call whose backward is timed */
+    Probe *last;                  /* the newest probe */
+    uint64_t ordinal;             /* of the last returned call whose backward is timed */
     uint64_t first, first_thread; /* number of the outermost call's first node, as far as known, and the thread that it belongs to */
     void *handle;                 /* of this library, to be closed when the last hook is gone; NULL: not yet */
     int64_t hooked;               /* ns spent in graph.c in a metered step, without those that Python charges */
@@ -289,12 +289,12 @@ typedef struct { /* the state of the graph when a call begins */
     PyObject *listeners;   /* to gradients; NULL: nothing is to be hooked */
     PyObject *entered; /* the state that Python has noted; NULL: the other fields have it */
     int wants, count;
-    int is_marked; /* marks.c handles the call */
+    int is_probed; /* spans.c handles the call */
     uint64_t sequence;
     int64_t lost; /* value of `lost` in the thread's state */
     Edge edges[INPUTS];
 } Begun;
-int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count);
+int graph_begins(Begun *begun, size_t group, PyObject *state, PyObject *const *args, Py_ssize_t count);
 int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number, PyObject *const *args, Py_ssize_t count, PyObject *output);
 void graph_forgets(Begun *begun);
 PyObject *walk_from(PyObject *self, PyObject *const *args, Py_ssize_t count);
@@ -303,17 +303,17 @@ void dropped_one(void);
 
 /* notify.c */
 int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again);
-int notify_before(Notice *notice, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+int notify_before(Notice *notice, size_t group, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 void forget_notice(const Notice *notice);
 
-/* marks.c */
-int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count);
-int marks_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number);
-int marks_called(PyObject *capsule, PyObject *state, int64_t mark);
-void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, int64_t mark);
-void marks_outermost(PyObject *state);
-int marks_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, Since *since);
-void marks_stop(void);
+/* spans.c */
+int spans_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count);
+int spans_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number);
+int spans_called(PyObject *capsule, PyObject *state, int64_t now_ns);
+void spans_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t ordinal, int64_t now_ns);
+void spans_outermost(PyObject *state);
+int spans_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t ordinal, Since *since);
+void spans_stop(void);
 
 #pragma GCC visibility pop
 #endif

@@ -17,7 +17,7 @@ struct Flow { /* the gradients of one call, while a backward runs through it; it
     long refs;
     PyObject *module, *listeners;
     uintptr_t key; /* the module's address; with the number of its `Count` it identifies the totals to which the time is added */
-    uint64_t number, low, turn; /* the call's nodes have sequence number `low` or higher; `turn` as in marks.c */
+    uint64_t number, low, ordinal; /* the call's nodes have sequence number `low` or higher; `ordinal` as in spans.c */
     uintptr_t maker; /* address of the state of the thread that made these nodes */
     size_t back;   /* number of totals; `times` has for each how many steps the call represents */
     double *times;
@@ -161,23 +161,23 @@ static int begins_in_python(Begun *begun, PyObject *state, PyObject *const *args
 
 /* Note the state of the graph before a module runs. Return 0 to go on; `begun->listeners` is NULL if no graph is being
  * built. Return -1 if an exception is set, a signal handler's. */
-int graph_begins(Begun *begun, size_t shape, PyObject *state, PyObject *const *args, Py_ssize_t count) {
+int graph_begins(Begun *begun, size_t group, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     *begun = (Begun){0};
     if (*at(state, entry.host.flows) != &_Py_TrueStruct || !gives(entry.host.grad_enabled, &_Py_TrueStruct))
         return 0;
     int64_t since = now();
-    Py_IncRef(begun->listeners = entry.listeners[shape]);
-    begun->wants = entry.wants[shape];
+    Py_IncRef(begun->listeners = entry.listeners[group]);
+    begun->wants = entry.wants[group];
     int is_plain = count - 1 <= INPUTS && may_ask(), is_left = 0;
     PyObject *sequence = is_plain ? PyObject_Vectorcall(entry.host.sequence, NULL, 0, NULL) : NULL;
     begun->sequence = sequence ? PyLong_AsUnsignedLongLong(sequence) : 0;
     is_plain = sequence != NULL; /* first of all, because reading an edge may create a node */
     if (sequence)
         Py_DecRef(sequence);
-    begun->is_marked = is_plain && marks_begin(begun, state, args, count);
-    if (begun->is_marked)
+    begun->is_probed = is_plain && spans_begin(begun, state, args, count);
+    if (begun->is_probed)
         begun->count = (int)count - 1; /* for the time it does not matter which edges these are */
-    for (Py_ssize_t i = 1; i < count && is_plain && !begun->is_marked; i++)
+    for (Py_ssize_t i = 1; i < count && is_plain && !begun->is_probed; i++)
         is_plain = edge_of(args[i], &begun->edges[begun->count++]);
     if (!is_plain) {
         PyErr_Clear();
@@ -480,7 +480,7 @@ static Flow *flow_of(const Begun *begun, PyObject *state, PyObject *module, uint
         const double *standing = counted->totals[counted->count + i].standing;
         flow->times[i] = standing[IS_ON] ? standing[STEPS] : 0.0;
     }
-    flow->refs = 1, flow->key = key, flow->number = number, flow->low = begun->sequence, flow->turn = ++entry.turn, flow->maker = (uintptr_t)state, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
+    flow->refs = 1, flow->key = key, flow->number = number, flow->low = begun->sequence, flow->ordinal = ++entry.ordinal, flow->maker = (uintptr_t)state, flow->wants = begun->wants, flow->inputs = begun->count, flow->outputs = outputs;
     Py_IncRef(flow->module = module);
     Py_IncRef(flow->listeners = begun->listeners);
     return flow;
@@ -546,7 +546,7 @@ int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number,
         is_left = ends_in_python(begun, state, module, args, count, output);
         since = now();
     } else if (maker.node) {
-        int is_right = begun->is_marked ? marks_end(begun, state, maker.node, maker.number, (uintptr_t)args[0], number)
+        int is_right = begun->is_probed ? spans_end(begun, state, maker.node, maker.number, (uintptr_t)args[0], number)
                                         : flows(begun, state, module, number, (uintptr_t)args[0], &maker);
         if (!is_right && PyErr_Occurred())
             is_left = failed(state);
@@ -602,7 +602,7 @@ static int notify_flow(Flow *flow, PyObject *state, int has_left, int64_t elapse
 }
 
 /* Begin a backward. Return 0 if an exception is set. */
-static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
+static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t now_ns) {
     const Host *host = &entry.host;
     flow->due_out = 1, flow->due_in = hook->own;
     for (Py_ssize_t i = 0; i < PyTuple_Size(hook->later); i++) {
@@ -615,8 +615,8 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
     Py_IncRef(state);
     PyObject *before = flow->thread;
     flow->thread = state, flow->is_open = 1, flow->is_bad = 0;
-    flow->since = (Since){mark, whole(*at(state, host->inner)), whole(*at(state, host->lost)), whole(*at(state, host->again))};
-    marks_since(state, flow->maker, flow->low, flow->turn, &flow->since);
+    flow->since = (Since){now_ns, whole(*at(state, host->inner)), whole(*at(state, host->lost)), whole(*at(state, host->again))};
+    spans_since(state, flow->maker, flow->low, flow->ordinal, &flow->since);
     if (before)
         Py_DecRef(before);
     return 1;
@@ -624,10 +624,10 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t mark) {
 
 /* End a backward: take the time, call listeners, and forget the gradients. The next backward (retain_graph) begins
  * anew. Return -1 if an exception is set. */
-static int finished(Flow *flow, PyObject *state, int64_t mark) {
+static int finished(Flow *flow, PyObject *state, int64_t now_ns) {
     const Host *host = &entry.host;
-    marks_close(state, flow->maker, flow->low, flow->turn, mark);
-    int64_t spent = mark - flow->since.started, elapsed = spent, self = spent;
+    spans_close(state, flow->maker, flow->low, flow->ordinal, now_ns);
+    int64_t spent = now_ns - flow->since.started, elapsed = spent, self = spent;
     if (state == flow->thread) {
         spent -= whole(*at(state, host->lost)) - flow->since.lost;
         elapsed = spent - (whole(*at(state, host->again)) - flow->since.again);
@@ -653,9 +653,9 @@ static int finished(Flow *flow, PyObject *state, int64_t mark) {
 }
 
 /* Take the gradients that a node is about to get. Return 0 if an exception is set. */
-static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
+static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t now_ns) {
     Flow *flow = hook->flow;
-    if (!flow->is_open && !opened(flow, hook, state, mark))
+    if (!flow->is_open && !opened(flow, hook, state, now_ns))
         return 0;
     for (Py_ssize_t i = 0; i < hook->count && flow->wants & KEEPS_OUT; i++) {
         PyObject *grad = PyTuple_GetItem(grads, hook->places[i].at), **place = &flow->grads[hook->places[i].tensor], *old = *place;
@@ -669,7 +669,7 @@ static int before(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
     }
     if (--flow->due_out)
         return 1;
-    return !notify_flow(flow, state, 0, now() - flow->since.started, 0) && (flow->due_in || !finished(flow, state, mark));
+    return !notify_flow(flow, state, 0, now() - flow->since.started, 0) && (flow->due_in || !finished(flow, state, now_ns));
 }
 
 /* Add a share of a gradient, which is stolen, to another one. NULL: an exception is set. */
@@ -684,7 +684,7 @@ static PyObject *sum_of(PyObject *state, PyObject *one, PyObject *share) {
 
 /* Take the gradients that a node has computed for inputs: shares of the inputs' gradients. Return 0 if an exception is
  * set. */
-static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t mark) {
+static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t now_ns) {
     Flow *flow = hook->flow;
     if (!flow->is_open)
         return 1;
@@ -702,15 +702,15 @@ static int behind(const Hook *hook, PyObject *state, PyObject *grads, int64_t ma
         if (old)
             Py_DecRef(old);
     }
-    return --flow->due_in || !finished(flow, state, mark);
+    return --flow->due_in || !finished(flow, state, now_ns);
 }
 
 /* Take the gradients that flow through a node. Return 0 if an exception is set. */
-static int flowing(const Hook *hook, PyObject *state, PyObject *given, int64_t mark) {
+static int flowing(const Hook *hook, PyObject *state, PyObject *given, int64_t now_ns) {
     Flow *flow = hook->flow;
     flow->refs++;
     PyObject *grads = PyTuple_GetItem(given, 0);
-    int is_right = grads && (hook->is_before ? before : behind)(hook, state, grads, mark);
+    int is_right = grads && (hook->is_before ? before : behind)(hook, state, grads, now_ns);
     dropped(flow);
     return is_right;
 }
@@ -719,18 +719,18 @@ static int flowing(const Hook *hook, PyObject *state, PyObject *given, int64_t m
  * after it. */
 static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    int64_t mark = now();
+    int64_t now_ns = now();
     PyObject *state = count == 2 && entry.counts ? here() : NULL;
     int is_right = 1;
     entry.inside++;
     if (state) {
         Py_IncRef(state);
-        if (!marks_called(args[0], state, mark))
-            is_right = flowing(PyCapsule_GetPointer(args[0], NAME), state, args[1], mark);
+        if (!spans_called(args[0], state, now_ns))
+            is_right = flowing(PyCapsule_GetPointer(args[0], NAME), state, args[1], now_ns);
         if (!is_right)
             is_right = !failed(state);
         if (entry.counts)
-            lose(state, mark);
+            lose(state, now_ns);
         Py_DecRef(state);
     }
     entry.inside--;
@@ -743,13 +743,13 @@ static PyObject *called(PyObject *self, PyObject *const *args, Py_ssize_t count)
 /* Return the function that runs when a hook is called. */
 EXPORTED PyObject *hookd_entry_graph(void) { return method(NAME, called); }
 
-/* Set the listeners to the gradients of a shape. `listeners`: a list that nobody changes; None: no listeners. */
-EXPORTED int hookd_entry_listen_flows(size_t shape, PyObject *listeners, int wants) {
-    if (shape >= SHAPES)
+/* Set the listeners to the gradients of a group. `listeners`: a list that nobody changes; None: no listeners. */
+EXPORTED int hookd_entry_listen_flows(size_t group, PyObject *listeners, int wants) {
+    if (group >= GROUPS)
         return 0;
-    PyObject *old = entry.listeners[shape];
-    entry.listeners[shape] = listeners == &_Py_NoneStruct ? NULL : listeners, entry.wants[shape] = wants;
-    if (entry.listeners[shape])
+    PyObject *old = entry.listeners[group];
+    entry.listeners[group] = listeners == &_Py_NoneStruct ? NULL : listeners, entry.wants[group] = wants;
+    if (entry.listeners[group])
         Py_IncRef(listeners);
     if (old)
         Py_DecRef(old);

@@ -69,8 +69,8 @@ static int notify(PyObject *state, PyObject *listeners, PyObject *values, int wa
 }
 
 /* Call the listeners to a call that begins. Return -1 if an exception is set. */
-int notify_before(Notice *notice, size_t shape, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-    const Listening *to = &entry.listening[shape];
+int notify_before(Notice *notice, size_t group, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    const Listening *to = &entry.listening[group];
     if (!to->before)
         return 0;
     PyObject *before = notice->before = ours(to->before);
@@ -97,13 +97,13 @@ void forget_notice(const Notice *notice) {
             Py_DecRef(held[i]);
 }
 
-/* Set the listeners to the calls of a shape that are counted in C. `host.notify` calls those of the list `before` when a
+/* Set the listeners to the calls of a group that are counted in C. `host.notify` calls those of the list `before` when a
  * call begins, and those of `after` when it has returned. `before` is None if there are none of either kind. */
-EXPORTED int hookd_entry_listen_calls(size_t shape, PyObject *before, PyObject *after, int wants) {
-    if (shape >= SHAPES)
+EXPORTED int hookd_entry_listen_calls(size_t group, PyObject *before, PyObject *after, int wants) {
+    if (group >= GROUPS)
         return 0;
-    Listening old = entry.listening[shape], none = {0};
-    entry.listening[shape] = before == &_Py_NoneStruct ? none : (Listening){ours(before), ours(after), wants};
+    Listening old = entry.listening[group], none = {0};
+    entry.listening[group] = before == &_Py_NoneStruct ? none : (Listening){ours(before), ours(after), wants};
     if (old.before)
         Py_DecRef(old.before), Py_DecRef(old.after);
     return 0;

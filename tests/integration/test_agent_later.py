@@ -68,7 +68,7 @@ def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_to
     later.collect()
     assert told == [[0.0]]
     taken[1].event.is_over = taken[3].event.is_lost = True
-    later.turn()
+    later.end_step()
     assert told == [[0.0], "lost 1", [2.0], "lost 3"]
     assert later._waiting == 0
     assert not buffers._lent

@@ -16,7 +16,7 @@ from torch import nn
 import hookd
 from hookd import Plugin, hookimpl
 from hookd.target.boot import bootstrap
-from hookd.target.entry.c_entry import SHAPES
+from hookd.target.entry.c_entry import GROUPS
 from hookd.wire.page import CALL_RECORD, PHASE_RECORD, PHASES
 from tests.integration.test_agent_entry import NODES, Light, Looping, Node, X, made, outcome
 from tests.support import sanitizers
@@ -313,7 +313,7 @@ def test_calls_are_counted_in_c_however_often_plugins_come_and_go() -> None:
     model = nn.Sequential(nn.Identity())
     with running(Silent, Adds2, budget=0) as agent:
         model(X)
-        for _ in range(SHAPES + 1):
+        for _ in range(GROUPS + 1):
             agent.parts.loading.unload("adds2")
             agent.parts.loading.load(Adds2(), {}, by_name=True)
         assert counted_in_c(agent, lambda: model(X))

@@ -177,16 +177,16 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     # Sources of events.
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
-        listeners=routing.listeners, call_visibly=counting.call_visibly, turn=phases.turn, change=changes.boundary,
+        listeners=routing.listeners, call_visibly=counting.call_visibly, set_phase=phases.set_phase, change=changes.boundary,
         end_passing=portions.end_passing,
     )  # fmt: skip
     data = Data(
-        page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, turn=phases.turn,
+        page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, set_phase=phases.set_phase,
         callback=callbacks.callback,
     )  # fmt: skip
     calls = Calls(
         page=page, life=life, local=local, dispatch=dispatch, portions=portions, notifier=notifier, models=models, counting=counting,
-        registry=registry, turn=phases.turn, begins=steps.forward_begins,
+        registry=registry, set_phase=phases.set_phase, begins=steps.forward_begins,
         require_alone=changes.require_alone,
     )  # fmt: skip
     arming = Arming(life=life, steps=steps, data=data, models=models)

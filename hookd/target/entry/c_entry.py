@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 23
+VERSION = 24
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
-SHAPES = 256
-"""Number of shapes that entry.c can distinguish."""
+GROUPS = 256
+"""Number of groups that entry.c can distinguish."""
 ROOM = 100
 """Recursion levels that hookd may need: with fewer left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
@@ -174,11 +174,11 @@ class _Host(ctypes.Structure):
 class Counted(NamedTuple):
     """The configuration for counting a module's calls; an attribute of the plan.
 
-    Calls are counted unless the shape is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.set_listeners`,
+    Calls are counted unless the group is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.set_listeners`,
     `Entry.set_flow_listeners`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
 
     Attributes:
-        shape: number of the shape; the modules of a shape have the same listeners.
+        group: number of the group; the modules of a group have the same listeners.
         remembers: whether outputs are recorded, as a plan does.
         checks: whether outputs are looked at, for listeners to `suspect`.
         is_timed: whether a listener takes the time of the calls, in this or in other steps. The time is needed in all steps,
@@ -189,7 +189,7 @@ class Counted(NamedTuple):
     """
 
     module: Module
-    shape: int
+    group: int
     remembers: bool
     checks: bool
     is_timed: bool
@@ -230,7 +230,7 @@ class Plans(dict[int, Any]):
             kept = counted.remembers, counted.checks, counted.is_timed
             sizes = len(calls), len(back), len(counted.shown)
             arrays = (ctypes.c_int64 * len(cells))(*cells), (ctypes.c_void_p * len(lasting))(*lasting)
-            if self._count(key, module, number, counted.shape, *kept, *sizes, *arrays):
+            if self._count(key, module, number, counted.group, *kept, *sizes, *arrays):
                 raise MemoryError
 
     def pop(self, key: int, default: Any = None) -> Any:
@@ -260,10 +260,10 @@ class Entry:
         original: the function, which is not replaced.
         why_patched: "", because `nn.Module.__call__` is not replaced.
         hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
-        arm: sets whether a shape's calls go through their plans, or are counted.
+        arm: sets whether a group's calls go through their plans, or are counted.
         check: sets whether `Portions.suspect` is called for outputs of counted calls that are not finite, and whether for all
             others as well; returns the number of outputs since the last time that could not be looked at.
-        hand: sets whether large outputs of a shape are looked at as well, and those handed over that C cannot look at.
+        hand: sets whether large outputs of a group are looked at as well, and those handed over that C cannot look at.
         meter: sets whether the time of counted calls is measured.
         let_go: keeps only the last recorded calls of a thread, with weak references; returns how many records are left as
             they are.
@@ -291,7 +291,11 @@ class Entry:
         self.meter: Callable[[bool], None] = made["meter"]
         self._largest, self._number = made["largest"], made["number"]
         self._quiet, self._leave = made["quiet"], made["leave"]
-        self._turn, self._close_marks, self._since_mark = made["turn"], made["close_marks"], made["since_mark"]
+        self._next_ordinal, self._close_spans, self._since_span = (
+            made["next_ordinal"],
+            made["close_spans"],
+            made["since_span"],
+        )
         self._walk = made["walk"]
         self.hand: Callable[[int, bool], int] = native.function(library, "hookd_entry_hand", size, ctypes.c_int)
         self._spent = native.function(library, "hookd_entry_spent", ctypes.c_void_p)
@@ -415,12 +419,12 @@ class Entry:
             local, names["unwind"], remember, page.next_seq, suspect, shown, hand, *(names[name] for name in _OF_NOTIFIER),
             torch.Tensor, nn.Parameter, self._whole, torch_state.function_modes, torch_state.tracing, torch_state.unseen,
             *torch_state.USUAL, *(names[name] for name in _OF_GRAPHS),
-            hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_marks(), hidden.profile, hidden.tool, dtypes,
+            hidden.hooked(self._library), torch.is_grad_enabled, backward.next_sequence, backward.will_run, *_for_probes(), hidden.profile, hidden.tool, dtypes,
             *numeric.addresses(), cells, STEP, CALL_RECORD, *page.recorder, batching.KEPT, batching.LIGHT, *offsets,
         )  # fmt: skip
         self._set_host(ctypes.byref(host))
         torch_state.quiet, torch_state.leave = self._quiet, self._leave
-        backward.marks = backward.Marks(self._turn, self._close_marks, self._since_mark)
+        backward.spans = backward.Spans(self._next_ordinal, self._close_spans, self._since_span)
         backward.walk_in_c = self._walk
         found = self.find_layout() if host.gate else None
         if found is not None:
@@ -428,16 +432,16 @@ class Entry:
             numeric.at_once = self._largest
             numeric.number_at_once = self._number
 
-    def set_listeners(self, shape: int, listeners: list[Listener]) -> None:
-        """Set the observers of `forward_pre` and `forward`, in calling order, for the counted calls of a shape."""
+    def set_listeners(self, group: int, listeners: list[Listener]) -> None:
+        """Set the observers of `forward_pre` and `forward`, in calling order, for the counted calls of a group."""
         before = [listener for listener in listeners if listener.hook == "forward_pre"]
         after = [listener for listener in listeners if listener.hook != "forward_pre"]
-        self._set_listeners(shape, before if listeners else None, after, CallValues.of(listeners))
+        self._set_listeners(group, before if listeners else None, after, CallValues.of(listeners))
 
-    def set_flow_listeners(self, shape: int, listeners: list[Listener] | None) -> None:
-        """Hook the graph of a shape's counted calls for these observers, in a list that is not changed later; None: hook nothing."""
+    def set_flow_listeners(self, group: int, listeners: list[Listener] | None) -> None:
+        """Hook the graph of a group's counted calls for these observers, in a list that is not changed later; None: hook nothing."""
         called = None if listeners is None else [listener for listener in listeners if listener.totals is None]
-        self._set_flow_listeners(shape, called, Gradients.of(listeners or []))
+        self._set_flow_listeners(group, called, Gradients.of(listeners or []))
 
     def metered_ns(self) -> list[int]:
         """Return the [4] ns spent in C since the last time: on counted calls, graph hooks, shown outputs, large outputs."""
@@ -466,14 +470,14 @@ class Entry:
         """Free all memory; the code stays loaded while a call that began in it runs, or a graph has its hooks."""
         self.plans.close()
         torch_state.quiet, torch_state.leave = torch_state.ask, torch_state.leave_in_python
-        backward.marks, backward.walk_in_c = backward.NO_MARKS, backward.no_walk
+        backward.spans, backward.walk_in_c = backward.NO_SPANS, backward.no_walk
         stop = native.function(self._library, "hookd_entry_stop", ctypes.c_void_p)
         if not stop(self._library._handle):
             native.unload(self._library)
 
 
-def _for_marks() -> tuple[Any, Any, Any]:
-    """Return two functions of torch and a tensor for `hookd/native/marks.c`. Nones if torch lacks the functions."""
+def _for_probes() -> tuple[Any, Any, Any]:
+    """Return two functions of torch and a tensor for `hookd/native/spans.c`. Nones if torch lacks the functions."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     queue = getattr(torch.autograd.Variable._execution_engine, "queue_callback", None)
     if None in (task, queue) or not hasattr(torch._C._FunctionBase, "_register_hook_dict"):
@@ -489,10 +493,10 @@ def _has_usual_layout() -> bool:
 
 def _offset(instance: Any, name: str) -> int | None:
     """Return the offset of one of an object's `__slots__`, in bytes, or None if it cannot be found."""
-    mark, before = object(), getattr(instance, name)
-    setattr(instance, name, mark)
+    sentinel, before = object(), getattr(instance, name)
+    setattr(instance, name, sentinel)
     words = (ctypes.c_size_t * (type(instance).__basicsize__ // 8)).from_address(id(instance))
-    offsets = [8 * at for at, word in enumerate(words) if word == id(mark)]
+    offsets = [8 * at for at, word in enumerate(words) if word == id(sentinel)]
     setattr(instance, name, before)
     return offsets[0] if len(offsets) == 1 else None
 

@@ -41,7 +41,7 @@ class Calls:
     """Maintains a thread's state, its phase and the hooks on the graph.
 
     Args:
-        turn: switches a thread to another phase.
+        set_phase: switches a thread to another phase.
         begins: called at each outermost call.
         require_alone: stops plugins that may change the training of one rank only.
 
@@ -63,7 +63,7 @@ class Calls:
         models: Models,
         counting: Counting,
         registry: Registry,
-        turn: Callable[[ThreadState, int], None],
+        set_phase: Callable[[ThreadState, int], None],
         begins: Callable[[ThreadState], None],
         require_alone: Callable[[], None],
     ) -> None:
@@ -75,7 +75,7 @@ class Calls:
         self._page, self._life, self._clock = page, life, dispatch.accounts.clock
         self.bare, self.visible_call = bare_of(models.patch.original), counting.visible_call
         self._models, self._counting, self._registry = models, counting, registry
-        self._turn, self._call_begins, self._require_alone = turn, begins, require_alone
+        self._set_phase, self._call_begins, self._require_alone = set_phase, begins, require_alone
         self._is_unobserved_logged = False
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
@@ -105,7 +105,7 @@ class Calls:
         """Hook the graph that a call has made; in a recompute, only if the graph will be used (reentrant)."""
         if recompute and not backward.is_reentrant():
             return output
-        mark = self._clock()
+        begun = self._clock()
         before, after = (self.dispatch.switched_on(hook, module) for hook in ("backward_pre", "backward"))
         if not before and not after:
             return output
@@ -120,9 +120,9 @@ class Calls:
             self.dispatch.own_failure(f"backward of {module.name}", failure)
             return output
         finally:
-            entered.thread.lost += self._clock() - mark
+            entered.thread.lost += self._clock() - begun
             if self.accounts.is_metered:  # the hooks on the graph are charged to a plugin that listens
-                self.accounts.charge((after or before)[0].plugin, mark)
+                self.accounts.charge((after or before)[0].plugin, begun)
 
     def begins(self, thread: ThreadState) -> None:
         """Handle the beginning of an outermost call."""
@@ -145,7 +145,7 @@ class Calls:
         thread.outside = phase if phase != FORWARD else OTHER
         thread.flows = self.dispatch.hears_gradients and self._may_hook()
         if phase != DATA:
-            self._turn(thread, FORWARD)
+            self._set_phase(thread, FORWARD)
 
     def ends(self, thread: ThreadState) -> None:
         """Handle the end of an outermost call."""
@@ -158,7 +158,7 @@ class Calls:
         if thread.passing and not torch.is_grad_enabled():  # no backward will need the outputs
             self.portions.end_passing(thread)
         if thread.outside != DATA:
-            self._turn(thread, thread.outside)
+            self._set_phase(thread, thread.outside)
 
     def output_shown(self, module: Module, output: Any) -> None:
         """Call the listeners of `output_summary` for a counted call where the C entry cannot do the work itself."""
@@ -185,13 +185,13 @@ class Calls:
         if is_autograd_compiled():
             self._log_unobserved()
             return None
-        mark = self._clock()
+        begun = self._clock()
         entered = None
         try:
             entered = backward.begin(thread, args)
         except Failure as failure:
             self.dispatch.own_failure("backward", failure)
-        thread.lost += self._clock() - mark
+        thread.lost += self._clock() - begun
         if entered is not None:
             entered.lost = thread.lost  # the time lost until now is outside of the call
         return entered

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hookd.api.hookspecs import FLOWS
 from hookd.api.shown import Shown
 from hookd.api.totals import BackwardTotals, Totals
-from hookd.target.entry.c_entry import SHAPES, Counted, Entry
-from hookd.target.entry.shape import Shape, is_timed, remembers
+from hookd.target.entry.c_entry import GROUPS, Counted, Entry
+from hookd.target.entry.module_group import ModuleGroup, is_timed, remembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ CALLED_FROM_C = ("forward_pre", "forward")
 class Counting:
     """Configures the entry for the calls of modules.
 
-    Switches and shapes change; the modules' plans do not.
+    Switches and groups change; the modules' plans do not.
 
     Attributes:
         hidden: calls a function of hookd's hidden from a profiler; None if calls are not entered in C.
@@ -48,11 +48,11 @@ class Counting:
         self._registry, self._dispatch, self._numeric = registry, dispatch, numeric
         self.hidden = None if self._entry is None else self._entry.hidden
         self.looks = self.is_alert = False
-        self._shapes: dict[tuple[Listener, ...], Shape] = {}
-        # Includes the shapes of current calls whose modules have new plans by now. Not a WeakSet, because threads that call
+        self._groups: dict[tuple[Listener, ...], ModuleGroup] = {}
+        # Includes the groups of current calls whose modules have new plans by now. Not a WeakSet, because threads that call
         # modules add to it while others iterate.
-        self._in_use: list[weakref.ref[Shape]] = []
-        self._numbers = itertools.cycle(range(SHAPES))
+        self._in_use: list[weakref.ref[ModuleGroup]] = []
+        self._numbers = itertools.cycle(range(GROUPS))
         self._passed = 0  # number of calls whose outputs could not be looked at
 
     def prepare(self) -> None:
@@ -82,43 +82,43 @@ class Counting:
             return listeners
         return tuple(listener for listener in listeners if listener.hook != "suspect")
 
-    def shape(self, listeners: tuple[Listener, ...]) -> Shape:
-        """Return the shape of the modules with these listeners; its number is SHAPES if the entry has none left."""
-        shape = self._shapes.get(listeners)
-        if shape is None:
+    def group(self, listeners: tuple[Listener, ...]) -> ModuleGroup:
+        """Return the group of the modules with these listeners; its number is GROUPS if the entry has none left."""
+        group = self._groups.get(listeners)
+        if group is None:
             # Numbers from before the last change are not reused yet, because modules with them may still be called.
-            is_one_more = len(self._shapes) < SHAPES // 2
-            shape = self._shapes[listeners] = Shape(listeners, next(self._numbers) if is_one_more else SHAPES)
-            self._in_use.append(weakref.ref(shape))
-            self._arm(shape)
-        return shape
+            is_one_more = len(self._groups) < GROUPS // 2
+            group = self._groups[listeners] = ModuleGroup(listeners, next(self._numbers) if is_one_more else GROUPS)
+            self._in_use.append(weakref.ref(group))
+            self._arm(group)
+        return group
 
-    def counted(self, module: Module, shape: Shape) -> Counted | None:
+    def counted(self, module: Module, group: ModuleGroup) -> Counted | None:
         """Return what the C entry counts for a module; None without the entry."""
         if self._entry is None:
             return None
-        listeners = shape.listeners
+        listeners = group.listeners
         totals = [listener.totals for listener in listeners if isinstance(listener.totals, Totals)]
         back = [listener.totals for listener in listeners if isinstance(listener.totals, BackwardTotals)]
         shown = [listener.totals for listener in listeners if isinstance(listener.totals, Shown)]
         checks = any(listener.hook == "suspect" for listener in listeners)
-        return Counted(module, shape.number, remembers(listeners), checks, is_timed(listeners), totals, back, shown)
+        return Counted(module, group.number, remembers(listeners), checks, is_timed(listeners), totals, back, shown)
 
-    def begin_anew(self) -> list[Shape]:
-        """Begin with new shapes, and return the old ones. Pass these to `end` once no module has them any more."""
+    def begin_anew(self) -> list[ModuleGroup]:
+        """Begin with new groups, and return the old ones. Pass these to `end` once no module has them any more."""
         self._in_use = [ref for ref in self._in_use if ref() is not None]
-        old = list(self._shapes.values())
+        old = list(self._groups.values())
         if self._entry is not None:
-            for shape in old:
-                self._entry.set_flow_listeners(shape.number, None)
-        self._shapes.clear()
+            for group in old:
+                self._entry.set_flow_listeners(group.number, None)
+        self._groups.clear()
         return old
 
-    def end(self, old: list[Shape]) -> None:
-        """Stop calling the listeners of these shapes, with which the training may have called modules until now."""
+    def end(self, old: list[ModuleGroup]) -> None:
+        """Stop calling the listeners of these groups, with which the training may have called modules until now."""
         if self._entry is not None:
-            for shape in old:
-                self._entry.set_listeners(shape.number, [])
+            for group in old:
+                self._entry.set_listeners(group.number, [])
 
     # -- switches
 
@@ -126,9 +126,9 @@ class Counting:
         """Act on switches that were turned."""
         self._dispatch.turned()
         for ref in list(self._in_use):
-            shape = ref()
-            if shape is not None:
-                shape.turned()
+            group = ref()
+            if group is not None:
+                group.turned()
         self._arm_all()
 
     def meter(self, *, is_metered: bool) -> None:
@@ -142,20 +142,20 @@ class Counting:
         return [0] * 4 if self._entry is None else self._entry.metered_ns()
 
     def _arm_all(self) -> None:
-        for shape in list(self._shapes.values()):
-            self._arm(shape)
+        for group in list(self._groups.values()):
+            self._arm(group)
         self._check()
 
-    def _arm(self, shape: Shape) -> None:
-        """Decide whether the calls of a shape go through their plans.
+    def _arm(self, group: ModuleGroup) -> None:
+        """Decide whether the calls of a group go through their plans.
 
         They do if C can neither count them nor call their listeners, for example while totals are switched off.
         """
         if self._entry is None:
             return
-        listeners, number, is_seen = shape.listeners, shape.number, self._numeric.looks_in_c()
+        listeners, number, is_seen = group.listeners, group.number, self._numeric.looks_in_c()
         switches = (is_seen, *[listener.is_on for listener in listeners])
-        if switches == shape.armed:  # only switches of other shapes were turned
+        if switches == group.armed:  # only switches of other groups were turned
             return
         flowing = [listener for listener in listeners if listener.hook in FLOWS and listener.is_on]
         # Mutators of gradients are called by hooks in Python.
@@ -167,7 +167,7 @@ class Counting:
         is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in listeners)
         self._entry.arm(number, is_stopped or not is_in_c)
         self._entry.set_listeners(number, called if is_in_c else [])
-        shape.armed = switches
+        group.armed = switches
 
     # -- outputs
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd.target.entry.shape import without_output
+from hookd.target.entry.module_group import without_output
 from hookd.target.entry.threads import graph_task, is_inside
 from hookd.target.events.phases import STEP
 from hookd.target.plugins.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hookd.api.events import Module
     from hookd.target.entry.c_entry import Counted
     from hookd.target.entry.calls import Calls
-    from hookd.target.entry.shape import ActiveListeners, Shape
+    from hookd.target.entry.module_group import ActiveListeners, ModuleGroup
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.backward import Entered
 
@@ -44,10 +44,10 @@ class Plan:
         counted: what the C entry counts while no Python function listens.
     """
 
-    __slots__ = ("__weakref__", "_calls", "_is_wrapped", "_module", "_number", "_shape", "counted")
+    __slots__ = ("__weakref__", "_calls", "_group", "_is_wrapped", "_module", "_number", "counted")
 
-    def __init__(self, calls: Calls, module: Module, shape: Shape, *, is_wrapped: bool) -> None:
-        self._calls, self._module, self._shape, self._is_wrapped = calls, module, shape, is_wrapped
+    def __init__(self, calls: Calls, module: Module, group: ModuleGroup, *, is_wrapped: bool) -> None:
+        self._calls, self._module, self._group, self._is_wrapped = calls, module, group, is_wrapped
         self._number = float(module.id)  # storing an int in a cell costs twice as much
         self.counted: Counted | None = None
 
@@ -57,14 +57,14 @@ class Plan:
         This is the only frame that hookd adds between the caller and the module, both in a traceback and for Python's recursion
         limit.
         """
-        calls, module, shape = self._calls, self._module, self._shape
+        calls, module, group = self._calls, self._module, self._group
         accounts = calls.accounts
         is_metered = accounts.is_metered  # read once: a new step may begin in `calls.begins`
         left_at = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
         thread = calls.local.thread
         bare = calls.visible_call(called) if thread.hidden else calls.bare(called)
         # A mutator's changes must not become part of a trace; observers of tensors are not called in one.
-        if thread.busy or (shape.mutates and is_unreal()):
+        if thread.busy or (group.mutates and is_unreal()):
             return bare(*args, **kwargs)
         top: Any = thread.top
         own_top: Any = (module, top, self._number, id(called)) if self._is_wrapped else (module, top, self._number)
@@ -87,7 +87,7 @@ class Plan:
                 calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + STEP])
             if top is None and not recompute:
                 calls.begins(thread)
-            listeners = shape.active[recompute] or shape.find(recompute)
+            listeners = group.active[recompute] or group.find(recompute)
             if listeners.acts_before:
                 args, kwargs, flow = self._notify_before(thread, top, listeners, values, is_metered)
             if listeners.is_timed:
@@ -99,7 +99,7 @@ class Plan:
                 left_at = accounts.clock(), accounts.charged
             if start is not None:
                 _take_time(thread, accounts.clock(), start, flow, values)
-            listeners = shape.active[recompute] or shape.find(recompute)
+            listeners = group.active[recompute] or group.find(recompute)
             if listeners.acts_after:
                 values[OUTPUT] = output
                 output = self._notify_after(thread, top, listeners, flow, values, is_metered)
@@ -170,7 +170,7 @@ class Plan:
 
     def _notify_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
         """Call the listeners for a recompute that torch has ended early. It has taken time as well."""
-        active = self._shape.find(recompute=True)
+        active = self._group.find(recompute=True)
         values[IS_AGAIN] = is_inside(top, self._module)
         listeners = active.after if self._is_nested(top) else active.after + active.root_after
         if listeners := without_output(listeners):

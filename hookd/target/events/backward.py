@@ -12,8 +12,8 @@ A branch of the graph may be unused. So when the first hook runs, the engine is 
 never hold a node that leads to it: the graph would be a reference cycle that is never freed. Nodes are held only by hooks on
 nodes with a higher sequence number, which run earlier.
 
-If only the time of a call is wanted, `hookd/native/marks.c` usually takes it. Before a call that is
-hooked here ends, `marks.c` ends what it times inside of it.
+If only the time of a call is wanted, `hookd/native/spans.c` usually takes it. Before a call that is
+hooked here ends, `spans.c` ends what it times inside of it.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ _ACCUMULATE = 1 << 63
 """Sequence numbers from this one on are AccumulateGrad's, which has UINT64_MAX and leads to no other node."""
 
 
-class Marks(NamedTuple):
-    """The functions of `hookd/native/marks.c` that are called from here.
+class Spans(NamedTuple):
+    """The functions of `hookd/native/spans.c` that are called from here.
 
-    They identify a call by the id of its thread's state, the lowest sequence number of its nodes, and its turn, the
-    ordinal of its return.
+    They identify a call by the id of its thread's state, the lowest sequence number of its nodes, and the ordinal
+    of its return.
 
     Attributes:
-        turn: returns a number that is higher than the turns of all calls inside of the one that has returned.
+        next_ordinal: returns a number that is higher than the ordinals of all calls inside of the one that has returned.
         close: ends what is timed inside of a call; takes the time at which the call ended, in ns of the monotonic clock.
         since: returns, of what is timed inside of a call and has begun before it, how many ns ago it began, and the thread's
             times at that moment (`inner`, `lost`, `again`); None if there is nothing.
     """
 
-    turn: Callable[[], int]
+    next_ordinal: Callable[[], int]
     close: Callable[[int, int, int, int], Any]
     since: Callable[[int, int, int], tuple[int, int, int, int] | None]
 
 
-NO_MARKS = Marks(lambda: 0, lambda *_: None, lambda *_: None)
+NO_SPANS = Spans(lambda: 0, lambda *_: None, lambda *_: None)
 """Stands in where calls are not entered in C."""
-marks = NO_MARKS
+spans = NO_SPANS
 
 
 def no_walk(_nodes: list[Any], _edges: list[Any], _sequence: int, _is_timed: bool) -> Any:  # noqa: FBT001  as C has it
@@ -143,13 +143,35 @@ class Flow:
         self_ns: the same without nested modules.
         maker: id of the state of the thread that has made the nodes.
         low: lowest sequence number of the nodes.
-        turn: see `Marks`.
+        ordinal: see `Spans`.
     """
 
     __slots__ = (
-        "again", "dispatch", "due", "due_in", "due_out", "elapsed_ns", "grads_in", "grads_out", "inner", "is_open",
-        "is_timed", "keeps_in", "keeps_out", "listeners", "local", "lost", "low", "maker", "module", "mutates",
-        "self_ns", "started", "thread", "turn", "was_used",
+        "again",
+        "dispatch",
+        "due",
+        "due_in",
+        "due_out",
+        "elapsed_ns",
+        "grads_in",
+        "grads_out",
+        "inner",
+        "is_open",
+        "is_timed",
+        "keeps_in",
+        "keeps_out",
+        "listeners",
+        "local",
+        "lost",
+        "low",
+        "maker",
+        "module",
+        "mutates",
+        "ordinal",
+        "self_ns",
+        "started",
+        "thread",
+        "was_used",
     )  # fmt: skip
 
     def __init__(self, module: Module, dispatch: Dispatch, local: Threads, listeners: list[Listener]) -> None:
@@ -165,7 +187,7 @@ class Flow:
         self.is_timed = bool(asked & TIMES)
         self.is_open = self.was_used = False
         self.due_out = self.due_in = self.elapsed_ns = self.self_ns = 0
-        self.started = self.inner = self.lost = self.again = self.maker = self.low = self.turn = 0
+        self.started = self.inner = self.lost = self.again = self.maker = self.low = self.ordinal = 0
         self.thread: ThreadState | None = None
         self.grads_in: list[Any] = []
         self.grads_out: list[Any] = []
@@ -175,13 +197,13 @@ class Flow:
         """Reset the gradients, for this number of inputs and outputs."""
         self.grads_in, self.grads_out, self.due = [None] * inputs, [None] * outputs, [0] * inputs
 
-    def open(self, due_out: int, ends: list[Entry], mark: int) -> None:
-        """Begin a backward whose first hook was called at `mark` ns; `due_out` nodes with outputs and the entries `ends` will run."""
+    def open(self, due_out: int, ends: list[Entry], begun: int) -> None:
+        """Begin a backward whose first hook was called at `begun` ns; `due_out` nodes with outputs and the entries `ends` will run."""
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
-        self.started, self.inner, self.lost, self.again = mark, thread.inner, thread.lost, thread.again
-        now = self.dispatch.accounts.clock()  # before `marks.since`, so that this call does not begin later
-        before = marks.since(self.maker, self.low, self.turn)
+        self.started, self.inner, self.lost, self.again = begun, thread.inner, thread.lost, thread.again
+        now = self.dispatch.accounts.clock()  # before `spans.since`, so that this call does not begin later
+        before = spans.since(self.maker, self.low, self.ordinal)
         if before is not None:
             ago, self.inner, self.lost, self.again = before
             self.started = now - ago
@@ -191,14 +213,14 @@ class Flow:
             for i in end_.inputs:
                 self.due[i] += 1
 
-    def stop(self, mark: int) -> None:
+    def stop(self, ended: int) -> None:
         """Take the time of this backward.
 
         With several GPUs it may end in another thread. Then nested modules are not deducted: each thread knows only its own.
         """
-        marks.close(self.maker, self.low, self.turn, mark)
+        spans.close(self.maker, self.low, self.ordinal, ended)
         thread = self.local.thread
-        spent = mark - self.started
+        spent = ended - self.started
         self.elapsed_ns = self.self_ns = spent
         if thread is self.thread:
             spent -= thread.lost - self.lost
@@ -256,7 +278,7 @@ def end(flow: Flow, args: tuple[Any, ...], output: Any, entered: Entered, *, hea
         the view has its own node, whose gradient is separate from that of the input's other users.
     """
     outputs = tensors(output)
-    flow.maker, flow.low, flow.turn = id(entered.thread), entered.sequence, marks.turn()
+    flow.maker, flow.low, flow.ordinal = id(entered.thread), entered.sequence, spans.next_ordinal()
     flow.expect(len(args), len(outputs))
     mutates = flow.mutates
     if mutates:
@@ -387,10 +409,10 @@ def _before(flow: Flow, slots: list[Slot], outputs: list[Any], own: list[Entry],
 
     def prehook(grads: tuple[Any, ...]) -> tuple[Any, ...] | None:
         accounts = flow.dispatch.accounts
-        mark, before = accounts.clock(), accounts.charged
+        begun, before = accounts.clock(), accounts.charged
         if not flow.is_open:
             ends = own + [e for e in later if will_run(e.node)]
-            flow.open(1 + sum(1 for n in outputs if will_run(n)), ends, mark)
+            flow.open(1 + sum(1 for n in outputs if will_run(n)), ends, begun)
         thread = flow.thread
         for slot in slots if flow.keeps_out else ():
             flow.grads_out[slot.at] = grads[slot.nr]
@@ -401,8 +423,8 @@ def _before(flow: Flow, slots: list[Slot], outputs: list[Any], own: list[Entry],
         if not flow.due_out:
             flow.dispatch.flow("backward_pre", flow, tuple(flow.grads_out), mutators=False)
             if not flow.due_in:
-                _finish(flow, mark)
-        _lose(flow, thread, mark, before)
+                _finish(flow, begun)
+        _lose(flow, thread, begun, before)
         return new
 
     return _harmless(flow, prehook)
@@ -445,7 +467,7 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         if not flow.is_open:
             return None
         accounts = flow.dispatch.accounts
-        mark, before = accounts.clock(), accounts.charged
+        begun, before = accounts.clock(), accounts.charged
         thread = flow.thread
         # A sum that flows on into the training is an operation of the training.
         add = operator.add if flow.mutates else added
@@ -456,20 +478,20 @@ def _after(flow: Flow, places: list[tuple[int, int]], inputs: list[int]) -> Any:
         flow.due_in -= 1
         new = _replaced(flow, grads_in, places, inputs) if flow.mutates else None
         if not flow.due_in:
-            _finish(flow, mark)
-        _lose(flow, thread, mark, before)
+            _finish(flow, begun)
+        _lose(flow, thread, begun, before)
         return new
 
     return _harmless(flow, posthook)
 
 
-def _lose(flow: Flow, thread: ThreadState | None, mark: int, before: int) -> None:
+def _lose(flow: Flow, thread: ThreadState | None, begun: int, before: int) -> None:
     """Record the time of a hook, so that it is not counted as the module's."""
     accounts = flow.dispatch.accounts
     if thread is not None:
-        thread.lost += accounts.clock() - mark
+        thread.lost += accounts.clock() - begun
     if accounts.is_metered:
-        accounts.settle(mark, before)
+        accounts.settle(begun, before)
 
 
 def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int]], inputs: list[int]) -> Any:
@@ -491,8 +513,8 @@ def _replaced(flow: Flow, grads_in: tuple[Any, ...], places: list[tuple[int, int
     return _with(grads_in, final)
 
 
-def _finish(flow: Flow, mark: int) -> None:
-    flow.stop(mark)
+def _finish(flow: Flow, ended: int) -> None:
+    flow.stop(ended)
     flow.dispatch.flow("backward", flow, tuple(flow.grads_in), mutators=False)
     flow.close()
 

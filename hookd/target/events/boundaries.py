@@ -112,7 +112,7 @@ class Boundaries:
         self._call_later(self._later.collect)
 
     def _deliver_numbers(self) -> None:
-        self._call_later(self._later.turn)
+        self._call_later(self._later.end_step)
 
     def _call_later(self, work: Callable[[], None]) -> None:
         try:

@@ -31,7 +31,7 @@ class Data:
     Args:
         call_visibly: calls a function of the training, visible to profilers.
         begins: called when something other than an optimizer's step begins.
-        turn: switches a thread to another phase.
+        set_phase: switches a thread to another phase.
         callback: makes the functions that the training calls.
     """
 
@@ -43,11 +43,11 @@ class Data:
         local: Threads,
         call_visibly: Callable[..., Any],
         begins: Callable[[], None],
-        turn: Callable[[ThreadState, int], None],
+        set_phase: Callable[[ThreadState, int], None],
         callback: Callable[..., Callable[..., Any]],
     ) -> None:
         self._cells, self._life, self._local = page.cells, life, local
-        self._call_visibly, self._begins, self._turn, self._entrance = call_visibly, begins, turn, callback
+        self._call_visibly, self._begins, self._set_phase, self._entrance = call_visibly, begins, set_phase, callback
         self._replaced: list[Replaced] = []
 
     def install(self) -> None:
@@ -76,12 +76,12 @@ class Data:
                 return call_visibly(thread, original, self)
             try:
                 begins()
-                turn(thread, DATA)
+                set_phase(thread, DATA)
                 return call_visibly(thread, original, self)
             finally:
                 if life.is_live:
-                    turn(thread, phase)
+                    set_phase(thread, phase)
 
         cells, life, local, call_visibly = self._cells, self._life, self._local, self._call_visibly
-        begins, turn = self._begins, self._turn
+        begins, set_phase = self._begins, self._set_phase
         return self._entrance(waited, original)

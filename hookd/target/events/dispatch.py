@@ -141,7 +141,7 @@ class Dispatch:
         if loaded is None or loaded.state != "active":
             return
         accounts, thread = self.accounts, self._local.thread
-        mark = accounts.clock() if accounts.is_metered else 0
+        begun = accounts.clock() if accounts.is_metered else 0
         was_busy = thread.busy  # a hook that asks for many numbers gets some of them while it still runs
         try:
             thread.busy = True
@@ -150,5 +150,5 @@ class Dispatch:
             self._fault(loaded.number, "later", failure)
         finally:
             thread.busy = was_busy
-        if mark and not was_busy:  # inside of a hook, the time is charged with that hook
-            accounts.charge(loaded.number, mark)
+        if begun and not was_busy:  # inside of a hook, the time is charged with that hook
+            accounts.charge(loaded.number, begun)

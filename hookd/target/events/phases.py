@@ -94,7 +94,7 @@ class Phases:
         self._active = [listener for listener in self._listeners("phase", None) if listener.is_on]
         self._is_known = True
 
-    def turn(self, thread: ThreadState, phase: int) -> None:
+    def set_phase(self, thread: ThreadState, phase: int) -> None:
         """Switch the calling thread to another phase, as numbered in the page."""
         accounts = self._accounts
         self._cells[thread.beat + PHASE] = phase

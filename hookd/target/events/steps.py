@@ -61,7 +61,7 @@ class Steps:
     Args:
         count: the count of steps; only this class changes it.
         call_visibly: calls a function of the training, visible to profilers.
-        turn: switches a thread to another phase.
+        set_phase: switches a thread to another phase.
         change: carries out the changes of plugins that are due at the beginning of a step.
         end_passing: ends the references to tensors that may be buffers of a model.
     """
@@ -78,14 +78,14 @@ class Steps:
         names: Names,
         listeners: Callable[[str, Module | None], list[Listener]],
         call_visibly: Callable[..., Any],
-        turn: Callable[[ThreadState, int], None],
+        set_phase: Callable[[ThreadState, int], None],
         change: Callable[[], None],
         end_passing: Callable[[ThreadState], None],
     ) -> None:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
-        self._listeners, self._call_visibly, self._turn = listeners, call_visibly, turn
+        self._listeners, self._call_visibly, self._set_phase = listeners, call_visibly, set_phase
         self._change, self._end_passing = change, end_passing
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
@@ -142,7 +142,7 @@ class Steps:
             thread = self._local.thread
             phase = int(self._cells[thread.beat + PHASE])
             self._outside = phase if phase != OPTIMIZER else OTHER  # still OPTIMIZER after a step that raised
-            self._turn(thread, OPTIMIZER)
+            self._set_phase(thread, OPTIMIZER)
             self._find_offset(optimizer, completed=0)
             self._change()
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -176,7 +176,7 @@ class Steps:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return
             elapsed_ns = self._clock() - self._started_ns if self._started_ns else 0
-            self._turn(self._local.thread, self._outside)
+            self._set_phase(self._local.thread, self._outside)
             self._step_done(optimizer, elapsed_ns)
 
         return step_post
@@ -277,14 +277,14 @@ class Steps:
         try:
             thread.backwards += 1  # inside: a signal handler may raise after any call
             self._announce(args, kwargs)
-            self._turn(thread, BACKWARD)
+            self._set_phase(thread, BACKWARD)
             started = self._clock()
             return self._call_visibly(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
             if self._life.is_live:
                 elapsed_ns = self._clock() - started
-                self._turn(thread, phase)
+                self._set_phase(thread, phase)
                 self._dispatch.emit("loss_done", {"elapsed_ns": elapsed_ns})
             self._end_passing(thread)
             manual_updates = self._manual_updates

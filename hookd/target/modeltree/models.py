@@ -381,10 +381,10 @@ class Models:
         assert self._calls is not None, "plan_with"
         is_wrapped = key in model.wrapped or not module.depth
         counting = self.counting
-        shape = counting.shape(counting.planned(self.routing.of_calls(module)))
-        plan = Plan(self._calls, module, shape, is_wrapped=is_wrapped)
+        group = counting.group(counting.planned(self.routing.of_calls(module)))
+        plan = Plan(self._calls, module, group, is_wrapped=is_wrapped)
         if not is_wrapped:
-            plan.counted = counting.counted(module, shape)
+            plan.counted = counting.counted(module, group)
         return plan
 
     # -- from time to time

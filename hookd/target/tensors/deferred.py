@@ -176,7 +176,7 @@ class Later:
         if len(self._requested) >= LIMIT:
             self._send()
 
-    def turn(self) -> None:
+    def end_step(self) -> None:
         """End a step: deliver the numbers that have arrived, and send the new requests."""
         if not (self._requested or self._sent or self._arrived):
             return
@@ -198,7 +198,7 @@ class Later:
     def collect(self) -> None:
         """Deliver and send between two calls, if many numbers wait: code that makes no steps must not fill the memory."""
         if self._waiting >= MANY:
-            self.turn()
+            self.end_step()
 
     def clear(self) -> None:
         """Discard all requests, and free the buffers."""

@@ -3,14 +3,14 @@
  * torch runs the nodes of a graph as soon as they are ready, those with the highest sequence number first. A node's
  * number is higher than those of all nodes that it leads to. So the nodes that a call has made run one after the
  * other; and if the call's input was made by the node created just before the call, that node runs just after them. A
- * mark on a node reports that the node is about to run. The mark on the node behind a call's output begins the
+ * probe on a node reports that the node is about to run. The probe on the node behind a call's output begins the
  * backward of that call, and ends the backwards of all calls whose nodes have higher numbers. So a call whose input
- * was made just before it needs a single mark, and its other nodes need not be examined. In a chain of modules this is
+ * was made just before it needs a single probe, and its other nodes need not be examined. In a chain of modules this is
  * so for every call. All other calls are left to graph.c.
  *
  * AccumulateGrad runs at once, whatever its number: its time is part of the call that uses the weight.
  *
- * A mark is a tensor hook, which torch accepts as the dict of a tensor's hooks. A node hook has to be registered
+ * A probe is a tensor hook, which torch accepts as the dict of a tensor's hooks. A node hook has to be registered
  * through a Python function of torch, which costs ten times as much.
  *
  * Sources: torch/csrc/autograd/engine.cpp `CompareNodeTaskTime`, `call_tensor_pre_hooks`;
@@ -22,15 +22,15 @@
 typedef struct Span Span;
 struct Span { /* the nodes of one call */
     long refs;
-    Span *outer;          /* the next span that begins at the same mark, of an enclosing module */
+    Span *outer;          /* the next span that begins at the same probe, of an enclosing module */
     uintptr_t key;        /* the module's address; with the number of its `Count` it identifies the totals to which the time is added */
     uint64_t number, low; /* its nodes have sequence number `low` or higher */
-    uint64_t turn;        /* numbers calls in the order of their return: inner calls come before outer ones */
+    uint64_t ordinal;     /* numbers calls in the order of their return: inner calls come before outer ones */
     size_t back;
     double times[];       /* for each of `back` totals, the number of steps that its time represents */
 };
 
-struct Mark { /* a mark on a node */
+struct Probe { /* a probe on a node */
     uint64_t node;    /* the node's sequence number */
     uintptr_t thread; /* address of the state of the thread that has numbered it */
     Span *spans;      /* the spans that begin at it, the outermost first */
@@ -41,12 +41,12 @@ struct Open { /* a span in a backward that is running */
     Open *below;
     PyObject *state;  /* of the thread that runs the backward */
     long long task;   /* number of the backward */
-    uintptr_t thread; /* `thread` of the mark */
+    uintptr_t thread; /* `thread` of the probe */
     Span *span;
     Since since;
 };
 
-static const char MARK[] = "hookd mark", LAST[] = "hookd end";
+static const char PROBE[] = "hookd probe", LAST[] = "hookd end";
 enum { MOST_OPEN = 4096 };
 static struct {
     Open *open; /* of all threads; inner spans come before outer ones */
@@ -61,15 +61,15 @@ static void span_dropped(Span *span) {
         PyMem_RawFree(span);
 }
 
-static void mark_dropped(PyObject *capsule) {
-    Mark *mark = PyCapsule_GetPointer(capsule, MARK);
-    if (entry.last == mark)
+static void probe_dropped(PyObject *capsule) {
+    Probe *probe = PyCapsule_GetPointer(capsule, PROBE);
+    if (entry.last == probe)
         entry.last = NULL;
-    for (Span *span = mark->spans, *outer; span; span = outer) {
+    for (Span *span = probe->spans, *outer; span; span = outer) {
         outer = span->outer;
         span_dropped(span);
     }
-    PyMem_RawFree(mark);
+    PyMem_RawFree(probe);
     dropped_one();
 }
 
@@ -92,16 +92,16 @@ static PyObject *callable(void *what, const char *name, void (*dropped)(PyObject
     return made;
 }
 
-/* Put a mark on a node; it becomes `entry.last`. Return 0 if that failed; an exception may be set. */
-static int marked(PyObject *node, uint64_t number, PyObject *state) {
-    Mark *mark = PyMem_RawCalloc(1, sizeof *mark);
-    if (mark)
-        mark->node = number, mark->thread = (uintptr_t)state;
-    PyObject *called = callable(mark, MARK, mark_dropped), *hooks = called ? PyDict_New() : NULL, *given[2] = {node, entry.host.carrier}, *done = NULL;
+/* Put a probe on a node; it becomes `entry.last`. Return 0 if that failed; an exception may be set. */
+static int put_probe(PyObject *node, uint64_t number, PyObject *state) {
+    Probe *probe = PyMem_RawCalloc(1, sizeof *probe);
+    if (probe)
+        probe->node = number, probe->thread = (uintptr_t)state;
+    PyObject *called = callable(probe, PROBE, probe_dropped), *hooks = called ? PyDict_New() : NULL, *given[2] = {node, entry.host.carrier}, *done = NULL;
     if (hooks && !PyDict_SetItem(hooks, entry.zero, called) && !PyObject_SetAttr(entry.host.carrier, entry.hooks_name, hooks))
         done = PyObject_VectorcallMethod(entry.dict_name, given, 2, NULL);
     if (done)
-        entry.last = mark; /* the carrier refers to it as well, until the next mark is made */
+        entry.last = probe; /* the carrier refers to it as well, until the next probe is made */
     PyObject *made[] = {hooks, called, done};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (made[i])
@@ -126,10 +126,10 @@ static PyObject *maker_of(PyObject *input, uint64_t number) {
     return node;
 }
 
-/* Whether a mark can report the end of the backward of a call that begins; the mark is made if it is missing.
+/* Whether a probe can report the end of the backward of a call that begins; the probe is made if it is missing.
  * `begun->sequence` is the number that the call's first node will have. The first calls inside of a model are left to
  * graph.c: Python hooks the model, and must see their backwards end before the model's does. */
-int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count) {
+int spans_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t count) {
     uint64_t before = begun->sequence - 1;
     if (entry.host.carrier == &_Py_NoneStruct || begun->wants & ~(TIMED | WALKS | ADDS))
         return 0;
@@ -138,7 +138,7 @@ int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t
     PyObject *node = NULL;
     for (Py_ssize_t i = 1; i < count && !node && begun->sequence > entry.first; i++)
         node = maker_of(args[i], before);
-    int is_known = node && (is_last(before, state) || marked(node, before, state));
+    int is_known = node && (is_last(before, state) || put_probe(node, before, state));
     if (node)
         Py_DecRef(node);
     PyErr_Clear();
@@ -147,19 +147,19 @@ int marks_begin(Begun *begun, PyObject *state, PyObject *const *args, Py_ssize_t
 
 /* Let the backward of a call that ends begin at the node behind its output, whose number is `at`. Return 0 if that
  * failed; an exception may be set. */
-int marks_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number) {
+int spans_end(const Begun *begun, PyObject *state, PyObject *node, uint64_t at, uintptr_t key, uint64_t number) {
     const Count *counted = begun->wants & ADDS ? still(key, number) : NULL;
     if (!counted)
         return 1;
     Span *span = PyMem_RawCalloc(1, sizeof *span + counted->back * sizeof *span->times);
     if (!span)
         return 0;
-    *span = (Span){1, NULL, key, number, begun->sequence, ++entry.turn, counted->back};
+    *span = (Span){1, NULL, key, number, begun->sequence, ++entry.ordinal, counted->back};
     for (size_t i = 0; i < counted->back; i++) {
         const double *standing = counted->totals[counted->count + i].standing;
         span->times[i] = standing[IS_ON] ? standing[STEPS] : 0.0;
     }
-    if (!is_last(at, state) && !marked(node, at, state)) {
+    if (!is_last(at, state) && !put_probe(node, at, state)) {
         PyMem_RawFree(span);
         return 0;
     }
@@ -187,10 +187,10 @@ static void take_out(Open **place) {
 }
 
 /* Add the time of a span that has ended. */
-static void end(const Open *open, int64_t mark) {
+static void end(const Open *open, int64_t now_ns) {
     const Host *host = &entry.host;
     PyObject *state = open->state;
-    int64_t spent = mark - open->since.started - (stored(*at(state, host->lost)) - open->since.lost), inner = stored(*at(state, host->inner));
+    int64_t spent = now_ns - open->since.started - (stored(*at(state, host->lost)) - open->since.lost), inner = stored(*at(state, host->inner));
     int64_t self = spent - (inner - open->since.inner);
     add(open->span, spent - (stored(*at(state, host->again)) - open->since.again), self > 0 ? self : 0);
     if (open->since.inner + spent > inner)
@@ -200,19 +200,19 @@ static void end(const Open *open, int64_t mark) {
 typedef struct { /* selects spans of a backward that this thread runs */
     PyObject *state;
     long long task;
-    uintptr_t thread; /* `thread` of their marks; 0: any */
-    uint64_t low, turn; /* spans with this number or a higher one, and an earlier turn */
+    uintptr_t thread; /* `thread` of their probes; 0: any */
+    uint64_t low, ordinal; /* spans with this number or a higher one, and an earlier ordinal */
 } Which;
 
 static int is_of(const Open *open, const Which *which) {
     return open->state == which->state && open->task == which->task && (!which->thread || open->thread == which->thread) &&
-           open->span->low >= which->low && open->span->turn < which->turn;
+           open->span->low >= which->low && open->span->ordinal < which->ordinal;
 }
 
-static void end_all(const Which *which, int64_t mark) {
+static void end_all(const Which *which, int64_t now_ns) {
     for (Open **place = &spans.open; *place;)
         if (is_of(*place, which)) {
-            end(*place, mark);
+            end(*place, now_ns);
             take_out(place); /* runs no other code: this thread's state has another reference */
         } else
             place = &(*place)->below;
@@ -231,16 +231,16 @@ static long long task_now(void) {
 
 /* End the spans inside of a call that graph.c or Python has hooked, and that ends now. `thread` is the address of the
  * state of the thread that made the call. */
-void marks_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, int64_t mark) {
+void spans_close(PyObject *state, uintptr_t thread, uint64_t low, uint64_t ordinal, int64_t now_ns) {
     if (spans.open)
-        end_all(&(Which){state, task_now(), thread, low, turn}, mark);
+        end_all(&(Which){state, task_now(), thread, low, ordinal}, now_ns);
 }
 
-/* Find when the outermost open span inside of a call began that graph.c or Python has hooked. torch calls the marks of
+/* Find when the outermost open span inside of a call began that graph.c or Python has hooked. torch calls the probes of
  * a node before the node's own hooks, so a call that returns the output of a nested call would otherwise begin after
  * the nested one. Return 0 if no span is open. */
-int marks_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t turn, Since *since) {
-    Which inside = {state, spans.open ? task_now() : -1, thread, low, turn};
+int spans_since(PyObject *state, uintptr_t thread, uint64_t low, uint64_t ordinal, Since *since) {
+    Which inside = {state, spans.open ? task_now() : -1, thread, low, ordinal};
     int is_found = 0;
     for (const Open *open = spans.open; open; open = open->below)
         if (is_of(open, &inside))
@@ -260,7 +260,7 @@ static void forget(PyObject *state, long long task, int is_older) {
 }
 
 /* Ask torch to report the end of this backward; the spans still open then end with it. */
-static void ask_for_end(PyObject *state, long long task) {
+static void ask_for_end(long long task) {
     spans.awaited = task;
     long long *last = PyMem_RawCalloc(1, sizeof *last);
     if (last)
@@ -276,7 +276,7 @@ static void ask_for_end(PyObject *state, long long task) {
 
 /* Called when a thread's outermost call begins: forget the spans that a backward has left open when it raised, unless
  * the call is inside of a backward. */
-void marks_outermost(PyObject *state) {
+void spans_outermost(PyObject *state) {
     if (spans.open && task_now() < 0)
         forget(state, INT64_MAX, 1);
 }
@@ -291,51 +291,51 @@ static void make_room(const Which *here) {
         forget(here->state, oldest, 0);
 }
 
-/* Begin a span, outside of the nested ones that have begun at the same node by another mark. */
-static void begin(Span *span, const Which *here, int64_t mark) {
+/* Begin a span, outside of the nested ones that have begun at the same node by another probe. */
+static void begin(Span *span, const Which *here, int64_t now_ns) {
     const Host *host = &entry.host;
     if (spans.count >= MOST_OPEN)
         make_room(here);
     Open *open = spans.count < MOST_OPEN ? PyMem_RawCalloc(1, sizeof *open) : NULL, **place = &spans.open;
     if (!open)
         return;
-    while (*place && is_of(*place, &(Which){here->state, here->task, here->thread, span->low, span->turn}))
+    while (*place && is_of(*place, &(Which){here->state, here->task, here->thread, span->low, span->ordinal}))
         place = &(*place)->below;
     PyObject *state = here->state;
-    Since since = {mark, stored(*at(state, host->inner)), stored(*at(state, host->lost)), stored(*at(state, host->again))};
+    Since since = {now_ns, stored(*at(state, host->inner)), stored(*at(state, host->lost)), stored(*at(state, host->again))};
     *open = (Open){*place, state, here->task, here->thread, span, since};
     *place = open, spans.count++, span->refs++;
     Py_IncRef(state);
 }
 
-/* Handle a mark whose node is about to run. */
-static void meet(const Mark *mark, PyObject *state, int64_t since) {
-    Which which = {state, task_now(), mark->thread, mark->node + 1, UINT64_MAX};
+/* Handle a probe whose node is about to run. */
+static void meet(const Probe *probe, PyObject *state, int64_t since) {
+    Which which = {state, task_now(), probe->thread, probe->node + 1, UINT64_MAX};
     if (which.task < 0)
         return;
     end_all(&which, since);
-    for (Span *span = mark->spans; span; span = span->outer)
-        if (span->low > mark->node) /* of a module that returns its input */
+    for (Span *span = probe->spans; span; span = span->outer)
+        if (span->low > probe->node) /* of a module that returns its input */
             add(span, 0, 0);
         else {
             if (spans.awaited != which.task)
-                ask_for_end(state, which.task);
+                ask_for_end(which.task);
             begin(span, &which, since);
         }
 }
 
 /* Handle a capsule for `host.hooked`. Return 0 if it is not from this file. */
-int marks_called(PyObject *capsule, PyObject *state, int64_t mark) {
+int spans_called(PyObject *capsule, PyObject *state, int64_t now_ns) {
     const char *name = PyCapsule_GetName(capsule);
-    if (name == MARK)
-        meet(PyCapsule_GetPointer(capsule, MARK), state, mark);
+    if (name == PROBE)
+        meet(PyCapsule_GetPointer(capsule, PROBE), state, now_ns);
     else if (name == LAST) {
         long long task = *(long long *)PyCapsule_GetPointer(capsule, LAST);
-        end_all(&(Which){state, task, 0, 0, UINT64_MAX}, mark);
+        end_all(&(Which){state, task, 0, 0, UINT64_MAX}, now_ns);
         forget(state, task, 0); /* spans of other threads: when they ended is unknown */
     }
-    return name == MARK || name == LAST;
+    return name == PROBE || name == LAST;
 }
 
 /* Forget all spans. */
-void marks_stop(void) { forget(NULL, 0, 0); }
+void spans_stop(void) { forget(NULL, 0, 0); }

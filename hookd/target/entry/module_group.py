@@ -1,4 +1,4 @@
-"""Shapes: the listeners that several modules share."""
+"""Module groups: the listeners that several modules share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ActiveListeners:
         self.acts_after = bool(self.after or self.root_after or self.has_flows or self.holds or self.suspects)
 
 
-class Shape:
+class ModuleGroup:
     """The modules that have the same listeners.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Backward times alone, taken at marks on nodes of the graph in C, against those of the hooks on the graph, which are the specification."""
+"""Backward times alone, taken at probes on nodes of the graph in C, against those of the hooks on the graph, which are the specification."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def test_a_chain_of_modules_needs_one_mark_each(entry, monkeypatch) -> None:
         for _ in range(2):
             called.clear()
             net(torch.ones(2, 4)).sum().backward()
-    assert called == {"hookd": 4, "hookd mark": 12, "hookd end": 1}, (
+    assert called == {"hookd": 4, "hookd probe": 12, "hookd end": 1}, (
         "its first module, and what that is in, are hooked as well"
     )
 
