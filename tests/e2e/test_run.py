@@ -353,7 +353,7 @@ def test_it_is_the_command_itself_that_runs_under_the_pid():
 
 
 def test_who_reads_to_the_end_need_not_wait_for_longer_than_the_command_runs():
-    """The watcher lives as long as the command, and has let go of what is not its own."""
+    """The companion lives as long as the command, and has let go of what is not its own."""
     reads, writes = os.pipe()
     other_reads, other_writes = os.pipe()
     command = [sys.executable, "-c", RUN, "bash", "-c", f"exec >&- {other_writes}>&-; read line"]
@@ -450,26 +450,26 @@ def test_each_signal_reaches_the_command_once(send):
 
 
 def test_a_signal_to_all_that_there_is_ends_the_command_first(tmp_path):
-    """As from systemd or a job manager: to every process of a cgroup, the watcher too."""
+    """As from systemd or a job manager: to every process of a cgroup, the companion too."""
     with Process(
         [sys.executable, "-c", RUN, "cat"], env=tool_environment(TMPDIR=tmp_path), cwd=REPOSITORY, stdin=True
     ) as process:
-        process.ask("runs", "^runs$")  # who has made the watcher is gone then
+        process.ask("runs", "^runs$")  # who has made the companion is gone then
         (directory,) = tmp_path.glob("hookd-*/site/sitecustomize.py")
-        watcher = watchers(directory.parents[1])
-        assert len(watcher) == 1
-        for pid in watcher:
+        companion = companions(directory.parents[1])
+        assert len(companion) == 1
+        for pid in companion:
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGINT)
         process.send("through")
         process.expect("^through$")
-        assert watchers(directory.parents[1]) == watcher
+        assert companions(directory.parents[1]) == companion
         process.signal(signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
     wait_until(lambda: not list(tmp_path.glob("hookd-*")))
 
 
-def watchers(directory: Path) -> set[int]:
+def companions(directory: Path) -> set[int]:
     """Return who has a command's directory open."""
     found = set()
     for link in glob.glob("/proc/[0-9]*/fd/*"):
@@ -546,8 +546,8 @@ def test_what_a_killed_one_has_left_is_removed_by_the_next(tmp_path):
         (directory,) = (
             site.parents[1] for site in sites if str(site.parent) in environment.of(first.pid)["PYTHONPATH"]
         )
-        (watcher,) = watchers(directory)
-        os.kill(watcher, signal.SIGKILL)
+        (companion,) = companions(directory)
+        os.kill(companion, signal.SIGKILL)
         first.popen.stdin.close()
         assert first.wait() == 0
         young, old = tmp_path / "hookd-run-young", tmp_path / "hookd-other"
@@ -557,7 +557,7 @@ def test_what_a_killed_one_has_left_is_removed_by_the_next(tmp_path):
             os.utime(directory, (0, 0))
         with run("true") as process:
             process.finish()
-        # What it has made itself is removed by its watcher, after its end.
+        # What it has made itself is removed by its companion, after its end.
         wait_until(
             lambda: len({*tmp_path.glob("hookd-*")} - {young, old}) == 1, what="the end of all but the one alive"
         )

@@ -1,8 +1,8 @@
-"""Exec the command of `hookd run`, and leave a watcher process behind that serves it and cleans up.
+"""Exec the command of `hookd run`, and leave a companion process behind that serves it and cleans up.
 
-The command keeps our pid, so its exit code, signals, process group, terminal and streams are its own. The watcher is not a child of
+The command keeps our pid, so its exit code, signals, process group, terminal and streams are its own. The companion is not a child of
 the command (a command may wait for all its children), has its own session, and closes all inherited descriptors except stderr,
-where it reports at the end of the command. If we are the first process of a container, or a subreaper, the watcher is a child of
+where it reports at the end of the command. If we are the first process of a container, or a subreaper, the companion is a child of
 the command nevertheless, and ends with the container.
 """
 
@@ -54,7 +54,7 @@ def run(command: Sequence[str], request: AttachRequest, beside: Beside = _nothin
     Args:
         command: program and arguments.
         request: what to observe.
-        beside: context manager that runs in the watcher. It is entered with our pid before the command runs, and left when the
+        beside: context manager that runs in the companion. It is entered with our pid before the command runs, and left when the
             command has ended, before its payload is removed. If the command cannot be run, it is left by SystemExit.
             `Launch.failures` returns what went wrong.
 
@@ -66,7 +66,7 @@ def run(command: Sequence[str], request: AttachRequest, beside: Beside = _nothin
     path = _find(command[0])
     _occupy_standard_streams()
     prepared = launch.prepare(request, _environment())
-    channel = _leave_watcher(prepared, beside)
+    channel = _leave_companion(prepared, beside)
     try:
         _wait_until_ready(channel)
         WAITERS.close()  # the command must not inherit children
@@ -81,7 +81,7 @@ def _wait_until_ready(channel: Connection) -> None:
     try:
         problem = channel.recv()
     except EOFError:
-        raise HookdError("the watcher of the command has ended; its error is above") from None
+        raise HookdError("the companion of the command has ended; its error is above") from None
     if problem is not None:
         raise problem
 
@@ -103,7 +103,7 @@ def _cannot(name: str, code: int) -> UsageError:
 
 
 def _occupy_standard_streams() -> None:
-    """Open /dev/null on closed standard streams, so that no file of ours gets their numbers, which the watcher redirects.
+    """Open /dev/null on closed standard streams, so that no file of ours gets their numbers, which the companion redirects.
 
     In the command these streams stay closed.
     """
@@ -144,8 +144,8 @@ def _is_text(path: str) -> bool:
         return b"\0" not in file.read(80).partition(b"\n")[0]
 
 
-def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
-    """Start the watcher as an orphaned grandchild.
+def _leave_companion(prepared: Launch, beside: Beside) -> Connection:
+    """Start the companion as an orphaned grandchild.
 
     It answers once on the returned channel, with an error or None.
     """
@@ -153,7 +153,7 @@ def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
     us = _Command(os.getpid())
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    # Signals stay blocked in the watcher: a signal to all processes ends the command, and thereby the watcher.
+    # Signals stay blocked in the companion: a signal to all processes ends the command, and thereby the companion.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if not child:
@@ -173,7 +173,7 @@ def _leave_watcher(prepared: Launch, beside: Beside) -> Connection:
 
 
 def _watch(command: _Command, prepared: Launch, beside: Beside, channel: Connection) -> None:
-    """Run as the watcher until the command ends."""
+    """Run as the companion until the command ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _close_inherited({channel.fileno(), prepared.lock, command.pidfd})
     try:
@@ -209,7 +209,7 @@ def _null(*descriptors: int) -> None:
 
 
 class _Command:
-    """The process that will become the command, which is not a child of the watcher.
+    """The process that will become the command, which is not a child of the companion.
 
     Attributes:
         pidfd: readable once all threads of the process have ended; -1 if the kernel has no pidfds (before Linux 5.3).

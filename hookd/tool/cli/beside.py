@@ -1,4 +1,4 @@
-"""The daemon of `hookd run`, in a thread of its watcher: it serves the processes of the command."""
+"""The daemon of `hookd run`, in a thread of its companion: it serves the processes of the command."""
 
 from __future__ import annotations
 
