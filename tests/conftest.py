@@ -1,4 +1,4 @@
-"""What holds for all tests: nothing of ours stays installed, and tests of whole processes are marked as such."""
+"""Rules for all tests: nothing of ours stays installed, and tests of whole processes are marked as such."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Ctrl-C and hang-ups reach child processes, also below `nohup` and CI runners, which pass them on as ignored; set the scope."""
+    """Make Ctrl-C and hang-ups reach children even under `nohup` and CI runners, which pass them on as ignored; set the scope."""
     defaults = {
         signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
-    """What a test starts and enters here is left and ended behind it."""
+    """An ExitStack that is closed after the test."""
     with contextlib.ExitStack() as held:
         yield held
 
