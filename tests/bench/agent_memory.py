@@ -45,7 +45,7 @@ def resident(modules: int) -> dict[str, float]:
     at = [_resident()]
     _go(training, STEPS)
     at.append(_resident())
-    import hookd  # its memory is measured
+    import hookd  # noqa: PLC0415 - its memory is measured
 
     hookd.start(list(DEFAULT), run="bench")
     _go(training, STEPS)
