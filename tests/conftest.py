@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what the collection has made from garbage collections: several hundred thousand objects that stay."""
+    """Exempt the objects that the collection has made from garbage collections: several hundred thousand, which stay."""
     gc.collect()
     gc.freeze()
 
@@ -103,7 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a failure what the test's processes said last, their states and the load."""
+    """Add to the report of a failure the last lines of the test's processes, their states and the load."""
     report = yield
     if report.failed:
         post_mortem.add_to(report)
