@@ -73,7 +73,7 @@ def test_convolutions(data, dims, transposed, needs):
     x = tensor(data.draw(sizes), channels[0], *spatial, needs=needs)
     ours, theirs = cost(module, (x,), {}), counted(module, (x,))
     assert ours.forward == theirs[0]
-    # torch 2.13 counts the gradient of a grouped weight as if there were no groups, so as many times too often as there are.
+    # torch 2.13 counts the gradient of a grouped weight as if there were no groups: once too often for each other group.
     assert ours.backward == theirs[1] - (groups - 1) * ours.forward
 
 
