@@ -1,10 +1,10 @@
-"""Make the pages of the documentation that repeat what the code says: commands, metrics, hooks, JSON.
+"""Generate the pages of the documentation that describe the code: commands, metrics, hooks, JSON.
 
     python docs/generate.py [DIRECTORY]
 
-writes reference/* beside this file, or into another directory. It needs torch, for the metrics: each plugin is loaded
-in this process, and what it declares is read there. To be run after a change of a command, a hook or a metric; a test
-compares.
+writes reference/* beside this file, or into another directory. It needs torch, for the metrics: it loads each plugin in
+this process and reads its declarations. Run it after a change of a command, a hook or a metric; a test compares the
+pages with the code.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ EVERYTHING = {
     "activations": {"parameters": "true", "histogram": "true"},
     "capture": {"directory": tempfile.gettempdir()},
 }
-"""Options with which a plugin declares all of its metrics, and leaves nothing in the user's directories."""
+"""Options with which a plugin declares all of its metrics, and leaves no files in the user's directories."""
 UNITS = {"seconds": "seconds", "bytes": "bytes", "ratio": "ratio", "steps": "steps", "score": "ratio"}
-"""What the last word of a name says of its unit."""
+"""The unit that the last word of a name implies."""
 
 
 class Row(NamedTuple):
-    """A metric as a table has it."""
+    """A metric as a row of a table."""
 
     name: str
     kind: str
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def commands() -> str:
-    """Describe every command as its `--help` does."""
+    """Return the `--help` of every command."""
     text = "# Commands\n\nWhat `--help` says, of each command. The exit codes, and a table of what each is for, are in the\n"
     text += "[README](../../README.md#commands).\n"
     return text + "".join(_command(words, command) for words, command in walk(cli, ("hookd",)))
@@ -91,7 +91,7 @@ def _command(words: tuple[str, ...], command: click.Command) -> str:
 
 
 def metrics() -> str:
-    """List every family: those of the daemon and of the agent, and those of each plugin."""
+    """Return tables of every family: those of the daemon and of the agent, and those of each plugin."""
     names = sorted(path.name[len("hookd_") :] for path in PLUGINS.glob("hookd_*"))
     hookd.start([(name, EVERYTHING.get(name, {})) for name in names], run="docs")
     try:
@@ -124,7 +124,7 @@ These are there whatever plugins are loaded.
 
 
 def _of_page(fd: int) -> dict[str, Row]:
-    """Read the families that the agent and its plugins have declared, whether they have a series yet or not."""
+    """Return the families that the agent and its plugins have declared, even those without a series."""
     page = PageReader(os.dup(fd))
     found = {one.name: _row(one.name, one.kind, one.labels, one.help) for one in page.read().families}
     page.close()
@@ -132,7 +132,7 @@ def _of_page(fd: int) -> dict[str, Row]:
 
 
 def _scraped(fd: int, owned: Container[str]) -> Iterator[Row]:
-    """Scrape a daemon whose one target is this very process, for what it says of itself and of a target."""
+    """Scrape a daemon whose only target is this very process; yield its own families and those of a target."""
     target = Target(os.getpid(), os.dup(fd))
     fleet = type("Fleet", (), {"targets": lambda _: [target]})()
     for family in FleetCollector(fleet, AttachCounter(), Limits()).collect():
@@ -177,7 +177,7 @@ def _table(found: Iterable[Row]) -> str:
 
 
 def hooks() -> str:
-    """Describe every hook as its docstring does, read from the source: an interpreter may indent docstrings anew."""
+    """Return the docstrings of all hooks, read from the source: an interpreter may change their indentation."""
     package = Path(hookspecs.__file__).parent
     head, _, rest = (ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or "").partition("\n\n")
     text = f"# Hooks\n\n{head}\n\n{rest}\n".replace(":\n- ", ":\n\n- ")

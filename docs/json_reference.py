@@ -1,4 +1,4 @@
-"""Describe what each command prints with `--json`: a page for readers, and a JSON Schema for programs.
+"""Describe the output of each command with `--json`: a page for readers, and a JSON Schema for programs.
 
 Both are made from the TypedDicts in `hookd.wire`, `hookd.tool.cli.outputs` and the modules of the commands.
 """

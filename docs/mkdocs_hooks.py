@@ -1,4 +1,4 @@
-"""What makes a site of files that are read on a code host as well: called by mkdocs, see mkdocs.yml.
+"""Make a site of files that are read on a code host as well: called by mkdocs, see mkdocs.yml.
 
 A relative link in a page may lead anywhere in the repository. Where it leaves docs/, it leads to the same file on the
 site: README.md and the other pages below as pages, any other file as a page that shows it, a directory as a list.
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"README.md": "index.md", "plugins/README.md": "plugins/README.md", "CHANGELOG.md": "CHANGELOG.md"}
-"""Pages that do not lie in docs/, and where they are on the site."""
+"""Pages outside of docs/, and their places on the site."""
 SHOWN = "files"
-"""Below this are the files that are no pages."""
+"""The directory of the site with the files that are not pages."""
 LARGEST = 64 << 10
-"""A file that is larger is named, not shown: the dashboards."""
+"""A larger file, such as a dashboard, is named and not shown."""
 LINK = re.compile(
     r"^```.*?^```|^ {4}[^\n]*|(?<!!)(?P<head>\[(?:[^\]`]|`[^`]*`)*\]\()(?!\w+:|#)(?P<path>[^)#\s]+)(?P<rest>#[^)\s]*)?\)|`[^`\n]+`",
     re.MULTILINE | re.DOTALL,
 )
-"""Code, in which there is no link, or a relative link."""
+"""Code, which contains no links, or a relative link."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out of the navigation what is not there (yet): every page that is must be in it, so no mistake hides."""
+    """Remove missing pages from the navigation; it must contain every existing page, so no mistake hides."""
     config.nav = list(_present(config.nav or []))
     return config
 
@@ -70,7 +70,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links that leave docs/ to the page that stands for what they mean."""
+    """Replace links out of docs/ by links to the page that stands for their target."""
     here, directory = posixpath.dirname(page.file.src_uri), posixpath.dirname(_source(page.file.src_uri))
 
     def led(match: re.Match[str]) -> str:
@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _source(place: str) -> str:
-    """Return the path in the repository of what is at a place of the site."""
+    """Return the path in the repository of the file at a place on the site."""
     return next((source for source, one in OUTSIDE.items() if one == place), f"docs/{place}")
 
 
@@ -95,7 +95,7 @@ def _place(path: str) -> str:
 
 
 def _linked(file: File) -> Iterator[str]:
-    """Yield what lies outside of docs/ and a page links to, if it is there."""
+    """Yield the existing files outside of docs/ to which a page links."""
     directory = posixpath.dirname(_source(file.src_uri))
     for match in LINK.finditer(file.content_string):
         path = posixpath.normpath(posixpath.join(directory, match["path"] or "docs/"))
@@ -104,7 +104,7 @@ def _linked(file: File) -> Iterator[str]:
 
 
 def _tracked() -> list[str]:
-    """Return the files of the repository; what is ignored is none of them."""
+    """Return the files of the repository, without ignored ones."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
     return [one for one in found if one] or [

@@ -1,4 +1,4 @@
-"""What holds for all tests: nothing of ours stays installed, and tests of whole processes are marked as such."""
+"""Rules for all tests: nothing of ours stays installed, and tests of whole processes are marked as such."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what the collection has made from garbage collections: several hundred thousand objects that stay."""
+    """Exempt the objects that the collection has made from garbage collections: several hundred thousand, which stay."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Ctrl-C and hang-ups reach child processes, also below `nohup` and CI runners, which pass them on as ignored; set the scope."""
+    """Make Ctrl-C and hang-ups reach children even under `nohup` and CI runners, which pass them on as ignored; set the scope."""
     defaults = {
         signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
     }  # fmt: skip
@@ -103,7 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a failure what the test's processes said last, their states and the load."""
+    """Add to the report of a failure the last lines of the test's processes, their states and the load."""
     report = yield
     if report.failed:
         post_mortem.add_to(report)
@@ -117,7 +117,7 @@ def pytest_runtest_logstart() -> None:
 
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
-    """What a test starts and enters here is left and ended behind it."""
+    """An ExitStack that is closed after the test."""
     with contextlib.ExitStack() as held:
         yield held
 

@@ -1,11 +1,11 @@
-"""Run all tests again and again where it is hard for them, and print which failed how often. It must print none.
+"""Run all tests again and again under hard conditions, and print which failed and how often. It must print none.
 
     python -m tests.flakes [--rounds N] [--without-slow] [OPTIONS OF PYTEST]
 
 Each round runs all tests in a random order beside one busy process per processor. The last one has no busy processes,
 but a single processor and the policy SCHED_IDLE. The tests marked `alone` run in that one only, after all others.
 
-Exit status: 0 where no test failed, 1 where one did, 2 where a round did not end.
+Exit status: 0 if no test failed, 1 if one did, 2 if a round did not end.
 """
 
 from __future__ import annotations

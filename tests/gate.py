@@ -1,13 +1,13 @@
-"""Run the tests, those that measure time when all others have ended; what fails runs once more, alone.
+"""Run the tests: those that measure time after all others have ended. Run failures once more, alone.
 
     python -m tests.gate [OPTIONS OF PYTEST]
 
-A test that measures time is marked `alone`: no other runs beside it.
+A test that measures time is marked `alone`: no other test runs beside it.
 
-A test that fails among the others and passes alone is printed as `FLAKY name`. Nothing is retried before that, and the
-second look is for at most MAX_FLAKY tests: where more have failed, it would change nothing.
+A test that fails among the others and passes alone is printed as `FLAKY name`. Nothing is retried before that, and at most
+MAX_FLAKY tests are retried: where more have failed, it would change nothing.
 
-Exit status: 0 where all tests passed, at most MAX_FLAKY of them at the second look; otherwise pytest's own, 1 for tests
+Exit status: 0 if all tests passed, at most MAX_FLAKY of them at the second attempt; otherwise pytest's own, 1 for tests
 that failed twice, are too many, or did not run.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 COMPILED = ("hookd", "plugins", "tests/support", "tests/attacks")
-"""What more than a thousand commands import: without bytecode each compiles it anew, which doubles the time it takes."""
+"""Files that more than a thousand commands import: without bytecode each compiles them anew, which doubles its time."""
 WORKERS = "4"  # on two cores: they wait for processes more than they compute
 SHARED_OUT = ("--dist", "loadscope", "--no-loadscope-reorder")
 MAX_FLAKY = 3
@@ -32,15 +32,15 @@ SLOWEST = 10
 
 
 class Watch:
-    """A pytest plugin that remembers what runs, what has run and what failed. Of pytest-xdist's controller, not its workers.
+    """A pytest plugin that records what runs, has run and has failed. It is for pytest-xdist's controller, not its workers.
 
-    What fails is named at once, for who waits for the rest.
+    Failures are printed at once, for whoever waits for the rest.
 
     Attributes:
         running: the tests that have begun and not ended, oldest first.
         ran: those that have ended.
         failed: those of `ran` that failed, in order; the values mean nothing.
-        seconds: by file, what its tests took.
+        seconds: the duration of the tests of each file.
         missing: how many tests were collected and did not run.
     """
 
@@ -58,7 +58,7 @@ class Watch:
         self._config.get_terminal_writer().line("\n" + line, flush=True)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Say which tests run when the whole run is told to end, as by a time limit."""
+        """Arrange that SIGTERM, as from a time limit, prints the tests that run and ends the run."""
         self._config = config
 
         def stop(_number: int, _frame: object) -> None:
@@ -76,7 +76,7 @@ class Watch:
         if report.failed and report.nodeid not in self.failed:
             self.failed[report.nodeid] = None
             self._write(f"failed: {report.nodeid}")
-        if report.when not in ("setup", "call"):  # "???": its worker crashed, and nothing more is heard of it
+        if report.when not in ("setup", "call"):  # "???": its worker crashed, and reports nothing more about it
             self.pytest_runtest_logfinish(report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -102,7 +102,7 @@ def passes_alone(nodeid: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest, and once more what fails.
+    """Run pytest, and run failures once more.
 
     Args:
         arguments: pytest's.
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _with_alone(arguments: list[str]) -> list[str]:
-    """Add the files that have tests marked `alone`, where no file is named: to collect all takes longer than to run these."""
+    """Add the files that have tests marked `alone`, if no file is named: collecting all takes longer than running these."""
     if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         return arguments
     return [
@@ -144,7 +144,7 @@ def _with_alone(arguments: list[str]) -> list[str]:
 
 
 def _both(first: int, second: int) -> int:
-    """Return the exit status of two sessions together: that one of them had no tests means nothing."""
+    """Return the exit status of two sessions together; that one of them had no tests means nothing."""
     told = [status for status in (first, second) if status != pytest.ExitCode.NO_TESTS_COLLECTED]
     return max(told, default=pytest.ExitCode.NO_TESTS_COLLECTED)
 

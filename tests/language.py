@@ -19,29 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = (
-    "examples", "hookd/api", "hookd/errors.py", "hookd/integrations", "hookd/native", "hookd/serving", "hookd/target",
-    "hookd/testing", "hookd/tool/attach", "hookd/tool/check", "hookd/tool/cli", "hookd/tool/config",
-    "hookd/tool/daemon/fleet", "hookd/tool/daemon/incidents", "hookd/tool/daemon/metrics", "hookd/tool/daemon/plugins",
-    "hookd/tool/daemon/watch", "hookd/tool/daemon/web", "hookd/tool/inject", "hookd/tool/linux", "hookd/tool/reports",
-    "hookd/wire", "plugins", "README.md", "docs/alerts.md", "docs/architecture.md", "docs/attach.md",
-    "docs/capture.md", "docs/contributing.md", "docs/daemon-plugins.md", "docs/dashboards.md", "docs/deaths.md", "docs/glossary.md",
-    "docs/gpu.md", "docs/hangs.md", "docs/incidents.md", "docs/integrations.md", "docs/nan.md", "docs/on-demand.md",
-    "docs/operations.md", "docs/overhead.md", "docs/platforms.md", "docs/plugins-shipping.md", "docs/plugins.md",
-    "docs/ranks.md", "docs/start.md", "docs/testing.md", "docs/top.md", "docs/torch-tests.md",
-    "docs/troubleshooting.md", "docs/tutorials", "docs/web.md",
-)  # fmt: skip
-"""What is checked by default: the parts of the tree that have been rewritten. A part that is done is added here."""
+PATHS = ("deploy", "docs", "examples", "hookd", "plugins", "tests", "CHANGELOG.md", "README.md")
+"""The paths that are checked by default."""
 GENERATED = ("docs/reference", "docs/benchmarks.md")
 
 SUMMARY = re.compile(r"(?:Give|Gives|Tell|Say|Be|Do|Have|Let) ")
-"""How no docstring of a function begins: the field's verbs are Return, Raise, Yield, Write, ..."""
+"""Beginnings that no docstring of a function may have: the usual verbs are Return, Raise, Yield, Write, ..."""
 INVERTED = re.compile(r"(?:What|Who|Whose|Whom|That which|Of which) ")
-"""How no docstring begins: the subject comes first."""
+"""Beginnings that no docstring may have: the subject comes first."""
 NEGATED = re.compile(
     r"(?<!there )(?<!There )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|other\b|later\b|earlier\b|one\b)"
 )
-"""`X is no Y` where English says `X is not a Y`."""
+"""Negations with `is no` where English says `is not a`."""
 
 
 class Finding(NamedTuple):
@@ -52,12 +41,12 @@ class Finding(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return it as linters print it."""
+        """Return the finding as linters print it."""
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.text}"
 
 
 def of_python(path: Path) -> Iterator[Finding]:
-    """Yield what is wrong in a file's docstrings, strings and comments."""
+    """Yield the findings in the docstrings, strings and comments of a Python file."""
     source = path.read_text("utf-8")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -74,7 +63,7 @@ def of_python(path: Path) -> Iterator[Finding]:
 
 
 def of_document(path: Path) -> Iterator[Finding]:
-    """Yield what is wrong in a document."""
+    """Yield the findings in a document."""
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         if found := NEGATED.search(line):
             yield Finding(path, number, _around(line, found))
@@ -85,15 +74,12 @@ def _around(text: str, found: re.Match[str]) -> str:
 
 
 def findings(paths: Iterable[Path]) -> Iterator[Finding]:
-    """Yield the findings in all files at or below the paths, but for generated ones."""
+    """Yield the findings in all files at or below the paths, except generated files."""
+    readers = {".py": of_python, ".md": of_document}
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if str(file.relative_to(ROOT)).startswith(GENERATED):
-                continue
-            if file.suffix == ".py":
-                yield from of_python(file)
-            elif file.suffix == ".md":
-                yield from of_document(file)
+            if file.suffix in readers and not str(file.relative_to(ROOT)).startswith(GENERATED):
+                yield from readers[file.suffix](file)
 
 
 def main(words: list[str]) -> int:

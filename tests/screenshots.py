@@ -1,7 +1,7 @@
 """Make the pictures of docs/screenshots from real runs: `make screenshots`, or `python -m tests.screenshots NAME…`.
 
-Two jobs train for a while: one of two ranks, and one that a plugin changes and that has met a NaN. A picture is a
-function below that takes the scene and gives the bytes of a file; PICTURES has their names.
+Two jobs train for a while: one of two ranks, and one that a plugin changes and that has had a NaN. A picture is a
+function below that takes the scene and returns the bytes of a file; PICTURES has their names.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ WIDTH = 1200
 MOST_BYTES = 150_000
 JOB, LONE = "pretrain-bytes", "finetune-clipped"
 PLUGINS = ("nan", "activations", "timing", "gradclip:max_norm=1.0")
-"""Of the second job."""
+"""The second job's."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What pictures are taken of.
+    """The subjects of the pictures.
 
     Attributes:
-        daemon: serves both jobs.
-        browser: to look with.
+        daemon: the daemon that serves both jobs.
+        browser: the browser that takes the pictures.
         ranks: the processes of the job of two ranks.
-        lone: that of the other job.
+        lone: the process of the other job.
     """
 
     daemon: Daemon
@@ -99,7 +99,7 @@ def modules_dark(scene: Scene) -> bytes:
 
 
 def _modules(found: Page) -> bytes:
-    """Return the heat map with two blocks open, and some paper around it."""
+    """Return the heat map with two blocks open, and a margin around it."""
     for block in (0, 2):
         found.locator("#modules summary:has(small:text-is('Block'))").nth(block).click()
     found.locator("#modules h2").hover()
@@ -143,7 +143,7 @@ def _terminal(scene: Scene, is_there: Callable[[list[str]], bool], *words: str) 
     with tempfile.TemporaryDirectory() as directory, Terminal(Path(directory), 100, 20, NO_COLOR="") as terminal:
         terminal.type(shlex.join([*HOOKD, "top", *words, "--host", f"unix://{scene.daemon.client.path}"]))
         terminal.wait(is_there)
-        time.sleep(3)  # rates of some intervals
+        time.sleep(3)  # rates need some intervals
         screen = terminal.tmux("capture-pane", "-p", "-e")
     paper = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     paper.print(Text.from_ansi(screen), no_wrap=True, crop=False)
@@ -168,7 +168,7 @@ PICTURES = {
 
 @contextlib.contextmanager
 def scene(directory: Path, seconds: float) -> Iterator[Scene]:
-    """Start daemon and jobs, attach, and let them train for a while."""
+    """Start the daemon and the jobs, attach, and let them train for a while."""
     with contextlib.ExitStack() as stack:
         shutil.copy(EXAMPLE, directory / "train.py")  # a path of this machine has no place in a picture
         shutil.copy(TARGETS / "pictured.py", directory / "train_ddp.py")

@@ -1,4 +1,4 @@
-"""What the dashboards share: their names, the variables at their heads, the links from one to the next, the annotations."""
+"""Shared by the dashboards: their names, the variables at their heads, the links between them, the annotations."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _NEW_INCIDENTS = (
     '(max_over_time(hookd_incidents_total{run="$run", rank=~"$rank"}[5m] offset $__interval)'
     ' or 0 * hookd_incidents_total{run="$run", rank=~"$rank"})'
 )
-"""Increase() does not see the first of a kind: its series begins with it."""
+"""increase() misses the first event of a kind, because its series begins with that event."""
 
 
 def dashboard(uid: str, title: str, text: str, variables: Iterable[model.VariableModel]) -> build.Dashboard:
-    """Return an empty dashboard. Its uid is in addresses that people keep: it never changes."""
+    """Return an empty dashboard. Its uid is in addresses that people keep, so it never changes."""
     made = build.Dashboard(f"hookd / {title}").uid(uid).description(text).tags([TAG]).readonly()
     made = made.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(model.DashboardCursorSync.CROSSHAIR)
     return made.variables([_datasource(), *variables]).link(_others())
 
 
 def of_nodes() -> list[build.QueryVariable]:
-    """Return the variables of what is about nodes."""
+    """Return the variables of dashboards about nodes."""
     return [
         _variable("job", "Job", "label_values(hookd_build_info, job)"),
         _variable("instance", "Instance", 'label_values(hookd_build_info{job=~"$job"}, instance)'),
@@ -46,7 +46,7 @@ def of_nodes() -> list[build.QueryVariable]:
 
 
 def of_run() -> list[build.QueryVariable]:
-    """Return the variables of what is about one run."""
+    """Return the variables of dashboards about one run."""
     run = build.QueryVariable("run").label("Run").query(_query("label_values(hookd_target_info, run)"))
     run = run.datasource(SOURCE).refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
     rank = _variable("rank", "Rank", 'label_values(hookd_target_info{run="$run"}, rank)')
@@ -54,7 +54,7 @@ def of_run() -> list[build.QueryVariable]:
 
 
 def of_module() -> list[build.QueryVariable]:
-    """Return the variables of what is about modules of one run; the root alone at first, as there may be hundreds."""
+    """Return the variables of a dashboard about modules of one run; at first only the root, as there may be hundreds."""
     module = _variable("module", "Module", f"label_values({_MODULES}, module)")
     return [*of_run(), module.current(_ROOT)]
 
@@ -67,7 +67,7 @@ def with_incidents(made: build.Dashboard) -> build.Dashboard:
 
 
 def filled(made: build.Dashboard, sections: dict[str, list[Panel]]) -> build.Dashboard:
-    """Put panels into a dashboard, below the head of their section."""
+    """Put panels into a dashboard, below the heading of their section."""
     for head, panels in sections.items():
         made = made.with_row(build.Row(head))
         for panel in panels:

@@ -1,4 +1,4 @@
-"""hookd itself: what it costs, whether its plugins work, what it leaves out, whether attaches succeed."""
+"""hookd itself: its overhead, the state of its plugins, omitted series, and attaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules of a run: what each costs, what comes out of it, how it learns, what it holds."""
+"""The modules of a run: their time, their outputs, how they learn, and their memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the dashboards are made of: queries, panels, variables. A panel is a builder of grafana-foundation-sdk.
+"""The parts of the dashboards: queries, panels, variables. A panel is a builder of grafana-foundation-sdk.
 
-Queries are written with three kinds of variables: `NODES`, `RANKS` and `MODULES` are the matchers of what a person has chosen on
-a dashboard, `$__rate_interval` is Grafana's (at least four scrapes). The data source is a variable, too.
+Queries use three kinds of variables: `NODES`, `RANKS` and `MODULES` are the matchers of a person's choices on a dashboard,
+`$__rate_interval` is Grafana's (at least four scrapes). The data source is a variable, too.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ MODULES = f'{RANKS}, module=~"$module"'
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 GREEN, ORANGE, RED, BLUE = "green", "orange", "red", "blue"
 TOO_MUCH = 0.02
-"""Share of step time in hookd that is red: twice its usual budget."""
+"""Share of step time in hookd that is shown in red: twice its usual budget."""
 RANK = "rank {{rank}}"
 RUN_RANK = "{{run}} rank {{rank}}"
 MODULE = "{{module}} rank {{rank}}"
 
 
 class Query(NamedTuple):
-    """One line, or many, of a panel: PromQL, and how each is called."""
+    """One line of a panel, or many: PromQL, and the name of each."""
 
     expr: str
     legend: str
 
 
 class Column(NamedTuple):
-    """One column of numbers of a table: its head, its unit, PromQL, and from which value on it is red."""
+    """One column of numbers of a table: its heading, its unit, PromQL, and the value from which on it is red."""
 
     title: str
     unit: str
@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
 
 def rate(counter: str, matchers: str) -> str:
-    """Return the growth of a counter per second, for one matched set."""
+    """Return the growth of a counter per second, for one set of matchers."""
     return f"rate({counter}{{{matchers}}}[$__rate_interval])"
 
 
@@ -62,7 +62,7 @@ def step_time(matchers: str, by: str) -> str:
 
 
 def a_step(counter: str, matchers: str, by: str) -> str:
-    """Return what a counter grows by in one step of the chosen ranks: of each, if `by` has `rank`, else the mean of them."""
+    """Return the growth of a counter in one step of the chosen ranks: of each, if `by` has `rank`, otherwise their mean."""
     steps, grown = rate("hookd_steps_total", RANKS), f"sum by ({by}) ({rate(counter, matchers)})"
     if "rank" in by:
         return f"{grown} / on (rank) group_left () (sum by (rank) ({steps}) > 0)"
@@ -72,7 +72,7 @@ def a_step(counter: str, matchers: str, by: str) -> str:
 def lines(
     title: str, text: str, unit: str, *queries: Query, stacked: bool = False, width: int = 12, red: float | None = None
 ) -> Panel:
-    """Return curves over time. `red` draws a line there: what lies above is bad."""
+    """Return curves over time. `red` draws a line at that value: values above it are bad."""
     panel = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1).fill_opacity(30 if stacked else 0)
     panel = panel.span_nulls(False).show_points(common.VisibilityMode.AUTO).span(width).height(8)
     if stacked:
@@ -88,7 +88,7 @@ def lines(
 def number(
     title: str, text: str, unit: str, expr: str, *, red: float | None = None, width: int = 3, none: str = "0"
 ) -> Panel:
-    """Return one number, the last one. `none` stands where there is no series."""
+    """Return one number, the latest. `none` is shown if there is no series."""
     panel = stat.Panel().span(width).height(4).no_value(none).color_mode(common.BigValueColorMode.VALUE)
     panel = panel.graph_mode(common.BigValueGraphMode.AREA if red is None else common.BigValueGraphMode.NONE)
     panel = panel.reduce_options(common_build.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -97,7 +97,7 @@ def number(
 
 
 def states(title: str, text: str, *queries: Query, words: dict[str, tuple[str, str]], width: int = 12) -> Panel:
-    """Return bars over time, coloured by what a value means. `words` has for each value its word and its colour."""
+    """Return bars over time, coloured by the meaning of a value. `words` maps each value to its word and its colour."""
     mapped = {value: model.ValueMappingResult(text=word, color=colour) for value, (word, colour) in words.items()}
     panel = statetimeline.Panel().span(width).height(8).mappings([model.ValueMap(options=mapped)])
     panel = panel.legend(_legend().show_legend(False)).tooltip(_tooltip()).row_height(0.8).merge_values(True)
@@ -114,15 +114,15 @@ def rows(
     sort: str = "",
     width: int = 24,
 ) -> Panel:
-    """Return a table of numbers that is joined by the labels that the queries share.
+    """Return a table of numbers, joined by the labels that the queries share.
 
     Args:
-        title: of the panel.
-        text: what it shows.
-        columns: of numbers; those of the labels come by themselves.
-        links: for each label that leads somewhere its name, the title of the link, and the address.
-        sort: the head of the column by which it is sorted, the largest first.
-        width: of 24.
+        title: the panel's title.
+        text: its description.
+        columns: those of numbers; the columns of labels are added by themselves.
+        links: for each label that is a link: the label's name, the title of the link, and the address.
+        sort: the heading of the column by which it is sorted, the largest value first.
+        width: out of 24.
     """
     panel = table.Panel().span(width).height(9).cell_height(common.TableCellHeight.SM)
     if sort:
@@ -140,7 +140,7 @@ def rows(
 
 
 def labels(title: str, text: str, expr: str, hidden: Sequence[str], *, width: int = 24) -> Panel:
-    """Return a table of the labels of a query: the numbers tell nothing."""
+    """Return a table of the labels of a query; its numbers mean nothing."""
     panel = table.Panel().span(width).height(7).cell_height(common.TableCellHeight.SM)
     excluded = dict.fromkeys(["Time", "Value", *hidden], True)
     panel = panel.with_transformation(
@@ -150,7 +150,7 @@ def labels(title: str, text: str, expr: str, hidden: Sequence[str], *, width: in
 
 
 def grid(title: str, text: str, unit: str, expr: str, *, row: str, column: str, width: int = 12) -> Panel:
-    """Return a table of one query with two labels, the values of one as rows, of the other as columns, coloured by value."""
+    """Return a table of one query with two labels, one in rows, the other in columns, coloured by value."""
     panel = table.Panel().span(width).height(8).cell_height(common.TableCellHeight.SM)
     options = {"rowField": row, "columnField": column, "valueField": "Value"}
     panel = panel.with_transformation(model.DataTransformerConfig(id_val="groupingToMatrix", options=options))
@@ -161,7 +161,7 @@ def grid(title: str, text: str, unit: str, expr: str, *, row: str, column: str, 
 
 
 def thresholds(red: float | None) -> build.ThresholdsConfig:
-    """Return colours by value: never anything but green without `red`."""
+    """Return colours by value: without `red`, always green."""
     steps = [model.Threshold(value=None, color=GREEN)]
     if red is not None:
         steps.append(model.Threshold(value=red, color=RED))

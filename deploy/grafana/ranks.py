@@ -1,4 +1,4 @@
-"""The ranks of a run side by side: who is slow and in what, who lags behind, whose replica has drifted."""
+"""The ranks of a run side by side: which are slow and in what, which lag behind, whose replica has drifted."""
 
 from __future__ import annotations
 

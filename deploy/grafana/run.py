@@ -113,7 +113,7 @@ def _health() -> list[Panel]:
         states("Training is changed", "Plugins that change the training now: clipping, skipping steps.",
                Query(f"max by (rank, plugin) (hookd_plugin_changes_training{{{RANKS}}})", "{{plugin}} " + RANK),
                words={"0": ("only looks", GREEN), "1": ("changes the training", ORANGE)}),
-        states("Compiling", "While torch.compile compiles: a long step is no hang then.",
+        states("Compiling", "While torch.compile compiles, a long step is not a hang.",
                Query(f"max by (rank) (hookd_compiling{{{RANKS}}})", RANK), words={"0": ("no", GREEN), "1": ("compiles", BLUE)}),
     ]  # fmt: skip
 

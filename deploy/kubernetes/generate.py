@@ -1,14 +1,14 @@
-"""Make what Kubernetes needs of the rules and dashboards of the other directories.
+"""Generate the Kubernetes forms of the rules and dashboards in the other directories.
 
     python deploy/kubernetes/generate.py
 
 writes monitoring/prometheusrule.yaml with all groups of deploy/prometheus/rules/*.yml, and deploy/grafana/kustomization.yaml
-with one ConfigMap for each dashboard there, which Grafana's sidecar finds by its label. To be run after a change of those; a
-test compares.
+with one ConfigMap for each dashboard, which Grafana's sidecar finds by its label. Run it after a change of those; a
+test compares the files.
 
     python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/
 
-puts that before the path in each alert's `runbook_url`, docs/alerts.md#…, for who has these files on a server.
+puts that address before the path in each alert's `runbook_url`, docs/alerts.md#…, for those who have these files on a server.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def load() -> dict[str, Attack]:
     """Return all attacks by name, in the order of the table.
 
     Raises:
-        ModuleNotFoundError: what the tests need is not installed.
+        ModuleNotFoundError: a package that the tests need is not installed.
     """
     for chapter in CHAPTERS:
         importlib.import_module(f"tests.attacks.{chapter}")

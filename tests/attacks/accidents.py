@@ -1,4 +1,4 @@
-"""What nobody intends: a disk that is full, read-only or damaged, clocks that jump, a daemon that is killed or starved."""
+"""Accidents that nobody intends: a disk that is full, read-only or damaged, clocks that jump, a daemon killed or starved."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def _incidents(begin: int, count: int) -> list[str]:
 
 
 def _on_a_bad_disk(made: Scene, spoil: Callable[[Daemon], Daemon], mend: Callable[[], None]) -> list[str]:
-    """Tell incidents before, while and after the disk is bad; return what is wrong then.
+    """Send incidents before, while and after the disk is bad; return what went wrong.
 
     Args:
-        made: with the disk.
-        spoil: makes it bad, and returns the daemon that serves then.
-        mend: makes it good again.
+        made: the daemon, and its disk.
+        spoil: makes the disk bad, and returns the daemon that serves from then on.
+        mend: makes the disk good again.
     """
     holder, daemon = made.hold(), made.serve()
     wait_until(lambda: holder.pid in _served(daemon), what="discovery")
@@ -198,7 +198,7 @@ def store_is_overwritten(tries: int) -> Result:
             wait_until(lambda: list(made.state.glob("*.corrupt-*")), 10, what="the damage is noticed")
         saved = 0
 
-        def is_whole() -> bool:  # what a page still holds is stored again at the next look at it
+        def is_whole() -> bool:  # what a page still holds is stored at the next look at it
             nonlocal saved
             saved = len({one["message"] for one in after.client.incidents(limit=1000)} & set(texts))
             return saved == len(texts)
@@ -277,7 +277,7 @@ def daemon_in_a_time_namespace(tries: int) -> Result:
             except AssertionError as exc:
                 raise Impossible(f"no time namespace: {str(exc).splitlines()[-1]}") from exc
             wait_until(lambda daemon=daemon: _served(daemon) == pids, what="discovery")
-            end = time.monotonic() + 4  # beyond the time after which a target is taken to hang
+            end = time.monotonic() + 4  # beyond the time after which a target counts as hanging
             while time.monotonic() < end:
                 time.sleep(0.2)
             bad += [f"{offset}: targets are missing"] * (_served(daemon) != pids)
@@ -352,7 +352,7 @@ def _by_run(found: list[tuple[dict[str, str], float]]) -> list[tuple[str, float]
 
 
 def _limit(file: Path, size: int) -> None:
-    """Limit the memory of a cgroup, to a little more where its processes have more than was seen (EBUSY)."""
+    """Limit the memory of a cgroup; raise the limit a little if its processes already use more than was measured (EBUSY)."""
     for more in range(0, 64 << 20, 1 << 20):
         with contextlib.suppress(OSError):
             file.write_text(str(size + more))

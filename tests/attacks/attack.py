@@ -1,8 +1,8 @@
-"""What an attack is, and how one is registered.
+"""Attacks: their description, their result, and the decorator that registers them.
 
-An attack is a function registered by `attack`. It is given how often to try, makes the attack with real processes of real
+An attack is a function registered by `attack`. It takes the number of tries, makes the attack with real processes of real
 users against a real hookd, and returns a `Result`. `Result.succeeded` counts the tries that reached the attacker's goal:
-hookd holds where it is 0.
+hookd withstands the attack if it is 0.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VICTIM, ATTACKER = 20001, 20002
-"""Users (and groups) of the two sides. They need no entry in /etc/passwd, and are not root."""
+"""Users (and groups) of the two sides. They are not root, and need no entry in /etc/passwd."""
 ACTORS = ("another user", "a target", "a network peer", "a plugin author", "an accident")
-"""Who attacks; an accident is what nobody intends: a full disk, a clock that jumps, a daemon that is stopped."""
+"""Who attacks. An accident is something that nobody intends: a full disk, a clock that jumps, a daemon that is stopped."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of an attack.
+    """The result of an attack.
 
     Attributes:
-        tries: how often it was made.
-        succeeded: how often the attacker reached the goal.
-        seen: what was measured or what hookd said, for the table; one line.
+        tries: how often the attack was made.
+        succeeded: how often it reached its goal.
+        seen: what was measured, or what hookd said, for the table; one line.
     """
 
     tries: int
@@ -36,15 +36,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack before it is made.
+    """An attack that has not been made yet.
 
     Attributes:
         actor: one of ACTORS.
-        chapter: the module that registers it.
-        title: what the attacker does, and to what end.
-        tries, short: how often it is tried in full and in the short form.
-        is_long: its short form takes longer than the others: `make long` makes it, and `make test` does not.
-        play: makes it, given how often to try.
+        chapter: the name of the module that registers it.
+        title: what the attacker does, and for which purpose.
+        tries, short: how often it is tried in the full and in the short form.
+        is_long: its short form takes longer than the others: it runs under `make long`, not under `make test`.
+        play: makes the attack; takes the number of tries.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Attack:
 
 
 NOT_MADE = "not made on this machine"
-"""How a result begins that is none."""
+"""The beginning of a row in place of a result, where there is none."""
 
 
 class Impossible(Exception):  # noqa: N818  says what is so
@@ -71,7 +71,7 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     actor: str, title: str, *, tries: int = 1, short: int = 1, is_long: bool = False
 ) -> Callable[[Callable[[int], Result]], Callable[[int], Result]]:
-    """Register an attack under the name of its function."""
+    """Register a function as an attack, under the function's name."""
     assert actor in ACTORS, actor
 
     def register(play: Callable[[int], Result]) -> Callable[[int], Result]:

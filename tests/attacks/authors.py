@@ -1,4 +1,4 @@
-"""Hostile plugins and plugin files, and other users who want what hookd writes or bring code past the allow-list."""
+"""Hostile plugins and plugin files, and other users who want hookd's files or bring code past the allow-list."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def files_of_others(tries: int) -> Result:
 
 
 def _write_everything(uid: int, home: Path) -> int:
-    """Have a user let hookd write all that it writes into a home directory; return the number of files."""
+    """Make hookd write every kind of file into a user's home directory, as that user; return the number of files."""
     options = {"HOME": str(home), "TMPDIR": str(home), "HOOKD_SCAN_S": "0.1", "HOOKD_POLL_S": "0.1"}
     state, control = home / "a" / "state", home / "b" / "control.sock"
     serve = ["serve", "--listen", "127.0.0.1:0", "--state-dir", state, "--control", control]
@@ -175,7 +175,7 @@ def code_that_is_checked(tries: int) -> Result:
 
 
 def _checked(path: Path, *more: str, marked: str = "") -> list[str]:
-    """Check a plugin as a command does, and say what went wrong: time, memory, escapes, a traceback, processes left."""
+    """Check a plugin as a command does; return what went wrong: time, memory, escapes, a traceback, processes left."""
     main = f"import sys; from hookd.tool.cli import plugin_check, main; plugin_check.TIMEOUT_S = {TRIAL_S}; sys.exit(main())"
     command = [sys.executable, "-c", main, "plugin", "check", *more, path]
     begun, bad = time.monotonic(), []
@@ -198,7 +198,7 @@ def _checked(path: Path, *more: str, marked: str = "") -> list[str]:
 
 
 def _limited(*words: object, **options: object) -> subprocess.Popen[str]:
-    """Start a command that gets no more memory than it may need."""
+    """Start a command with limited memory."""
     process = subprocess.Popen(*words, **options)  # type: ignore[call-overload]
     resource.prlimit(process.pid, resource.RLIMIT_DATA, (ENOUGH_BYTES, ENOUGH_BYTES))
     return process  # type: ignore[no-any-return]
@@ -230,7 +230,7 @@ def name_that_is_nearly_allowed(tries: int) -> Result:
 
 
 def _ordered(client: DaemonClient, pid: int, order: object, plugin_dirs: list[str]) -> list[str]:
-    """Order a plugin to be loaded; return it if anything but the order's refusal came of it."""
+    """Order a plugin to be loaded; return it if the order was not simply refused."""
     try:
         client.change_plugins(pid, "load", order, timeout_s=5, plugin_dirs=plugin_dirs)
     except HookdError as exc:
@@ -288,7 +288,7 @@ def plugin_exchanged(tries: int) -> Result:
 )
 def plugin_in_a_training(tries: int) -> Result:
     plain = _trained({})[0]
-    if tries == 1:  # all of them at once, but for the one that stops the training
+    if tries == 1:  # all of them at once, except the one that stops the training
         several = {f"hostile{n}": act for n, (kind, act) in enumerate(TRAINING.items()) if "for ever" not in kind}
         result, states = _trained(several)
         bad = [] if result == plain else ["the training is another one"]
@@ -308,7 +308,7 @@ def _in_words(bad: list[str], states: dict[str, str]) -> str:
 
 
 def _trained(acts: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Train with plugins; return the losses and the checksum, and the last state of each plugin."""
+    """Train with plugins; return the losses, the checksum, and the last state of each plugin."""
     program = [sys.executable, TARGETS / "mlp.py", "--steps", "30", "--pause", "0.01" if acts else "0"]
     with tempfile.TemporaryDirectory() as folder:
         for name, act in acts.items():

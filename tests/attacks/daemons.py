@@ -1,4 +1,4 @@
-"""Daemons that are stopped, doubled or flooded, and targets that somebody else holds at the moment of an attach."""
+"""Daemons that are stopped, doubled or flooded, and targets that another process holds at the moment of an attach."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 PROGRAMS = Path(__file__).with_name("programs")
 SCRAPE_TIMEOUT_S = 10.0
-"""Prometheus's own."""
+"""The default of Prometheus."""
 MOST_MEMORY = 2 << 30
 LEASE_S = 3
 SOON_S = 5.0
-"""How soon the daemon serves others while an attach hangs."""
+"""How soon the daemon must serve others while an attach hangs."""
 FREEZERS = ((Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),
             (Path("/sys/fs/cgroup"), "cgroup.freeze", "1", "0"))  # fmt: skip
 MEMORY = ((Path("/sys/fs/cgroup/memory"), "memory.usage_in_bytes", "memory.limit_in_bytes"),
@@ -46,7 +46,7 @@ MEMORY = ((Path("/sys/fs/cgroup/memory"), "memory.usage_in_bytes", "memory.limit
 
 @contextlib.contextmanager
 def pages(count: int) -> Iterator[Process]:
-    """Start processes of the attacker that hold pages, see `programs/pages.py`."""
+    """Start processes of the attacker that hold pages; see `programs/pages.py`."""
     modules = 300 if count >= 5_000 else 30
     command = [python_of_users(), PROGRAMS / "pages.py", str(modules)]
     with process_of(ATTACKER, command, **of_users()) as parent:
@@ -92,7 +92,7 @@ def _served(daemon: Daemon) -> set[int]:
 
 
 def probe(job: Process) -> dict[str, Any]:
-    """Ask a training what it has done and what hookd has left in it."""
+    """Ask a training what it has done, and what hookd has left behind in it."""
     answer: dict[str, Any] = json.loads(job.ask("probe", r"^\{").string)
     return answer
 
@@ -103,14 +103,14 @@ def _ready(job: Process) -> Process:
 
 
 def _counted(daemon: Daemon, pid: int) -> float:
-    """Return the steps of a process that a daemon serves, 0 where it does not."""
+    """Return the steps of a process that a daemon serves, or 0 if it serves none."""
     metrics = daemon.metrics()
     info = [one.labels for one in metrics.select("hookd_target_info", pid=str(pid))]
     return metrics.total("hookd_steps_total", run=info[0]["run"], rank=info[0]["rank"]) if info else 0.0
 
 
 def _missed(daemon: Daemon, job: Process) -> tuple[float, float]:
-    """Return between which numbers lies how many steps of a training are not in the counter."""
+    """Return the bounds of the number of steps that are missing from the counter of a training."""
     first = probe(job)["steps"]
     counted = _counted(daemon, job.pid)
     return first - counted, probe(job)["steps"] - counted
@@ -127,7 +127,7 @@ def _attach(daemon: Daemon, job: Process) -> None:
 
 
 def _refused(daemon: Daemon, job: Process, timeout_s: float) -> tuple[HookdError | None, float]:
-    """Attach where that should fail; return why not, and after how many seconds."""
+    """Attach where that should fail; return the error, and after how many seconds it came."""
     begun = time.monotonic()
     try:
         daemon.client.attach(job.pid, timeout_s=timeout_s)
@@ -212,7 +212,7 @@ def daemons_at_once(count: int) -> Result:
 
 @contextlib.contextmanager
 def _tracer(name: str, pid: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Hold a process with gdb or strace; gdb keeps it stopped."""
+    """Trace a process with gdb or strace; gdb keeps it stopped."""
     quick = ("-iex", "set auto-solib-add off", "-iex", "set debuginfod enabled off")  # torch's symbols take minutes
     command = {"strace": ["strace", "-f", "-qq", "-o", "/dev/null"], "gdb": ["gdb", "-nx", "-q", *quick]}[name]
     try:
@@ -239,7 +239,7 @@ def _goes_on(job: Process, timeout_s: float = 60.0) -> None:
 
 
 def _traced(job: Process, daemon: Daemon, name: str) -> Iterator[str]:
-    """Have a training traced at the moment of an attach, attach, and have it traced again; yield what is wrong."""
+    """Try to attach while a tracer holds the training, attach after it, then trace again; yield what is wrong."""
     with _tracer(name, job.pid) as tracer:
         error, seconds = _refused(daemon, job, 10.0)
         words = "" if error is None else error.message
@@ -280,7 +280,7 @@ def traced_by_others(count: int) -> Result:
 
 @contextlib.contextmanager
 def _frozen(pid: int) -> Iterator[None]:
-    """Freeze a process by a cgroup of its own."""
+    """Freeze a process by means of a cgroup of its own."""
     home, file, frozen, thawed = next((one for one in FREEZERS if one[0].is_dir()), FREEZERS[-1])
     group = home / f"hookd-attack-{uuid.uuid4().hex[:8]}"
     try:
@@ -299,7 +299,7 @@ def _frozen(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _vforking(job: Process) -> Iterator[None]:
-    """Have the main thread wait in uninterruptible sleep."""
+    """Keep the main thread in uninterruptible sleep."""
     job.send("block 15")
     wait_until(lambda: "State:\tD" in Path(f"/proc/{job.pid}/status").read_text(), what="state D")
     yield
@@ -347,12 +347,12 @@ def never_stops(count: int) -> Result:
 
 
 UNTOUCHED = ("no-memory", "zombie", "no-such-process")
-"""Reasons of `hookd.tool.attach.target.inspect`, which is over before anything of a process is touched."""
+"""Reasons found by `hookd.tool.attach.target.inspect`, which ends before anything of the process is touched."""
 
 
 @contextlib.contextmanager
 def _memory_left(pid: int, left: int) -> Iterator[Path]:
-    """Yield a process a cgroup in which it may have so many more bytes of memory than it has."""
+    """Yield a cgroup in which a process may use so many bytes of memory more than it does now."""
     home, usage, limit = next((one for one in MEMORY if (one[0] / one[1]).exists() or one is MEMORY[-1]), MEMORY[-1])
     group = home / f"hookd-attack-{uuid.uuid4().hex[:8]}"
     try:

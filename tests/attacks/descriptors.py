@@ -1,6 +1,6 @@
-"""Descriptors, paths and sockets of a target that lead a daemon of root's to something else.
+"""Descriptors, paths and sockets of a target that lead root's daemon to something else.
 
-An object counts as opened where the kernel says so: inotify's IN_OPEN, which O_PATH does not cause, or a connection.
+An object counts as opened if the kernel says so: inotify's IN_OPEN, which O_PATH does not cause, or a connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IN_OPEN, _IN_CREATE = 0x20, 0x100
 
 
 class Watch:
-    """Counts the opens of files, and what is created in directories, as inotify(7) reports them."""
+    """Counts the files that are opened, and those created in directories, as inotify(7) reports them."""
 
     def __init__(self, *paths: Path, mask: int = _IN_OPEN) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -47,7 +47,7 @@ class Watch:
             raise Impossible("inotify has no watch left")
 
     def seen(self) -> list[Path]:
-        """Return the paths of all events since the last call; equal ones that follow each other count once."""
+        """Return the paths of all events since the last call; equal paths in succession count once."""
         found, data = [], b""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._fd, 1 << 16):
@@ -77,7 +77,7 @@ def _watching(*paths: Path, mask: int = _IN_OPEN) -> Iterator[Watch]:
 
 @contextlib.contextmanager
 def _traps() -> Iterator[list[Path]]:
-    """Make a pipe and a terminal of the attacker's and a file of root's."""
+    """Make a pipe and a terminal of the attacker's, and a file of root's."""
     master, slave = os.openpty()
     try:
         with folder_of(ATTACKER) as folder:
@@ -109,7 +109,7 @@ def _daemon() -> Iterator[Daemon]:
 
 
 def _look_around(daemon: Daemon) -> None:
-    """Have root list the processes, and the daemon look for targets: it has looked when it has found a newer one."""
+    """List the processes as root, and wait until the daemon has looked for targets: until it has found a newer one."""
     with Process([*HOOKD, "ps"], env=tool_environment()) as listing:
         listing.wait()
     with process_of(VICTIM, [sys.executable, HOLDER]) as holder:
@@ -151,14 +151,14 @@ def page_exchanged(tries: int) -> Result:
 
 
 class Service:
-    """A service of root's that nobody else can reach: it counts who comes."""
+    """A service of root's that nobody else can reach; it counts its clients."""
 
     def __init__(self, folder: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
         self.path = folder / "service.sock"
         self.visits = 0
         self._socket = socket.socket(socket.AF_UNIX, kind)
         self._socket.bind(str(self.path))
-        self.path.chmod(0o600 if kind == socket.SOCK_STREAM else 0o666)  # as those of the journal and of systemd are
+        self.path.chmod(0o600 if kind == socket.SOCK_STREAM else 0o666)  # like those of journald and systemd
         if kind == socket.SOCK_STREAM:
             self._socket.listen(128)
         else:
@@ -197,7 +197,7 @@ def _service(kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[Service]:
 
 
 def _ask(pid: int) -> None:
-    """Have root speak to the agent in a process, by the command line."""
+    """Send a request to the agent in a process, as root, through the command line."""
     with Process([*HOOKD, "stack", str(pid)], env=tool_environment()) as asking:
         asking.wait()
 

@@ -1,4 +1,4 @@
-"""Users beside users: whom the daemon serves first, and whose job is whose."""
+"""Users beside users: whom the daemon serves first, and which job belongs to whom."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 PROGRAMS = Path(__file__).with_name("programs")
 WITHIN_S = 5.0
-"""How soon a legitimate attach has to be done, on a machine that does nothing else; there is more time where it does."""
+"""How soon a legitimate attach must be done on an idle machine; a busy one gets more time."""
 
 
 @contextlib.contextmanager
 def serving(*arguments: str | Path, **settings: str) -> Iterator[Daemon]:
-    """Start `hookd serve` as root, with its defaults for what is not set."""
+    """Start `hookd serve` as root, with the defaults for all settings that are not given."""
     with tempfile.TemporaryDirectory(prefix="attack-") as home:
         daemon = Daemon(Path(home), *arguments, **{"HOOKD_POLL_S": "1", "HOOKD_SCAN_S": "1", **settings})
         with daemon.process:
@@ -40,7 +40,7 @@ def serving(*arguments: str | Path, **settings: str) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def training(uid: int, **environment: str) -> Iterator[Process]:
-    """Start a small training of a user, see `programs/job.py`; it says `ready` after its first step."""
+    """Start a small training of a user; see `programs/job.py`. It prints `ready` after its first step."""
     more = {"HOOKD": "0", **of_users(), **environment}
     with process_of(uid, [python_of_users(), PROGRAMS / "job.py"], **more) as process:
         yield process
@@ -48,7 +48,7 @@ def training(uid: int, **environment: str) -> Iterator[Process]:
 
 @contextlib.contextmanager
 def fakes(count: int) -> Iterator[Process]:
-    """Start processes of the attacker that ask for hookd and never answer it, see `programs/fakes.py`."""
+    """Start processes of the attacker that ask for hookd and never answer it; see `programs/fakes.py`."""
     with folder_of(ATTACKER) as folder:
         library = folder / "libtorch_stub.so"
         library.write_bytes(bytes(4096))
@@ -59,7 +59,7 @@ def fakes(count: int) -> Iterator[Process]:
 
 
 def attach_by_rule(daemon: Daemon, job: Process) -> float:
-    """Have a job ask for hookd; return how many seconds it took until it was served."""
+    """Make a job ask for hookd; return how many seconds passed until it was served."""
     begun = time.monotonic()
     job.ask("ask", "^null$")
     wait_until(lambda: _is_served(daemon, job.pid), what="the attach by rule")
@@ -109,14 +109,14 @@ NAMES = (
     "root\n1 attached root train.py", "train.py\x1b[1A\x1b[2K root", "\u202etoor\u202c train.py", "\u2028root\u2066", "<b>root</b>",
     "\rroot", "root",
 )  # fmt: skip
-"""Names by which a process would be somebody else's."""
+"""Names with which a process poses as somebody else's."""
 DEVICES = "\x1b\r\u202e\u202c\u2028\u2066"
-"""Characters that change what is shown elsewhere."""
+"""Characters that change how a terminal or a page shows text."""
 
 
 @contextlib.contextmanager
 def page_of(uid: int, *, name: str = "", **identity: object) -> Iterator[Process]:
-    """Start a process of a user that holds a page and says in it to be a rank of a run."""
+    """Start a process of a user whose page claims to be a rank of a run."""
     command = [python_of_users(), HOLDER, json.dumps({"run": RUN, **identity}), name]
     with process_of(uid, command, **of_users()) as process:
         process.expect("^ready$")
@@ -133,7 +133,7 @@ def _runs(daemon: Daemon) -> dict[int, str]:
 
 
 def _says_worst(poser: Process) -> None:
-    """Have a page claim everything that is told of a run."""
+    """Make a page claim a NaN, a hang, steps, and three different checksums of its weights."""
     tell(poser, incident={"kind": "nan", "message": "first NaN: layers.0 output", "step": 1, "time": time.time()})
     tell(poser, incident={"kind": "hang", "message": "rank 1 hangs in forward", "step": 1, "time": time.time()})
     tell(poser, put={"name": "hookd_steps", "kind": "counter", "value": 3})
@@ -144,7 +144,7 @@ def _says_worst(poser: Process) -> None:
 
 
 def _told_of(daemon: Daemon, pids: set[int]) -> list[str]:
-    """Return what is wrong with the way in which the run of these processes is shown."""
+    """Return what is wrong with how the run of these processes is shown."""
     runs, wrong = _runs(daemon), []
     mine = {runs.get(pid) for pid in pids}
     if len(mine) != 1:
@@ -199,7 +199,7 @@ def run_of_another(_: int) -> Result:
 
 
 def _renamed(stack: contextlib.ExitStack, daemon: Daemon, ranks: list[Process], before: dict[int, str]) -> list[str]:
-    """End a run while no daemon is there, and return which others have another name after it."""
+    """End a run while there is no daemon; return which of the others have another name afterwards."""
     next_one = stack.enter_context(_restarted(daemon, ranks))
     late = stack.enter_context(_rank(ATTACKER, 1))
     wait_until(lambda: before.keys() | {late.pid} <= _runs(next_one).keys(), what="the attacker's processes")
@@ -210,7 +210,7 @@ def _renamed(stack: contextlib.ExitStack, daemon: Daemon, ranks: list[Process], 
 
 @contextlib.contextmanager
 def _restarted(daemon: Daemon, ending: Sequence[Process] = ()) -> Iterator[Daemon]:
-    """Kill a daemon once it has noted whom it serves, end these processes, and start the next daemon on its state."""
+    """Kill a daemon after it has stored whom it serves, end these processes, and start the next daemon on its state."""
     home = daemon.client.path.parent
     held = home / "state" / "held.json"
     wait_until(lambda: held.exists() and len(json.loads(held.read_text())) == len(_runs(daemon)), what="the note")

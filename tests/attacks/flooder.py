@@ -1,8 +1,8 @@
-"""A hostile target, or many: processes that hold real pages and tell incidents as fast as a daemon reads them.
+"""Hostile targets: processes that hold real pages and publish incidents as fast as a daemon reads them.
 
     python flooder.py '{"count": 20000, "processes": 1, "runs": 1, "kinds": 1, "texts": "equal", "bytes": 900, "pause_s": 0.1}'
 
-Prints "ready" when its pages are there, begins with a line on stdin, and prints how many it has told.
+Prints "ready" when its pages exist, starts at a line on stdin, and prints the number of incidents that it has published.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from hookd.wire.page import PageWriter
 
 AT_ONCE = 300
-"""Incidents between two pauses: a page holds about so many long ones, and what it has no room for nobody reads."""
+"""Incidents between two pauses: a page has room for about as many long ones, and nobody reads those that do not fit."""
 
 
 def identity(run):
@@ -30,7 +30,7 @@ def identity(run):
 
 
 def word(number):
-    """Return a word for a number, without a digit: what differs in numbers alone is the same incident."""
+    """Return a word for a number, without a digit: incidents that differ in numbers alone count as the same."""
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
@@ -42,7 +42,7 @@ def counted(page, kinds):
 
 
 def tell(page, plan, begin):
-    """Tell this process' share."""
+    """Publish this process's share of the incidents; return their number."""
     text = "x" * plan["bytes"]
     share = plan["count"] // plan["processes"]
     for n in range(share):
@@ -70,7 +70,7 @@ def main():
             os.read(go, 1)
             tell(page, plan, n * (plan["count"] // plan["processes"]))
             os.write(told, b"d")
-            os.read(go, 1)  # its page is looked at until the other end is closed
+            os.read(go, 1)  # the page is read until the other end is closed
             os._exit(0)
         os.close(told)
         os.close(go)

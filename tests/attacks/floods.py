@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 HOLDER = REPOSITORY / "tests" / "support" / "page_holder.py"
 FLOODER = Path(__file__).with_name("flooder.py")
 RETENTION_MB = 4
-"""Of the store: what a flood would fill in seconds."""
+"""Retention limit of the store, which a flood would exceed in seconds."""
 MOST_MB = 80
 """Memory that the daemon may need more than before the flood."""
 SOON_S = 5.0
 MOST_LINES = 3000
-"""Of /metrics, for a hostile target and a victim."""
+"""Lines of /metrics for a hostile target and a victim together."""
 FIRST, SECOND = "the victim's first NaN", "the victim's second NaN"
 
 
 @dataclass
 class Scene:
-    """A root daemon with a target of the victim that has told of one incident."""
+    """A root daemon with a target of the victim that has published one incident."""
 
     folder: Path
     daemon: Daemon

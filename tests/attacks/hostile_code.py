@@ -1,4 +1,4 @@
-"""What hostile plugins and plugin files do, for `authors.py`. Each value is the text of one file."""
+"""The code of hostile plugins and plugin files, for `authors.py`. Each value is the text of one file."""
 
 HEAD = """
 import ctypes, gc, os, signal, subprocess, sys, threading, time
@@ -24,7 +24,7 @@ def in_hook(act: str) -> str:
 
 
 def at_import(what: str) -> str:
-    """Return the text of a plugin that does something when it is imported, and leaves a file `it-ran` beside it first."""
+    """Return the text of a plugin that, when imported, leaves a file `it-ran` beside itself and then does something."""
     text = f"import pathlib\n(pathlib.Path(__file__).parent / 'it-ran').touch()\n{what.strip()}\n"
     return f"{HEAD}exec({text!r})  # in a text, or mypy would find mistakes in it\n{HOOK}\n    def act(self): pass\n"
 
@@ -56,7 +56,7 @@ for one in json.loads(sys.argv[1])['plugins']:
 os._exit(0)
 """),
 }
-"""What code may do that `hookd plugin check` runs."""
+"""Acts of code that `hookd plugin check` runs."""
 
 TRAINING = {
     "raises BaseException": "raise BaseException('of its own')",
@@ -72,4 +72,4 @@ TRAINING = {
     "demands deterministic algorithms": "torch.use_deterministic_algorithms(True)",
     "sets the number of threads": "torch.set_num_threads(2)",
 }
-"""What a plugin does at each module call of a real training."""
+"""Acts of a plugin at each module call of a real training."""

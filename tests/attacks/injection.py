@@ -34,7 +34,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 REGION, SIZE, LOOP = 0x2000_0000, 0x40_0000, 0x3000_0000
 """Where the set-user-ID program has memory, and code that it does not run by itself."""
 NOT_ROOT, REACHED = 3, 7
-"""What the set-user-ID program ends with."""
+"""Exit statuses of the set-user-ID program."""
 AT_ONCE = 4
 FAKES, WINDOW_S = 6, 6.0
 MOST_THEFT = 0.05
@@ -42,7 +42,7 @@ MOST_THEFT = 0.05
 
 @contextlib.contextmanager
 def programs() -> Iterator[tuple[Path, Path, Path]]:
-    """Build the fake, a file that poses as torch and the set-user-ID program, in a file system that has such."""
+    """Build the fake, a file that poses as torch, and the set-user-ID program, in a file system that allows such programs."""
     if platform.machine() != "x86_64":
         raise Impossible("the fake is written for x86_64")
     with tempfile.TemporaryDirectory(dir="/run", prefix="attack-") as name:
@@ -65,7 +65,7 @@ def _compile(source: str, made: Path, *options: str) -> None:
 
 
 def _try(command: list[str | Path], timeout_s: float) -> tuple[int, str]:
-    """Attach as root to a fake that becomes the set-user-ID program; return its end, and what hookd said."""
+    """Attach as root to a fake that becomes the set-user-ID program; return the fake's exit status, and what hookd said."""
     with start_as(ATTACKER, command) as fake:
         fake.expect("^ready$")
         try:
@@ -133,7 +133,7 @@ def spin(tries: int) -> Result:
 
 
 def _beside(command: list[str | Path], loop: _Normal, daemon: Daemon) -> _Window:
-    """Look at the loop while a daemon attaches to fakes that are new."""
+    """Measure the loop while a daemon attaches to new fakes."""
     with contextlib.ExitStack() as fakes:
         for _ in range(FAKES):
             fakes.enter_context(start_as(ATTACKER, command, HOOKD="1"))
@@ -141,7 +141,7 @@ def _beside(command: list[str | Path], loop: _Normal, daemon: Daemon) -> _Window
 
 
 class _Window(NamedTuple):
-    """What was measured in one window: steps a second of the loop, its longest gap, hookd's share of all processors."""
+    """Measurements of one window: steps per second of the loop, its longest gap, hookd's share of all processors."""
 
     steps: float
     gap_ms: float
@@ -168,7 +168,7 @@ class _Normal:
         self._process.close()
 
     def measure(self, daemon: Daemon) -> _Window:
-        """Look for a while at how the loop gets on."""
+        """Measure the speed of the loop for a while."""
         with self._file.open("r+b") as file:
             os.pwrite(file.fileno(), bytes(8), 8)
         before, used, began = self._turns()[0], _used_s(daemon.process.pid), time.monotonic()
@@ -183,7 +183,7 @@ class _Normal:
 
 
 def _used_s(pid: int) -> float:
-    """Return the processor time of a process, of the children that it has waited for, and of those that run."""
+    """Return the processor time of a process, of its children that it has waited for, and of those that still run."""
     used = psutil.Process(pid).cpu_times()
     total = used.user + used.system + used.children_user + used.children_system
     for child in psutil.Process(pid).children():

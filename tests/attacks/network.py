@@ -79,7 +79,7 @@ def cross_site_requests(tries: int) -> Result:
 
 
 def _answered(url: str, asked: list[str], succeeds: str = r" (1|2|3)\d\d |Access-Control-Allow") -> Result:
-    """Send requests one after the other; those got through whose answer holds what the attacker wants."""
+    """Send requests one after the other; one succeeds if its answer holds what the attacker wants."""
     answers = [served.exchange(url, f"{one}Connection: close\r\n\r\n".encode("latin-1")) for one in asked]
     through = [one for one in answers if re.search(succeeds.encode(), one.partition(b"\r\n\r\n")[0])]
     statuses = sorted({one.split(b" ", 2)[1].decode() for one in answers if one.startswith(b"HTTP/")})
@@ -116,7 +116,7 @@ def _read_all(directory: Path, rounds: int) -> tuple[int, set[str]]:
     return tried, read
 
 
-# ---- going round the web configuration
+# ---- bypasses of the web configuration
 
 
 @functools.cache
@@ -151,7 +151,7 @@ def _basic(name: str, password: str) -> str:
 
 
 def _disguised(choice: random.Random) -> bytes:
-    """Return a request for a route in one of the forms that have gone round somebody's check."""
+    """Return a request for a route, in one of the forms that have bypassed checks in other servers."""
     path = choice.choice(ROUTES)
     path = choice.choice([
         path, path.upper(), f"/.{path}", f"/x/..{path}", f"//{path}", path.replace("/", "%2f"), f"{path}%00", f"{path}/", f"{path}/.",
@@ -222,7 +222,7 @@ def guessing(tries: int) -> Result:
     is_long=True,
 )
 def password_timing(tries: int) -> Result:
-    """Compare pairs, one known and one unknown name each, in random order: a sign test, which no outlier moves."""
+    """Compare one known and one unknown name in each pair, in random order: a sign test, which no outlier moves."""
     choice = random.Random(7)
     slower = 0
     took: dict[str, list[float]] = {"user0": [], "nobody": []}
@@ -240,7 +240,7 @@ def password_timing(tries: int) -> Result:
 
 
 def _judged_s(url: str, name: str, source: str) -> float:
-    """Return how long a wrong password takes; from an address of its own, so that guessing is not bounded."""
+    """Return how long a wrong password takes; each comes from an address of its own, so that guessing is not limited."""
     port = urlsplit(url).port
     with socket.create_connection(("127.0.0.1", port), 30, source_address=(source, 0)) as connection:
         begun = time.perf_counter()
@@ -384,7 +384,7 @@ def silent_connections(tries: int) -> Result:
 
 @attack(
     "a network peer",
-    "Send what is no TLS, or half a handshake, to a port that has it, so that scrapes fail",
+    "Send something that is not TLS, or half a handshake, to a port that has it, so that scrapes fail",
     tries=5000,
     short=500,
 )

@@ -1,4 +1,4 @@
-"""Peers on the network: a crowd of connections made by a process of another user, and the scrapes of Prometheus beside them."""
+"""Peers on the network: many connections of another user's process, and the scrapes of Prometheus beside them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
 SLOW_S = 5.0
-"""A scrape that takes longer has failed: Prometheus gives up after 10 s, and the next may be as slow."""
+"""A scrape that takes longer counts as failed: Prometheus gives up after 10 s, and the next one may be as slow."""
 GROWN_MB = 200
-"""Memory that a crowd may cost the daemon: its pod may have 1 GiB."""
+"""By how much a crowd may increase the daemon's memory: its pod may use 1 GiB."""
 AT_ONCE = 500
 TALK_S = 8.0
-"""How long a peer keeps a connection that is neither answered nor cut off, before it makes the next."""
+"""How long a peer keeps a connection that is neither answered nor closed before it opens the next."""
 
 
 class Node(Daemon):
-    """A `hookd serve` that may be guarded, so that only its control socket says whether it is there."""
+    """A `hookd serve` whose port may be protected, so that only its control socket shows whether it is ready."""
 
     def is_ready(self) -> bool:
         return bool(self.url)
@@ -50,8 +50,8 @@ def node(web_config: str = "", *arguments: str, holders: int = 0) -> Iterator[No
     """Run a daemon for the duration of a block.
 
     Args:
-        web_config: the text of its web configuration; certificates are beside it.
-        arguments: of `hookd serve`.
+        web_config: the text of the web configuration; the certificates are beside it.
+        arguments: for `hookd serve`.
         holders: processes with a page of 1,000 modules, so that there is much to scrape.
     """
     with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ def node(web_config: str = "", *arguments: str, holders: int = 0) -> Iterator[No
 
 @dataclass
 class Scrapes:
-    """What came of the scrapes of a Prometheus: seconds of each, and how many failed."""
+    """The results of Prometheus scrapes: the seconds of each, and how many failed."""
 
     seconds: list[float] = field(default_factory=list)
     failed: int = 0
@@ -92,17 +92,17 @@ class Scrapes:
 def withstand(
     daemon: Node, tries: int, talk: Talk, context: ssl.SSLContext | None = None, headers: Sequence[str] = ()
 ) -> Result:
-    """Let a crowd make so many connections, and scrape all the while.
+    """Scrape while a crowd makes connections.
 
     Args:
-        daemon: that is attacked.
-        tries: connections that are made, AT_ONCE at a time.
-        talk: what each of them does.
-        context: of the scraper, for TLS.
-        headers: of the scraper.
+        daemon: the one that is attacked.
+        tries: the number of connections, AT_ONCE at a time.
+        talk: what each connection does.
+        context: the scraper's, for TLS.
+        headers: the scraper's.
 
     Returns:
-        What succeeded are scrapes that failed or took too long, and memory that grew too far.
+        The result: scrapes that failed or took too long, and memory that grew too much, count as successes of the attacker.
     """
     alone, beside = Scrapes(), Scrapes()
     for _ in range(20):
@@ -134,7 +134,7 @@ def become_attacker() -> None:
 
 
 def _attack(url: str, tries: int, talk: Talk) -> None:
-    """Make connections as another user, until there have been as many as shall be tried."""
+    """Make connections as another user, until all tries are done."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (2 * AT_ONCE, 2 * AT_ONCE))
     become_attacker()
     asyncio.run(_crowd(urlsplit(url).port or 0, tries, talk))

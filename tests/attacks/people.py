@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 APART = ("unshare", "--user", "--mount", "--map-root-user")
-"""Starts a command as root of a user namespace of its own, which any user may do."""
+"""A prefix that starts a command as root of a user namespace of its own, as any user may."""
 
 
 @contextlib.contextmanager
 def process_of(
     uid: int, command: Sequence[str | Path], *, pass_fds: tuple[int, ...] = (), **environment: str | Path
 ) -> Iterator[Process]:
-    """Start a process of a user, who is in no other group; its stdin takes lines, and it inherits `pass_fds`."""
+    """Start a process of a user without supplementary groups; its stdin takes lines, and it inherits `pass_fds`."""
     popen = functools.partial(subprocess.Popen, user=uid, group=uid, extra_groups=(), pass_fds=pass_fds)
     with Process(command, env=tool_environment(**environment), cwd=Path("/"), stdin=True, popen=popen) as process:
         yield process
 
 
 def start_as(uid: int, command: Sequence[str | Path], **environment: str) -> Process:
-    """Start a process of a user with next to nothing in its environment; the caller ends it."""
+    """Start a process of a user with a nearly empty environment; the caller ends it."""
     popen = functools.partial(subprocess.Popen, user=uid, group=uid, extra_groups=())
     return Process(command, env={"PATH": "/usr/bin:/bin", **environment}, popen=popen)
 
@@ -52,7 +52,7 @@ def folder_of(uid: int, mode: int = 0o755) -> Iterator[Path]:
 
 
 def admit(*paths: Path) -> None:
-    """Let every user into directories that lie below ones of root's alone, in this mount namespace only."""
+    """Make directories below root's private ones accessible to every user, in this mount namespace only."""
     aside = {}
     for path in paths:
         closed = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
@@ -69,9 +69,9 @@ def admit(*paths: Path) -> None:
 
 @once
 def python_of_users() -> Path:
-    """Return an interpreter with torch that every user may run: ours may lie in root's home.
+    """Return a Python with torch that every user can run: ours may be in root's home directory.
 
-    It is mounted in `/run`, which belongs to the attacks' mount namespace. It runs in the environment `of_users`.
+    It is mounted in `/run` of the attacks' mount namespace. It needs the environment that `of_users` returns.
     """
     place = Path("/run/python")
     place.mkdir()
@@ -80,6 +80,6 @@ def python_of_users() -> Path:
 
 
 def of_users() -> dict[str, str]:
-    """Return the environment in which that interpreter finds its own library, torch and hookd."""
+    """Return the environment in which that Python finds its own library, torch and hookd."""
     places = [str(REPOSITORY), str(REPOSITORY / "plugins"), site.getsitepackages()[0]]
     return {"PYTHONPATH": os.pathsep.join(places), "LD_LIBRARY_PATH": "/run/python/lib"}

@@ -1,4 +1,4 @@
-"""Reads that never end: a target's memory is backed by files of a file system that its user serves."""
+"""Reads that never end, because a target's memory is backed by files of a file system that its user serves."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PAIR = PROGRAM.with_name("pair_of_files.py")
 MNT_FORCE, MNT_DETACH = 1, 2
 ADDRESS = "127.0.0.1:9464"
 WITHIN_S = 20.0
-"""How soon another user's job is served and the daemon has ended, on a busy machine too."""
+"""How soon another user's job must be served, and the daemon must have ended, even on a busy machine."""
 MOST_GROWN = 100e6
-"""Bytes by which the daemon may grow."""
+"""Bytes by which the daemon's memory may grow."""
 
 
 @contextlib.contextmanager
 def silent_files(uid: int) -> Iterator[tuple[int, Path]]:
-    """Mount a file system that a user serves, as fusermount does; yield the descriptor of its server, and where it is."""
+    """Mount a file system that a user serves, as fusermount does; yield its server's descriptor, and where it is mounted."""
     libc = ctypes.CDLL(None, use_errno=True)
     with folder_of(uid) as folder, contextlib.ExitStack() as stack:
         try:
@@ -55,13 +55,13 @@ def silent_files(uid: int) -> Iterator[tuple[int, Path]]:
 
 
 def release(place: Path) -> None:
-    """Abort the connection to the server of such a file system: whoever waits for it gets an error."""
+    """Abort the connection to the server of such a file system: every process that waits for it gets an error."""
     ctypes.CDLL(None).umount2(bytes(place), MNT_FORCE)
 
 
 @contextlib.contextmanager
 def silent_processes(uid: int, count: int) -> Iterator[Process]:
-    """Start processes of a user that ask for hookd, and whose interpreter can be read by nobody."""
+    """Start processes of a user that ask for hookd, and whose interpreter nobody can read."""
     with silent_files(uid) as (fd, place):
         library = place.parent / "libtorch_stub.so"
         library.write_bytes(bytes(4096))
@@ -73,7 +73,7 @@ def silent_processes(uid: int, count: int) -> Iterator[Process]:
 
 
 def _restart_s(daemon: Daemon) -> tuple[float, float]:
-    """End a daemon and start the next one on its port; return how long it took until the end, and until that was ready."""
+    """End a daemon and start the next one on its port; return the seconds until the end, and until the next one was ready."""
     begun = time.monotonic()
     daemon.process.signal(signal.SIGTERM)
     daemon.process.wait()
@@ -127,7 +127,7 @@ def address_space_locked(count: int) -> Result:
 
 
 def _beside(program: str, count: int) -> Result:
-    """Have a user's processes locked in a way that a program knows, and another user's job ask for hookd beside them."""
+    """Attach by rule to another user's job, beside a user's processes that a program has locked."""
     with _locked(program, count, has_pages=False) as (daemon, job):
         rule_s = attach_by_rule(daemon, job)
         end_s, again_s = _restart_s(daemon)
@@ -140,7 +140,7 @@ def _beside(program: str, count: int) -> Result:
 
 @contextlib.contextmanager
 def _locked(program: str, count: int, *, has_pages: bool) -> Iterator[tuple[Daemon, Process]]:
-    """Start a daemon and so many processes that are locked, once they are served if they have pages; yield it and a job."""
+    """Start a daemon and locked processes; if they have pages, wait until they are served. Yield the daemon and a job."""
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(training(VICTIM))
         job.expect("^ready$")
@@ -148,7 +148,7 @@ def _locked(program: str, count: int, *, has_pages: bool) -> Iterator[tuple[Daem
         command = [python_of_users(), "-S", PROGRAM.with_name(program), str(fd), place]
         with serving("--listen", ADDRESS) as daemon:
             parent = stack.enter_context(process_of(ATTACKER, command, pass_fds=(fd,), HOOKD="0", **of_users()))
-            stack.callback(release, place)  # else its children could not be ended
+            stack.callback(release, place)  # otherwise its children could not be ended
             parent.expect("^ready$")
             parent.ask(str(count), f"^{count}$")
             if has_pages:
@@ -258,7 +258,7 @@ def pair_of_silent_files(tries: int) -> Result:
         asking = stack.enter_context(
             Process([sys.executable, "-c", ASK, str(target.pid), str(tries)], env=tool_environment())
         )
-        stack.callback(release, place)  # else it could not be ended
+        stack.callback(release, place)  # otherwise it could not be ended
         begun = time.monotonic()
         with contextlib.suppress(AssertionError):
             wait_until(lambda: asking.popen.poll() is not None, timeout_s=PATIENCE_S, what="the end of who asks")

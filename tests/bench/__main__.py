@@ -1,10 +1,10 @@
-"""Run the benches and write what they find into `docs/benchmarks.md`, each into a section of its own.
+"""Run the benches, and write their results into `docs/benchmarks.md`, each into a section of its own.
 
     python -m tests.bench [--only NAME]... [--quick] [--out FILE]
 
 Each bench is a module with TITLE, a docstring that says how it measures, and `report(quick=...)`; it runs in a process of
-its own. Sections of benches that are not run stay as they are. Ends with 1 where a bound does not hold. `--quick` takes
-some minutes, says what the figures look like and, without `--out`, writes to stdout only.
+its own. Sections of benches that are not run stay as they are. Exits with 1 if a bound does not hold. `--quick` takes
+some minutes, shows roughly what the figures look like and, without `--out`, writes to stdout only.
 """
 
 from __future__ import annotations

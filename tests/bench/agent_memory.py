@@ -1,12 +1,12 @@
-"""What the agent takes of the target's memory.
+"""Memory that the agent takes in the target.
 
     python -m tests.bench --only agent_memory
     python -m tests.bench.agent_memory [--modules N] [--steps N]
 
-`resident`: a process that has torch, and the modules of the standard library that the agent imports, trains a model;
-then the agent comes with the default observers and 22 steps follow, two of them sampled at least. Told is by how much
-the resident set has grown, the page of the metrics among it, after a collection and a `malloc_trim`; the control is the
-growth over as many steps before. `growth`: resident set and objects of Python, over the steps of a small model with
+`resident`: a process that has torch, and the modules of the standard library that the agent imports, trains a model. Then
+the agent starts with the default observers, and 22 steps follow, at least two of them sampled. The result is the growth
+of the resident set, including the page of the metrics, after a collection and a `malloc_trim`; the control is the
+growth over as many steps before. `growth`: resident set and Python objects, over the steps of a small model with
 all observing plugins.
 """
 
@@ -45,7 +45,7 @@ def resident(modules: int) -> dict[str, float]:
     at = [_resident()]
     _go(training, STEPS)
     at.append(_resident())
-    import hookd  # noqa: PLC0415 - what it takes is measured
+    import hookd  # noqa: PLC0415 - its memory is measured
 
     hookd.start(list(DEFAULT), run="bench")
     _go(training, STEPS)
@@ -55,7 +55,7 @@ def resident(modules: int) -> dict[str, float]:
 
 
 def growth(steps: int) -> dict[str, float]:
-    """Return the growth of a training's resident set in MiB, and of its objects, from the first tenth of the steps on."""
+    """Return the growth of a training's resident set in MiB, and of its objects, after the first tenth of the steps."""
     import hookd  # noqa: PLC0415
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def growth(steps: int) -> dict[str, float]:
 
     hookd.start(list(OBSERVERS), run="bench")
     train(steps // 10)
-    page = _page()  # before the resident set, for to ask takes memory
+    page = _page()  # before the resident set, because asking takes memory
     before = _resident() - page, len(gc.get_objects())
     train(steps - steps // 10)
     page = _page()
@@ -87,7 +87,7 @@ def _go(training: object, steps: int) -> None:
 
 
 def _page() -> int:
-    """Return what is resident of the page of the metrics: its size is fixed, and it fills with the last records of all kinds."""
+    """Return the resident part of the metrics page: its size is fixed, and it fills with the latest records of all kinds."""
     return sum(one.rss for one in psutil.Process().memory_maps() if "hookd-page" in one.path)
 
 
@@ -118,7 +118,7 @@ def report(*, quick: bool = False) -> Report:
 
 
 def bounds(model: dict[str, float], steps: dict[str, float]) -> list[Bound]:
-    """Compare with what was promised."""
+    """Compare with the promised bounds."""
     return [Bound(f"MiB of the agent, {model['modules']:,.0f} modules", 15, model["agent"] - abs(model["control"])),
             Bound("MiB that it has grown by over the steps", 1, steps["grown"]),
             Bound("objects that there are more after the steps", 500, steps["objects"])]  # fmt: skip

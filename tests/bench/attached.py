@@ -1,4 +1,4 @@
-"""hookd in this process, put out of the way and back again between two blocks."""
+"""hookd in this process, which can be removed and put back between two blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STILL_STEPS = 64
 
 
 class Attached:
-    """hookd with some plugins; `__enter__` leaves it observing.
+    """hookd with some plugins; it observes from `__enter__` on.
 
     Args:
         plugins: as for `hookd.start`.
@@ -43,7 +43,7 @@ class Attached:
         hookd.stop()
 
     def settle(self, step: Callable[[], object], at_most: int) -> None:
-        """Train until the governor has not changed an interval for some of its windows."""
+        """Train until the governor has left all intervals unchanged for some of its windows."""
         still, before = 0, self.intervals()
         for _ in range(at_most):
             step()
@@ -53,7 +53,7 @@ class Attached:
                 return
 
     def leave(self) -> None:
-        """Put back everything that it has replaced."""
+        """Put back everything that hookd has replaced."""
         governor = self.parts.governor
         self._calm_windows = governor._calm_windows
         if self.parts.dispatch.accounts.is_metered:  # the step that was to be metered does not come
@@ -62,19 +62,19 @@ class Attached:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Observe for a while."""
-        # The time in between is not a step: counted as one, it would halve the share that the governor computes.
+        """Observe during the block."""
+        # The time since the last block is not a step: counted as one, it would halve the share that the governor computes.
         governor = self.parts.governor
         governor.forget_time()
         self.parts.models.counting.meter(is_metered=False)
         self.parts.arming.arm()
         self.parts.models.replan()
-        governor._calm_windows = self._calm_windows  # to come back is no change
+        governor._calm_windows = self._calm_windows  # observing again is not a change
         try:
             yield
         finally:
             self.leave()
 
     def intervals(self) -> dict[str, int]:
-        """Return the steps between two calls of the rarest hooks of each plugin, as the governor has set them."""
+        """Return the steps between two calls of each plugin's rarest hooks, as the governor has set them."""
         return {entry.name: entry.stretch for entry in self.parts.registry.loaded.values()}

@@ -1,11 +1,11 @@
-"""What hookd says that it costs, beside what it costs.
+"""The overhead that hookd reports, compared with the overhead that is measured.
 
     python -m tests.bench.claimed [--pairs N] [--workload NAME]...
 
-The default observers with a budget of 10 %, of which they make use once their intervals have settled. Then blocks of steps in
-turn, with and without them, A B B A (`hookd/testing/pairs.py`), CPU time of the training thread: what the steps take longer is
-what hookd really costs. What it claims for the same steps is the growth of `hookd_overhead_seconds_total` over all plugins,
-read from the page before and after each block. Both are shares of a plain step. Prints one JSON object.
+The default observers have a budget of 10 %, which they use up once their intervals have settled. Then blocks of steps
+alternate with and without them, A B B A (`hookd/testing/pairs.py`), CPU time of the training thread: the real overhead is
+how much longer the steps take. The reported overhead is the growth of `hookd_overhead_seconds_total` over all plugins in
+the same steps, read from the page before and after each block. Both are shares of a plain step. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.bench.tools import SAMPLED_STEPS, SETTLED_STEPS
 TITLE = "The overhead that is claimed, and the real one"
 BUDGET = 0.10
 WITHIN = 1.5
-"""They may differ by this factor."""
+"""The largest factor between the two."""
 WORKLOADS = ("mlp", "charlm", "convnet")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Two shares of the CPU time of a plain step."""
+    """The measured and the reported overhead, as shares of the CPU time of a plain step."""
 
     claimed: float
     real: Estimate
@@ -42,19 +42,19 @@ class Claim:
 
     @property
     def factor(self) -> float:
-        """By how much one is larger than the other."""
+        """By which factor the larger one exceeds the other."""
         return max(self.claimed / self.real.value, self.real.value / self.claimed)
 
 
 class Claims:
-    """Adds up what hookd says of some blocks."""
+    """Adds up the reported overhead of some blocks."""
 
     def __init__(self, job: workloads.Job) -> None:
         self._job, self.seconds, self.steps = job, 0.0, 0
         self._reader = PageReader(os.dup(bootstrap._agent._page.fd))
 
     def block(self) -> float:
-        """Train; gives ns a step. Of plain blocks hookd says nothing."""
+        """Train; return the ns per step. In plain blocks hookd reports nothing."""
         before = self._told()
         found = self._job.block(SAMPLED_STEPS)
         said = self._told() - before

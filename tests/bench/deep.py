@@ -19,7 +19,7 @@ BLOCKS = 20
 
 
 def deep(modules):
-    """Return a model of exactly so many modules: `stage.block.layer`, four layers a block and twenty blocks a stage."""
+    """Return a model with exactly this number of modules: `stage.block.layer`, four layers a block and twenty blocks a stage."""
     left, stages = modules - 1, []
     while left > 0:
         left, blocks = left - 1, []

@@ -1,4 +1,4 @@
-"""`docs/benchmarks.md`: a section for each bench, each with the machine, the versions, the command and the time of its run."""
+"""`docs/benchmarks.md`: a section for each bench, with the machine, the versions, the command and the time of its run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECTION = re.compile(r"<!-- begin (\w+) -->\n(.*?)<!-- end \1 -->\n", re.DOTALL)
 
 @dataclass
 class Document:
-    """The file as sections, in the order in which benches are listed."""
+    """The file as sections, in the order of the list of benches."""
 
     order: Sequence[str]
     sections: dict[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Document:
 
 
 def _method(about: str) -> str:
-    """Return what a module says of itself, without how it is called and what it prints."""
+    """Return the docstring of a module, without its command lines and its output format."""
     said = "\n".join(line for line in about.strip().splitlines() if not line.startswith(" "))
     said = re.sub(r"\s*Prints one JSON object[^.]*\.", "", said)
     return re.sub(r"\n{2,}", "\n\n", said)
@@ -64,7 +64,7 @@ def _method(about: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when a bench began."""
+    """The machine, and the time when a bench began."""
 
     began: float
     load: float
@@ -74,7 +74,7 @@ class Machine:
         return cls(time.time(), os.getloadavg()[0])
 
     def provenance(self, name: str, *, quick: bool) -> str:
-        """Say what must be known to judge or repeat the figures, at the end of a run."""
+        """Describe everything that is needed to judge or repeat the figures, at the end of a run."""
         command = f"python -m tests.bench --only {name}" + " --quick" * quick
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.began))
         minutes = (time.time() - self.began) / 60

@@ -1,12 +1,12 @@
-"""What a call of each hook costs where the plugin does nothing in it: with no argument, and with all that it has.
+"""The cost of a call of each hook with a plugin that does nothing in it: with no arguments, and with all of them.
 
     python -m tests.bench.hook_cost [--pairs N] [HOOK...]
 
-Blocks of steps in turn with and without the plugin (`hookd.testing.overhead`), CPU time of one thread;
-200 small modules for what comes with each of them, five for what comes once a step;
-what a step with it takes more is divided by the calls of the hook in a step; what hookd itself takes
-there is taken off. Prints one JSON object per hook: ns per call,
-the median with its 95 % bounds. The cost classes in `hookd/api/hookspecs` are from here.
+Blocks of steps alternate with and without the plugin (`hookd.testing.overhead`), CPU time of one thread:
+200 small modules for hooks that are called for each module, five for hooks that are called once a step.
+The difference is divided by the calls of the hook in a step, after the overhead of hookd itself is
+subtracted. Prints one JSON object per hook: ns per call,
+the median with its 95 % bounds. The cost classes in `hookd/api/hookspecs` come from here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def calls_in_a_step(plugin: type[Plugin], make) -> float:
 
 @functools.cache
 def base(make, steps: int, pairs: int) -> float:
-    """What hookd itself adds to a block, where a plugin has no hook but `tick`."""
+    """Return what hookd itself adds to a block when a plugin has no hook but `tick`."""
     return overhead((empty("tick", []),), make=make, pairs=pairs, steps=steps).added.value
 
 

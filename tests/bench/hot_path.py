@@ -1,11 +1,11 @@
-"""What one call of a small module costs, piece by piece: of the patch, of dispatch, of each plugin, of a backward.
+"""The cost of one call of a small module, piece by piece: the patch, dispatch, each plugin, a backward.
 
     python -m tests.bench.hot_path [--pairs N] [--calls N] [--piece NAME]...
 
-One process, one thread, blocks of calls in turn without and with the piece (A B B A, `hookd/testing/pairs.py`), CPU time of
-the thread; and all pieces in turn, five times over, because a processor that changes its clock changes ratios as well:
-pieces that are compared with each other must see the same of it. A call is of an `nn.Identity` inside of another module; where a backward is part of it, of an `nn.Linear(8, 8)`
-with its backward; at a compiled model, of the model. `between` is a step that is not sampled, nine in ten or more.
+One process, one thread, blocks of calls alternate without and with the piece (A B B A, `hookd/testing/pairs.py`), CPU time
+of the thread. All pieces take turns, five times over: a processor that changes its clock rate changes ratios as well, and
+must affect all pieces alike. A call is of an `nn.Identity` inside another module; with a backward, of an `nn.Linear(8, 8)`
+and its backward; for a compiled model, of the model. `between` is a step that is not sampled: nine in ten, or more.
 Prints one JSON object: ns per call.
 """
 
@@ -39,10 +39,10 @@ TITLE = "What a call costs, piece by piece"
 CALLS = 1000
 ROUNDS = 5
 NEVER = 1_000_000
-"""An interval that this bench does not live to see the end of."""
+"""An interval longer than this bench runs."""
 
 
-# -- what is called
+# -- the models that are called
 
 
 class Caller(nn.Module):
@@ -61,7 +61,7 @@ class Caller(nn.Module):
 
 
 class Chain(nn.Module):
-    """Calls its child on what it gave before; a call is one forward and its share of the backward."""
+    """Calls its child on the output of the previous call; a call is one forward and its share of the backward."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Chain(nn.Module):
 
 
 class Compiled:
-    """A model that was compiled before anybody attached: once a step, its call goes through dynamo's guards."""
+    """A model that was compiled before the attach: once a step, its call goes through dynamo's guards."""
 
     def __init__(self, calls: int) -> None:
         self.model = torch.compile(nn.Sequential(nn.Identity(), nn.ReLU()), backend="eager")
@@ -94,7 +94,7 @@ class Compiled:
         return (clock() - began) / self.calls
 
 
-# -- what is put around it
+# -- the pieces around the call
 
 
 class Listening(Plugin):
@@ -105,25 +105,25 @@ class Listening(Plugin):
 
     @hookimpl
     def forward_pre(self, module: Any) -> None:
-        """Do nothing."""
+        """Listen only."""
 
     @hookimpl
     def forward(self, module: Any) -> None:
-        """Do nothing."""
+        """Listen only."""
 
 
 class Receiving(Plugin):
-    """Is handed what a call returned, as whoever looks at tensors is: with gradients off and modes put aside."""
+    """Receives the output of each call, as plugins do that look at tensors: with gradients off and modes disabled."""
 
     name = "receiving"
 
     @hookimpl
     def forward(self, module: Any, output: Any) -> None:
-        """Do nothing."""
+        """Listen only."""
 
 
 def _hookd(*plugins: object, more: Sequence[Plugin] = ()) -> Any:
-    """Attach to what is called, and go on to a step that is not the first and not accounted."""
+    """Attach to the models that are called, and go on to a step that is neither the first nor metered."""
 
     @contextlib.contextmanager
     def opened(called: Callable[[], float]) -> Iterator[Any]:
@@ -236,7 +236,7 @@ def report(*, quick: bool = False) -> Report:
 
 
 def bounds(found: dict[str, Pairs]) -> list[Bound]:
-    """Compare with what was promised."""
+    """Compare with the promised bounds."""
     over_torch = (found[TIMING].ratio.value - 1) / (found[TORCH].ratio.value - 1)
     return [
         Bound("a call of an unselected module, to an unpatched one", 1.25, found[NOBODY].ratio.value),

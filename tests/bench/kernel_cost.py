@@ -1,9 +1,9 @@
-"""What all statistics of a tensor cost, relative to reading it once, and to torch's operations one after the other.
+"""The cost of all statistics of a tensor, relative to reading it once, and to torch's operations one after the other.
 
     python -m tests.bench --only kernel_cost
 
 One process, one thread, in turns, the shortest CPU time of a call. A pass is a sum of integers over the same memory as
-the compiler makes it for this processor: the cheapest thing that reads every byte.
+the compiler optimizes it for this processor: the cheapest operation that reads every byte.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROUND_S = 0.02
 
 
 class Found(NamedTuple):
-    """Seconds of a call: a pass, all statistics, these from Python, whether all is finite, torch one by one."""
+    """Seconds of a call: a pass, all statistics, the same from Python, whether all is finite, torch one by one."""
 
     read: float
     dense: float
@@ -108,13 +108,13 @@ def read_pass(directory: Path) -> Callable[[int, int], int]:
 
 
 def naive(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a person would write."""
+    """Return the statistics as a person would compute them."""
     return (x.min(), x.max(), x.mean(), x.std(), x.abs().max(), x.norm(), x.isnan().sum(), x.isinf().sum(),
             (x == 0).sum())  # fmt: skip
 
 
 def shortest(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """Return the shortest CPU time of one call of each, in seconds; taken in turns, so that all meet the same machine."""
+    """Return the shortest CPU time of one call of each function, in s; they take turns, so all meet the same machine."""
     best = [float("inf")] * len(functions)
     for _ in range(rounds):
         for at, function in enumerate(functions):
@@ -143,7 +143,7 @@ def report(*, quick: bool = False) -> Report:
 
 
 def bounds(dtype: torch.dtype, elements: int, found: Found) -> list[Bound]:
-    """Compare with what was promised."""
+    """Compare with the promised bounds."""
     name = f"{dtype}, {elements:,}".removeprefix("torch.")
     return [Bound(f"{name}: passes for all statistics", BARS[dtype], found.passes),
             Bound(f"{name}: ours to torch's", 1 / NAIVE_RATIO, 1 / found.below_torch)]  # fmt: skip

@@ -1,9 +1,9 @@
-"""What a plugin costs a training step: a ratio for each workload, with and without it in turn.
+"""The overhead of a plugin: the ratio of a training step with and without it, for each workload.
 
     python -m tests.bench.plugin_cost [-p NAME[:key=value,...]]... [--model mlp] [--pairs N] [--steps N] [--warm N]
 
-As `side_by_side.py`, for any plugins and options. Before that the governor settles, for `--warm` steps at most. A block of
-`--steps` should be as long as the interval of what samples. Prints one JSON object per workload.
+Like `side_by_side.py`, for any plugins and options. First the governor settles, for at most `--warm` steps. A block of
+`--steps` should be as long as the longest sampling interval. Prints one JSON object per workload.
 """
 
 from __future__ import annotations

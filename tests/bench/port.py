@@ -1,6 +1,6 @@
-"""What TLS and passwords cost a scrape of 100 kB on a new connection, and what 500 that are stuck cost the others.
+"""The cost of TLS and passwords for a scrape of 100 kB on a new connection, and of 500 stuck connections for the others.
 
-`python -m tests.bench.port` prints milliseconds; docs/security.md has them.
+`python -m tests.bench.port` prints milliseconds; docs/security.md quotes them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What an attach does to the training of a model of 10,000 and of 100,000 modules.
+"""The effect of an attach on the training of models with 10,000 and 100,000 modules.
 
     python -m tests.bench --only scale
 
-A process that knows nothing of hookd trains; `hookd attach` reaches it from outside, with the default observers. Told
-are the time until its metrics name the first modules, the time until all that is to be observed is, and the steps: the
-median, the largest of as many steps before the attach (the control), and the largest from the attach on until the model
-was learnt. Steps in which all of the gradients of a sample are looked at are part of the observing, not of the attach;
+A process that knows nothing of hookd trains; `hookd attach` reaches it from outside, with the default observers. The
+results are the time until its metrics name the first modules, the time until all modules are observed, and the steps: the
+median, the largest of as many steps before the attach (the control), and the largest between the attach and the moment when
+the model was learnt. Steps in which all gradients of a sample are read belong to observing, not to the attach;
 so `learning` is the CPU time of the agent's own functions, in a process of its own.
 """
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 TITLE = "A large model"
 STEPS = 8
 LEARNING = {10_000: 30, 100_000: 10}
-"""Modules, and in how many steps their learning is measured."""
+"""Numbers of modules, and over how many steps their learning is measured."""
 PAUSE_MS = 50
 TIMES = ("median", "control", "largest", "first_s", "learnt_s", "detach_s")
 M_MXFAST, DEFAULT_MXFAST = 1, 128  # malloc.h and malloc.c of glibc 2.36
 
 
 def measure(modules: int, steps: int) -> dict[str, float]:
-    """Attach to one training; times in s."""
+    """Attach to one training; return times in s."""
     with tempfile.TemporaryDirectory(prefix="hookd-scale-") as home:
         file = Path(home, "steps")
         command = [bare_python(), deep.__file__, str(modules), file]
@@ -69,9 +69,9 @@ def measure(modules: int, steps: int) -> dict[str, float]:
 
 
 def learning_s(modules: int, steps: int) -> list[float]:
-    """Return the CPU time that learning took in each step, with an agent in this process that came as by an attach.
+    """Return the CPU time that learning took in each step, with an agent in this process that started as by an attach.
 
-    What the training itself has freed is no part of it, see `no_fastbins`.
+    Memory that the training itself has freed does not count; see `no_fastbins`.
     """
     model = deep.deep(modules)
     training = deep.train(model)
@@ -105,11 +105,11 @@ def learning_s(modules: int, steps: int) -> list[float]:
 
 @contextlib.contextmanager
 def no_fastbins() -> Iterator[None]:
-    """Let glibc merge small chunks as they are freed.
+    """Make glibc merge small chunks as they are freed.
 
-    By default it lets them lie and merges all of them at the next larger allocation, whoever asks for it
-    (`malloc_consolidate`). A step of 100,000 modules leaves 30 ms and more of that, which fell to the agent as often as
-    to the training: 37 to 57 ms of the agent's time in a step against 1 to 19 without.
+    By default it keeps them and merges all of them at the next larger allocation, whoever makes it
+    (`malloc_consolidate`). After a step of 100,000 modules that takes 30 ms and more, which hit the agent as often as
+    the training: 37 to 57 ms of the agent's time in a step against 1 to 19 without.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MXFAST, 0)
@@ -125,7 +125,7 @@ def _when(attachment: Attachment, begun: float, condition: Any) -> float:
 
 
 def _is_learnt(metrics: Any) -> bool:
-    """Whether all that is to be observed is: 512 modules of a model of more than 2,048."""
+    """Return whether all is observed that is to be observed: 512 modules of a model of more than 2,048."""
     return metrics.total("hookd_modules", state="observed") >= 512
 
 

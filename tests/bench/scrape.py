@@ -1,9 +1,9 @@
-"""How long a scrape takes: one page of 50,000 series, and 64 pages of 2,000, beside prometheus_client's own encoder.
+"""The duration of a scrape: one page of 50,000 series, and 64 pages of 2,000, beside prometheus_client's own encoder.
 
     python -m tests.bench --only scrape
 
 Real pages of this process are read, decoded and rendered as by `GET /metrics` in detail "all", all values changed before
-each scrape. The best and the median of the rounds, in ms, after the first, which makes what is kept of each series.
+each scrape. The best and the median of the rounds, in ms, after the first, which builds the cached parts of each series.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def report(*, quick: bool = False) -> Report:
 
 
 def bounds(row: dict[str, Any]) -> list[Bound]:
-    """Compare with what was promised."""
+    """Compare with the promised bounds."""
     name = f"{row['targets']} x {row['series']:,}, {row['format']}"
     return [Bound(f"{name}: ms, the best", SIZES[row["targets"], row["series"]], row["best"]),
             Bound(f"{name}: ours to prometheus_client's", 0.35, row["ratio"])]  # fmt: skip

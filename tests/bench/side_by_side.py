@@ -1,11 +1,11 @@
-"""What hookd costs a training step, beside what a user would pick instead.
+"""The overhead of hookd in a training step, compared with the tools that a user might choose instead.
 
     python -m tests.bench.side_by_side [--pairs N] [--workload NAME]... [--tool NAME]...
 
-Blocks of steps in turn inside one process for each workload, A B B A A B B A (`hookd/testing/pairs.py`), CPU time of the
-training thread. One thread, a step after each switch to settle, which is not counted; the garbage collector is on, with
-all that was there before frozen. Where a tool samples, a block is as many steps as lie between two sampled ones. What a
-tool's own threads took meanwhile stands beside the ratios. Prints one JSON object.
+Blocks of steps alternate inside one process for each workload, A B B A A B B A (`hookd/testing/pairs.py`), CPU time of the
+training thread. One thread; one uncounted step after each switch to settle; the garbage collector is on, with all
+earlier objects frozen. If a tool samples, a block is as long as its sampling interval. The CPU time of the
+tool's own threads stands beside the ratios. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOT_INSTALLED = "not installed"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one tool costs one workload, or why that cannot be told.
+    """The overhead of one tool in one workload, or why it cannot be measured.
 
     Attributes:
         others: CPU time of all other threads while the tool was there, as a share of the training thread's.
@@ -53,7 +53,7 @@ class Cost:
 
     @property
     def ratio(self) -> Estimate:
-        """The one that counts."""
+        """The ratio that is judged."""
         if self.failure:
             return Estimate.certain(math.inf)
         return self.pairs.mean if TOOLS[self.tool].samples else self.pairs.ratio
@@ -80,13 +80,13 @@ def _cost(job: workloads.Job, tool: Tool, pairs: int) -> Cost:
     try:
         with tool.opened(job) as switched:
             found = alternate(lambda: job.block(tool.steps), meter.around(switched), pairs, job.step)
-    except Exception as exc:  # of a tool: it is a row like the others
+    except Exception as exc:  # of a tool: it becomes a row like the others
         return Cost(tool.name, failure=f"fails: {type(exc).__name__}: {exc}".splitlines()[0][:120])
     return Cost(tool.name, found, meter.others)
 
 
 class Meter:
-    """Compares the CPU time of the whole process with that of this thread, where a tool is there."""
+    """Compares the CPU time of the whole process with that of this thread, while a tool is active."""
 
     def __init__(self) -> None:
         self._process = self._thread = 0
@@ -106,7 +106,7 @@ class Meter:
 
     @property
     def others(self) -> float:
-        """What all other threads took, as a share of this one's."""
+        """The CPU time of all other threads, as a share of this one's."""
         return max(0.0, self._process / self._thread - 1)
 
 
@@ -120,7 +120,7 @@ def report(*, quick: bool = False) -> Report:
 
 
 def bounds(found: dict[str, dict[str, Cost]]) -> list[Bound]:
-    """Compare with what was promised: the upper bound counts."""
+    """Compare with the promised bounds: the upper end of each estimate counts."""
     promised = [
         Bound(f"hookd {name}, {workload}", limit, found[workload][name].ratio.high)
         for (name, workload), limit in BOUNDS.items()
@@ -162,7 +162,7 @@ def _cell(cost: Cost) -> str:
 
 
 def _verdict(found: dict[str, dict[str, Cost]]) -> Table:
-    """Say how much of each peer's price hookd takes for the same, or for more."""
+    """Return the share of each peer's overhead that hookd needs for the same features, or more."""
     rows = [
         [
             tool.name,
@@ -182,7 +182,7 @@ def _share(ours: Cost, theirs: Cost) -> str:
     if ours.failure or theirs.failure:
         return "-"
     own, other = ours.ratio.value - 1, theirs.ratio.value - 1
-    if theirs.ratio.low <= 1:  # it cannot be told from nothing, so there is no share of it
+    if theirs.ratio.low <= 1:  # indistinguishable from nothing, so there is no share of it
         return "neither adds" if ours.ratio.low <= 1 else f"**{own:.1%} to nothing**"
     return f"**{own / other:.2f}**" if own > other else f"{max(0.0, own / other):.2f}"
 

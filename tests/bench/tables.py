@@ -1,4 +1,4 @@
-"""What a bench tells: tables and bounds, and how they are written down."""
+"""The results of a bench, tables and bounds, and how they are written down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """One table, in words that stand for themselves."""
+    """One table that is understood without its context."""
 
     title: str
     columns: Sequence[str]
@@ -25,7 +25,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Bound:
-    """A promise, and what was measured."""
+    """A promised bound, and the measured value."""
 
     text: str
     limit: float
@@ -41,7 +41,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Report:
-    """What one bench has found."""
+    """The results of one bench."""
 
     tables: list[Table]
     bounds: list[Bound] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What hookd says that it costs is what it costs, within a factor. On a quiet machine."""
+"""The overhead that hookd reports equals the measured one, within a factor. On a quiet machine."""
 
 from __future__ import annotations
 

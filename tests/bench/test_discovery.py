@@ -1,4 +1,4 @@
-"""What discovery costs a daemon among many Python processes, some with very many descriptors, and how soon it sees one.
+"""The cost of discovery among many Python processes, some with very many descriptors, and how soon it finds one.
 
 make bounds ARGS="-k discovery"
 """
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.load]
 
 @pytest.fixture
 def hold(stack, tmp_path):
-    """Start what looks like a training process from outside."""
+    """Start a process that looks like a training from outside."""
     library = tmp_path / "libtorch_stub.so"
     library.write_bytes(bytes(4096))
 
@@ -60,7 +60,7 @@ def hold(stack, tmp_path):
 
 @pytest.fixture
 def daemon(stack, tmp_path):
-    """Start `hookd serve` as it is by default."""
+    """Start `hookd serve` with its defaults."""
     client = DaemonClient(tmp_path / "control.sock")
     (tmp_path / "hookd.toml").write_text('[attach]\ntimeout_s = 0.5\n[[rule]]\nenvironment = { BENCH = "1" }\n')
     state = ("--state-dir", tmp_path, "--control", client.path, "--listen", "127.0.0.1:0")
@@ -76,7 +76,7 @@ def daemon(stack, tmp_path):
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, of its children that have ended, and of those that it has."""
+    """Return the CPU time of a process, of its children that have ended, and of those that still run."""
     its = psutil.Process(pid)
     return sum(its.cpu_times()[:4]) + sum(sum(child.cpu_times()[:4]) for child in its.children(recursive=True))
 
@@ -87,12 +87,12 @@ def test_discovery_among_many_processes_is_cheap_and_quick(hold, daemon):
     held = [hold(DESCRIPTORS if n < WITH_MANY else 10) for n in range(PROCESSES)]
     for process in held:
         assert process.stdout.readline() == "ready\n"
-    time.sleep(65)  # a process is no more looked at for being young
+    time.sleep(65)  # from then on, a process is not examined again for being young
     before, started = cpu_s(daemon.process.pid), time.monotonic()
     time.sleep(WATCHED_S)
     share = (cpu_s(daemon.process.pid) - before) / (time.monotonic() - started)
     print(f"\n{PROCESSES} processes, {WITH_MANY} with {DESCRIPTORS} descriptors: {share:.2%} of a core")
-    late = hold(10, BENCH="1")  # a rule wants it; the attach fails, which tells that the daemon has seen it
+    late = hold(10, BENCH="1")  # a rule wants it; the attach fails, which shows that the daemon has seen it
     started = time.monotonic()
     late.stdout.readline()
     wait_until(lambda: late.pid in {one["pid"] for one in daemon.status()["backing_off"]}, what="the late one")

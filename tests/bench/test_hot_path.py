@@ -1,4 +1,4 @@
-"""The bounds on what a module call may cost, as ratios inside one run."""
+"""Bounds on the cost of a module call, as ratios inside one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all statistics of a tensor may cost, relative to reading it once, and to torch's operations one after the other."""
+"""Bounds of the cost of all statistics of a tensor, relative to reading it once, and to torch's operations in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds on what hookd may cost a training step. On a quiet machine: the upper 95 % bound counts."""
+"""Bounds on hookd's overhead in a training step. On a quiet machine: the upper 95 % bound counts."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""What hookd_timing says of each module, beside torch.profiler and beside the autograd nodes timed by hand.
+"""The times that hookd_timing reports for each module, compared with torch.profiler and with autograd nodes timed by hand.
 
     python -m tests.bench.timing_oracle [--rounds N]
 
-One process, one thread. hookd samples every other step. The oracles look at the step after it, of which hookd takes no
-notice (`apart`): so it would show if hookd slowed down what it times. Nodes are timed by hand in sampled steps as well
-(`same`: one execution, timed twice); the profiler is not asked there, for it takes hookd's hooks for a part of the node.
+One process, one thread. hookd samples every other step. The oracles look at the step after it, which hookd ignores
+(`apart`): so a slowdown that hookd causes in what it times would show. Nodes are timed by hand in sampled steps as well
+(`same`: one execution, timed twice); the profiler is not used there, because it counts hookd's hooks as part of the node.
 Nodes belong to the calls during which they were made, by their sequence numbers; the accumulation into `.grad` belongs
-to none. `self` is what belongs to a call and to none inside it.
+to none. `self` is the time that belongs to a call and to no call inside it.
 
-A module's error is the median over the rounds of the ratio of two figures taken one after the other, since a machine on
-which others work as well is slower by half for a while, and then is not. Prints one JSON object: for each model and pair
-of figures the median and the largest error over the modules that take at least 1 % of the step, and how many those are.
-`control` is what should be equal, nodes timed by hand in one round and in the next.
+A module's error is the median over the rounds of the ratio of two figures taken one after the other, because a shared
+machine may be slower by half for a while. Prints one JSON object: for each model and pair
+of figures, the median and the largest error over the modules that take at least 1 % of the step, and how many those are.
+`control` compares figures that should be equal: nodes timed by hand in one round and in the next.
 
-malloc is told to keep what it has got (`tests/bench/workloads.py`), or the same convolution takes 2 or 3 ms depending on
-what anybody, an oracle too, has allocated before.
+malloc is told to keep its memory (`tests/bench/workloads.py`); otherwise the same convolution takes 2 or 3 ms, depending
+on earlier allocations of anybody, even of an oracle.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Calls:
                 self.on_node(node, node._sequence_nr())
 
     def figures(self, nodes: list[tuple[int, float]]) -> Figures:
-        """Return each module the time of the nodes that were made in its calls."""
+        """Return for each module the time of the nodes that were made in its calls."""
         total: defaultdict[str, float] = defaultdict(float)
         own: defaultdict[str, float] = defaultdict(float)
         for number, seconds in nodes:
@@ -182,7 +182,7 @@ class Training:
         return {"forward": total, "forward_self": own, **calls.figures(nodes)}
 
     def by_hand(self) -> Figures:
-        """Time each node between the hooks that others have put on it: the last before it, the first after it."""
+        """Time each node between the hooks of others on it: the last before it, the first after it."""
         began: dict[int, float] = {}
         nodes: list[tuple[int, float]] = []
 
@@ -206,7 +206,7 @@ class Training:
 
 
 class Hookd:
-    """hookd_timing in this process, asked what a step has added."""
+    """hookd_timing in this process; it reports what a step has added."""
 
     def __enter__(self):
         hookd.start([("timing", {"every": EVERY})], run="oracle", budget=100.0)
@@ -218,7 +218,7 @@ class Hookd:
         hookd.stop()
 
     def sampled(self, turn) -> tuple[Figures, Any]:
-        """Take a turn in a step that is sampled, and give what hookd says of it, and what the turn does."""
+        """Take a turn in a sampled step; return hookd's figures and the result of the turn."""
         before = self._seconds()
         said = turn()
         after = self._seconds()
@@ -230,7 +230,7 @@ class Hookd:
 
     @staticmethod
     def _publish() -> None:
-        """Let the plugin publish the modules' own time now, as it does once a second in hookd's own thread."""
+        """Publish the modules' own time now, as the plugin does once a second in hookd's own thread."""
         bootstrap._agent.parts.registry.named("timing").plugin.tick()
 
     def _seconds(self) -> Figures:
@@ -243,7 +243,7 @@ class Hookd:
 
 
 class Comparison:
-    """Rounds of one model, as pairs of what hookd said and what the oracle did."""
+    """Rounds of one model, as pairs of hookd's and the oracle's figures."""
 
     def __init__(self, make) -> None:
         self._training = Training(make)
@@ -299,7 +299,7 @@ def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def report(*, quick: bool = False) -> Report:
-    """Compare, and say how far apart they are."""
+    """Compare, and report the differences."""
     models = measure(4 if quick else ROUNDS)
     rows = [[model, pair.replace("_", " "), str(one["modules"]), f"{one['median']:.1%}", f"{one['largest']:.1%}"]
             for model, pairs in models.items() for pair, one in pairs.items()]  # fmt: skip

@@ -1,7 +1,7 @@
-"""hookd and what a user would pick instead, each as something that can be put around some steps of a training.
+"""hookd and the tools that a user might choose instead, each as a wrapper around some steps of a training.
 
-A tool is opened once for a training, and then put around one block after the other. What it does at the opening and
-around a block (a run begun, hooks put on) is not measured; what it does in the steps is.
+A tool is opened once for a training, and then applied to one block after the other. What it does at the opening and
+around a block (starting a run, adding hooks) is not measured; what it does in the steps is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.bench.workloads import Job
 
 SAMPLED_STEPS = 10
-"""As many as lie between two sampled steps at the default rates; where the governor asks for more, the mean counts."""
+"""The sampling interval at the default rates; where the governor chooses a longer one, the mean counts."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Tool:
     """One row of the comparison.
 
     Attributes:
-        delivers: what a user gets for the price, in a line.
-        opened: opens it for a training.
-        steps: in a block.
-        beside: the name of the row of hookd that delivers the same, or more.
-        package: what must be installed for it.
-        samples: whether what it does is not the same in every step, so that its mean counts, not its median.
+        delivers: what a user gets for the cost, in a line.
+        opened: opens the tool for a training.
+        steps: the number in a block.
+        beside: the name of hookd's row that delivers the same, or more.
+        package: the package that it needs.
+        samples: whether its work differs from step to step, so that its mean counts, not its median.
     """
 
     name: str
@@ -80,7 +80,7 @@ def _hookd(*plugins: object, settled: int = 10) -> Any:
 
 
 SETTLED_STEPS = 400
-"""After which the governor must have found its intervals."""
+"""By then the governor must have found its intervals."""
 
 NOTHING = "attached, nothing listening"
 OBSERVERS = "default observers"
@@ -111,7 +111,7 @@ HOOKD = [
 
 
 def _each_block(make: Callable[[Job], AbstractContextManager[object]]) -> Any:
-    """Open what has no state beyond a block."""
+    """Open a tool that has no state beyond a block."""
 
     @contextlib.contextmanager
     def opened(job: Job) -> Iterator[Any]:
@@ -131,7 +131,7 @@ def _removed(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def no_op(*_: object) -> None:
-    """Do nothing, as a hook."""
+    """Accept the arguments of any hook, and ignore them."""
 
 
 def forward_hooks(_job: object = None) -> AbstractContextManager[None]:
@@ -144,7 +144,7 @@ def backward_hooks(job: Job) -> AbstractContextManager[None]:
 
 
 def _on_outputs(take: Callable[[Any], object]) -> Any:
-    """Hand every floating-point tensor that a module puts out to a function that reads numbers with `.item()`."""
+    """Pass every floating-point tensor that a module returns to a function that reads numbers with `.item()`."""
 
     def hooks(job: Job) -> AbstractContextManager[None]:
         found: dict[Any, object] = {}
@@ -161,7 +161,7 @@ def _on_outputs(take: Callable[[Any], object]) -> Any:
 
 @contextlib.contextmanager
 def _kernel_alone(_job: Job) -> Iterator[None]:
-    """Look at every output and every gradient, and do nothing else: what nobody who looks from Python can go below."""
+    """Read every output and every gradient, and do nothing else: the lower bound of every tool that reads from Python."""
     made = kernel.load()
     assert made is not None, "python hookd/native/build.py"
 
@@ -179,7 +179,7 @@ def _kernel_alone(_job: Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gate_alone(_job: Job) -> Iterator[None]:
-    """Look at every gradient before it is used, and do nothing else."""
+    """Read every gradient before it is used, and do nothing else."""
     made = kernel.load()
     assert made is not None, "python hookd/native/build.py"
 
@@ -192,7 +192,7 @@ def _gate_alone(_job: Job) -> Iterator[None]:
 
 
 def statistics(x: torch.Tensor) -> list[float]:
-    """Return what hookd's kernel gives in one pass, as a person would write it."""
+    """Return the statistics that hookd's kernel computes in one pass, as a person would write them."""
     found = (x.mean(), x.std(), x.min(), x.max(), x.abs().max(), x.norm(), (x == 0).float().mean(), x.isnan().sum(),
              x.isinf().sum())  # fmt: skip
     return [one.item() for one in found]
@@ -265,7 +265,7 @@ def _debug_overflow(job: Job) -> AbstractContextManager[None]:
         try:
             yield
         finally:
-            for module in job.model.modules():  # it gives no handles, and nobody else has put hooks on these
+            for module in job.model.modules():  # it returns no handles, and nobody else has put hooks on these
                 module._forward_hooks.clear()
 
     return debugging()

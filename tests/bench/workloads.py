@@ -1,4 +1,4 @@
-"""What is trained in the benches, and for how long a step of it keeps the processor busy."""
+"""The workloads of the benches, and how long one of their steps keeps the processor busy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 class Workload(NamedTuple):
-    """A model, what computes its loss, and its optimizer."""
+    """A model, the function that computes its loss, and its optimizer."""
 
     model: Any
     loss: Callable[[Any], torch.Tensor]
@@ -120,7 +120,7 @@ class Job:
         self.optimizer.step()
 
     def block(self, steps: int) -> float:
-        """Train; gives the CPU time of a step in ns of this thread."""
+        """Train; return the CPU time of a step of this thread in ns."""
         began = time.thread_time_ns()
         for _ in range(steps):
             self.step()
@@ -128,10 +128,10 @@ class Job:
 
 
 def steady() -> None:
-    """One thread, and malloc keeps what it has got.
+    """Use one thread, and make malloc keep its memory.
 
-    Otherwise it gives large blocks back and takes them again when it likes, and the same step takes half as long again
-    depending on what anybody, a tool too, has allocated before.
+    By default malloc returns large blocks and requests them again at its own discretion, and the same step takes half as
+    long again, depending on earlier allocations of anybody, even of a tool.
     """
     torch.set_num_threads(1)
     libc = ctypes.CDLL(None)

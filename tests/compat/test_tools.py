@@ -49,7 +49,7 @@ def tool(request, tmp_path_factory) -> Path:
 
 
 def run(tool: Path, *arguments: str) -> dict[str, object]:
-    """Run a command of hookd to its end, and give the JSON that it prints."""
+    """Run a command of hookd to its end, and return the JSON that it prints."""
     with Process([tool, "-m", "hookd", *arguments, "--json"], env=target_environment()) as process:
         return json.loads("\n".join(process.finish()))
 

@@ -42,7 +42,7 @@ def daemon(stack, tmp_path):
 
 
 def asked(daemon, *words, status=0):
-    """Run a command, and give what it printed on stdout and on stderr."""
+    """Run a command; return its output on stdout and on stderr."""
     host = () if words[0] == "snapshot" else ("--host", f"unix://{daemon.client.path}")
     with start_hookd(*words, *host, COLUMNS="80") as process:
         assert process.wait() == status, process.describe()

@@ -35,7 +35,7 @@ def assert_fails(pid: int, kind: type[HookdError], reason: str, exit_code: int, 
 
 
 def attach_as(pid: int, preparation: str) -> str:
-    """Attach from another process, which has first made itself less privileged; give what it says."""
+    """Attach from another process, which first makes itself less privileged; return its message."""
     with Process([sys.executable, "-c", ATTACH, str(pid), preparation], env=tool_environment(), cwd=REPOSITORY) as tool:
         return tool.finish()[-1]
 
@@ -107,7 +107,7 @@ def test_not_python():
 
 
 def test_a_32_bit_program(tmp_path):
-    """The smallest one: it calls pause(2) for ever."""
+    """The smallest possible one: it calls pause(2) for ever."""
     program = tmp_path / "pause32"
     code = bytes.fromhex("b81d000000 cd80 ebf7")  # mov $29, %eax; int $0x80; jmp back
     base, entry = 0x08048000, 0x08048000 + 84
@@ -137,7 +137,7 @@ def test_python_without_torch(tmp_path):
 
 
 def test_a_version_that_is_not_served(tmp_path, monkeypatch):
-    """Only the bounds are moved: the version is read from the real process."""
+    """The test moves only the bounds: the version is read from the real process."""
     monkeypatch.setattr("hookd.tool.inject.interpreter.OLDEST_PYTHON", (3, 99))
     with stub.start(tmp_path, WORKING) as target:
         error = assert_fails(target.pid, errors.TargetUnsupported, "python-version", 6)
@@ -146,7 +146,7 @@ def test_a_version_that_is_not_served(tmp_path, monkeypatch):
 
 
 def test_a_newer_version_that_is_built_otherwise(tmp_path):
-    """The interpreter is ours, and says that it is of a version that there is not: it has no table, or another one's."""
+    """The interpreter is ours, but claims a version that does not exist: it has no table, or that of another version."""
     python = interpreters.at(sys.executable)
     assert python is not None
     with made_up.start(tmp_path, WORKING, python, resized=8) as target:
@@ -191,7 +191,7 @@ WITHOUT_CAPABILITIES = "assert libc.syscall(126, (ctypes.c_uint32 * 2)(0x2008052
 @pytest.mark.parametrize(("number", "name"), [(1, "EPERM"), (38, "ENOSYS")])
 @stub.queued
 def test_ptrace_forbidden_by_seccomp(tmp_path, number, name):
-    """The filter is inherited by the injector: ptrace fails there with `number`, all else is allowed."""
+    """The injector inherits the filter: ptrace fails there with `number`, all other calls are allowed."""
     wanted = {"EPERM": "PermissionDenied ptrace-refused 5 True", "ENOSYS": "PermissionDenied seccomp 5 True"}[name]
     with stub.start(tmp_path, WORKING) as target:
         assert attach_as(target.pid, SECCOMP.replace("@ERRNO@", str(number))) == wanted
@@ -212,7 +212,7 @@ assert libc.prctl(22, 2, filter, 0, 0) == 0
 
 
 def test_yama(tmp_path, monkeypatch):
-    """What the kernel would say with Yama's scope at 2; the words are ours, the refusal is made."""
+    """The test makes the kernel's refusal as with Yama's scope at 2; the message is hookd's."""
     scope = tmp_path / "ptrace_scope"
     scope.write_text("2\n")
     monkeypatch.setattr("hookd.tool.linux.permission._YAMA", scope)

@@ -1,4 +1,4 @@
-"""What changes the training is switched on, changed and switched off while it runs: at one step, on all ranks or none."""
+"""Plugins that change the training are loaded, configured and unloaded while it runs: at one step, on all ranks or none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clipping(ranks, steps, pause, *schedule, **extra):
 
 
 class Job:
-    """A training of one rank or two, in its middle."""
+    """A running training of one rank or two."""
 
     def __init__(self, stack, stop, ranks, extra):
         self._stop = stop
@@ -38,13 +38,13 @@ class Job:
         assert len(self.pids) == ranks
 
     def expect_more(self):
-        """Wait until all ranks have gone on."""
+        """Wait until all ranks have taken another step."""
         before = len(self.process.out)
         for rank in range(len(self.pids)):
             self.process.expect(f"rank {rank} step", after=before)
 
     def end(self):
-        """End it; gives its number of steps and the checksum of each rank."""
+        """End the job; return its number of steps and the checksum of each rank."""
         self._stop.touch()
         return results(self.process.finish())
 
@@ -57,7 +57,7 @@ def results(lines):
 
 
 def plainly(ranks, steps, schedule, **extra):
-    """Run the script with clipping written into it, without hookd."""
+    """Run the script with clipping built into it, without hookd."""
     with clipping(ranks, steps, 0.0, *(f"{step}:{limit}" for step, limit in schedule.items()), **extra) as process:
         return results(process.finish())[1]
 
@@ -68,7 +68,7 @@ def start(stack, tmp_path):
 
 
 def changes(job):
-    """Return for each rank the incidents about what changes the training."""
+    """Return for each rank the incidents about changes of the training."""
     reports = [hookd_json("report", str(pid))["incidents"] for pid in job.pids]
     return [[one for one in incidents if one["kind"] == "training_changed"] for incidents in reports]
 
@@ -78,7 +78,7 @@ def clipped(pid):
 
 
 def refused(*arguments):
-    """Run a command that fails; gives what it says."""
+    """Run a command that fails; return its messages."""
     with start_hookd(*arguments) as process:
         assert process.wait() in {1, 2}, process.describe()
         return "\n".join(process.err)
@@ -198,7 +198,7 @@ def test_an_error_on_one_rank_ends_it_on_all_and_says_which_step_differs(start, 
         (end,) = [one for one in told[0] if one["change"] == "end"]
         assert end["by_rank"] == 1
         assert "ended on rank 1" in end["message"]
-        # The failing step is the fifth. Rank 0 was there before, and its weights differ; or it was not, and they do not.
+        # The failing step is the fifth. Either rank 0 has taken it already, and its weights differ; or not, and they agree.
         assert end["step"] - told[0][0]["step"] == (5 if end["differs"] else 4)
         _, got = job.end()
     assert (len(set(got.values())) == 2) is end["differs"]

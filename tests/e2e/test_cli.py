@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TRAIN = REPOSITORY / "examples" / "train.py"
 CONSOLE = Path(sys.executable).with_name("hookd")
 USER = user_name(os.getuid())
-NO_SUCH_PID = "4194305"  # above the kernel's largest
+NO_SUCH_PID = "4194305"  # above the kernel's largest pid
 
 pytestmark = pytest.mark.skipif(not CONSOLE.exists(), reason="hookd is not installed here")
 
@@ -57,7 +57,7 @@ def shared_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proces
 
 @pytest.fixture
 def training(shared_training: Process) -> Iterator[Process]:
-    """Return a training process that tests share, without an agent at the beginning of each."""
+    """Return a training process that tests share; at the beginning of each test it has no agent."""
     yield shared_training
     if find_page(shared_training.pid) is not None:
         hookd("detach", str(shared_training.pid))
@@ -65,7 +65,7 @@ def training(shared_training: Process) -> Iterator[Process]:
 
 @pytest.fixture
 def own_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """Return one that the test may end."""
+    """Return a training process that the test may end."""
     with started(tmp_path_factory.mktemp("own")) as process:
         yield process
 
@@ -89,7 +89,7 @@ def daemon(tmp_path: Path) -> Iterator[tuple[str, Process]]:
         yield f"unix://{control}", process
 
 
-# ---- wrong words
+# ---- wrong arguments
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_every_command_has_help(capsys):
     assert listed.returncode == 0
     for name in COMMANDS:
         assert re.search(rf"^  {name} +\S", listed.stdout, re.MULTILINE), f"{name} is not in the help"
-        assert main([name, "--help"]) == 0  # here: twenty processes would differ only in their last word
+        assert main([name, "--help"]) == 0  # in this process: twenty processes would differ only in their last argument
         assert f"Usage: hookd {name} " in capsys.readouterr().out
 
 
@@ -246,7 +246,7 @@ def test_another_users_process_exits_5(idle, tmp_path):
 
 
 def agent_check(pid: int, **variables: str) -> str:
-    """Return what doctor says of the agent in a process."""
+    """Return what `doctor` reports about the agent in a process."""
     checks = json.loads(hookd("doctor", str(pid), "--json", **variables).stdout)["checks"]
     return next(check["found"] for check in checks if check["name"] == "agent")
 
@@ -367,7 +367,7 @@ def test_of_several_processes_the_worst_decides_the_exit_code(training, idle):
 
 @pytest.mark.load
 def test_tree_finds_the_children_that_train():
-    # One word of shell in between: the shell is no training process, what it started is.
+    # One shell in between: the shell is not a training process, its child is.
     with Process(["sh", "-c", f"'{bare_python()}' '{TRAIN}' & wait"], env=target_environment()) as launcher:
         launcher.expect(r"^step 3 ")
         with attach("--tree", launcher.pid) as watching:

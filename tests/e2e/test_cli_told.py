@@ -1,4 +1,4 @@
-"""What a person is told who never asks twice: while it happens, when it is paused, and when it has ended."""
+"""Messages to a person who never asks twice: while something happens, when the training is paused, and at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 @pytest.fixture
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """The example, which puts a NaN into one layer for one step at SIGUSR1."""
+    """The example training, which puts a NaN into one layer for one step at SIGUSR1."""
     command = [bare_python(), paced_example(tmp_path_factory.mktemp("example"))]
     with Process(command, env=target_environment(), popen=forked.start) as process:
         process.expect(r"^step 3 ")
@@ -103,7 +103,7 @@ def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
 
 
 def test_modules_that_were_selected_are_on_metrics_and_what_is_not_is_told(training):
-    """`qkv` lies three deep; nobody measures what modules cost."""
+    """`qkv` is three levels deep; no plugin measures the cost of modules."""
     words = ("-p", "activations:every=1,modules=*.qkv")
     with attached(training, *words, HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="1", HOOKD_MAX_SERIES="1000") as watching:
         qkv = {f"blocks.{n}.attention.qkv" for n in range(3)}

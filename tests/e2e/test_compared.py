@@ -1,4 +1,4 @@
-"""The daemon compares the ranks of a job: who is slow, and whose replica is no longer that of the others."""
+"""The daemon compares the ranks of a job: which are slow, and whose replica no longer equals the others."""
 
 from __future__ import annotations
 

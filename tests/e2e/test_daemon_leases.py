@@ -1,4 +1,4 @@
-"""Who holds an agent: daemons and foreground attaches on real agents, and nobody takes what another holds."""
+"""Leases of daemons and foreground attaches on real agents: nobody can take an agent that another holds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def target(stack):
 
 @pytest.fixture
 def serve(stack, tmp_path):
-    """Start `hookd serve`, with the same socket and state for the same name, and give its client."""
+    """Return a function that starts `hookd serve`, with the same socket and state for the same name, and returns its client."""
 
     def start(*arguments, name="first"):
         client = DaemonClient(tmp_path / f"{name}.sock")
@@ -174,7 +174,7 @@ def test_a_foreground_attach_that_is_killed_leaves_no_orphan_with_a_daemon_nearb
 
 @pytest.mark.load
 def test_two_daemons_and_a_foreground_attach_share_one_agent_which_goes_with_the_last(serve, target):
-    """All three read the page; who attached holds, who merely found it does not; and none takes it from another."""
+    """All three read the page; those that attached hold a lease, one that merely found the agent does not; none takes it away."""
     first, second = serve("--lease-s", "2"), serve("--lease-s", "3", name="second")
     first.attach(target.pid, timeout_s=60, plugins=["timing"])
     wait_until(lambda: row_of(second, target), what="the second daemon finds it")
@@ -195,7 +195,7 @@ def test_two_daemons_and_a_foreground_attach_share_one_agent_which_goes_with_the
     with Control.connect(target.pid) as control:
         control.request(
             "lease", seconds=0
-        )  # what the killed foreground attach had, 60 s, must not keep it in this test
+        )  # the lease of 60 s that the killed foreground attach had must not keep the agent in this test
         assert control.request("status")["holders"].count(second.process.pid) == 1
     second.detach(target.pid)
     wait_until(lambda: not has_agent(target), what="the agent is gone")
@@ -215,7 +215,7 @@ def test_two_attaches_at_one_moment_bring_one_agent(serve, target):
 
 
 def test_a_holder_that_is_stopped_holds_and_disturbs_nobody(serve, target):
-    """A stopped tool is no dead one: it may be continued. Its end is what counts, and the training does not wait for it."""
+    """A stopped tool is not dead: it may be continued. Its end is what counts, and the training does not wait for it."""
     client = serve("--lease-s", "1")
     client.attach(target.pid, timeout_s=60, plugins=["timing"])
     client.process.signal(signal.SIGSTOP)
@@ -235,7 +235,7 @@ def test_a_holder_that_is_stopped_holds_and_disturbs_nobody(serve, target):
 
 @pytest.mark.load
 def test_a_clock_that_is_set_ends_no_lease_and_makes_no_orphan(serve, stack):
-    """The wall clock of the target goes on by ten years, and then back by twenty, while leases are counted."""
+    """The target's wall clock jumps forward by ten years, then back by twenty, while leases are counted."""
     script = "import time; real = time.time; time.time = lambda: real() + time.offset; time.offset = 0\n" + CLOCK
     process = stack.enter_context(
         Process([PUPPET.command()[0], "-c", script], env=training.environment(HOOKD_RUN=RUN), stdin=True)
@@ -282,7 +282,7 @@ while True:
 
 
 def test_the_page_of_a_foreground_attach_shows_its_own_incidents_alone(tmp_path, target):
-    """The store outlives targets and daemons; what it keeps of others is not for this page."""
+    """The store outlives targets and daemons; its incidents of other targets do not belong on this page."""
     store = IncidentStore.open(tmp_path)
     told = {"seq": 1, "time": time.time(), "kind": "nan", "message": "of another process"}
     store.add((1, 1, 1), "other", "0", [told])
@@ -303,7 +303,7 @@ def up(url):
 
 
 def pages(pid):
-    """Return the inodes of the pages that a process holds; the map of one has a descriptor of its own."""
+    """Return the inodes of the pages that a process holds; a page is mapped through a descriptor of its own."""
     held = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed

@@ -1,4 +1,4 @@
-"""How a target ended: each way in the right words, with what it did last, kept by the daemon."""
+"""Ends of a target: each is described correctly, with its last activity, and kept by the daemon."""
 
 from __future__ import annotations
 

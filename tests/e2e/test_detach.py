@@ -202,7 +202,7 @@ def test_attach_on_top_of_somebodys_patch_and_detach_to_it(puppet):
 
 
 def test_detach_of_the_patch_in_python_under_one_that_somebody_put_on_top(tmp_path):
-    """We cannot restore what is not ours to remove: the call goes through, and hookd says so."""
+    """hookd cannot restore a method that somebody else has covered: the call goes through, and hookd says so."""
     with started(TMPDIR=tmp_path, HOOKD_ENTRY="0") as puppet:
         before = probe(puppet)
         attach_in_process(puppet.pid)

@@ -1,4 +1,4 @@
-"""Processes that do not look like what they are: under a title, by another name, of an interpreter that is gone from the disk."""
+"""Processes in disguise: with a title, by another name, or with an interpreter that is gone from the disk."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ EMBEDDED = {"EXECUTABLE": bare_python(), "TRAINS": f"{TARGETS / 'mlp.py'} --step
 
 
 def embedding(directory: Path) -> Path:
-    """Build the program; skip the test where there is nothing to build it with."""
+    """Build the program; skip the test if a compiler or a library is missing."""
     name, headers = sysconfig.get_config_var("LDLIBRARY"), sysconfig.get_path("include")
     if ".so" not in name or shutil.which("g++") is None or not Path(headers, "Python.h").exists():
         pytest.skip("there is no C++ compiler, or no library of Python")
@@ -121,7 +121,7 @@ def embedding(directory: Path) -> Path:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to mount")
 def test_an_interpreter_that_is_gone_from_the_disk():
-    """As after an upgrade under a running job: what is imported for the first time is not there any more."""
+    """As after an upgrade under a running job: modules that are imported for the first time no longer exist."""
     with training.start(Job("titled.py", f"--libraries {LIBRARIES} --gone 1")) as process:
         process.expect("^ready$")
         attach(

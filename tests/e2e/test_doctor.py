@@ -26,7 +26,7 @@ WORKING = "until_told(lambda: time.sleep(0.001))"
 
 
 def doctor(pid: int, *, status: int) -> dict[str, dict[str, str]]:
-    """Return the checks by name; and see that what a person gets fits one screen."""
+    """Return the checks by name; check that the output for a person fits one screen."""
     screen = tool.hookd("doctor", str(pid), status=status).split("\n")
     assert len(screen) <= 24, screen
     assert max(map(len, screen)) <= 80, screen

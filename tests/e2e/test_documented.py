@@ -1,4 +1,4 @@
-"""Every command in the documents is run as it is printed there, or another test does; see tests/support/documented.py."""
+"""Every command in the documents is run as printed, here or by another test; see tests/support/documented.py."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ FILL = {
     "/var/lib/mine": "{scratch}/mine",
     "/var/lib/hookd/incidents.sqlite": "{scratch}/state/incidents.sqlite",
 }
-"""What in a command stands for something of the reader's own."""
+"""Words in a command that stand for something of the reader's own."""
 
 
-# ---- what is collected
+# ---- the collected commands
 
 
 def test_every_command_in_the_documents_is_run_or_says_why_not():
@@ -92,11 +92,11 @@ def test_a_command_and_an_option_that_a_text_names_is_there():
         assert given <= known | {"--help"}, f"{command.where}: {command.text}"
 
 
-# ---- what is run
+# ---- running them
 
 
 class Setting:
-    """A training of the run "llama" in which a NaN was born, a daemon, and a directory as a reader has it."""
+    """A training of the run "llama" that has made a NaN, a daemon, and a directory like a reader's."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -111,7 +111,7 @@ class Setting:
         self.shown = 0
 
     def begin(self) -> None:
-        """Have the daemon attach, and a NaN born."""
+        """Attach through the daemon, and make the training produce a NaN."""
         self.training.expect(r"^step 3 ")
         self.daemon = Daemon(self.scratch, "--config", self.scratch / "hookd.toml")
         self.client = self.daemon.client
@@ -120,7 +120,7 @@ class Setting:
         self.incident = wait_until(self._newest, what="the incident")
 
     def _newest(self) -> int:
-        # Other tests' trainings may be among its targets: it finds all agents of the machine.
+        # Its targets may include other tests' trainings: it finds all agents of the machine.
         rows = self.client.incidents(run=RUN, kind="nan")
         return rows[0]["id"] if rows else 0
 
@@ -129,7 +129,7 @@ class Setting:
         return self.training.pid
 
     def bring(self, given: str) -> None:
-        """Attach or detach, where it is not so."""
+        """Attach or detach, if it is not done already."""
         is_attached = find_page(self.pid) is not None
         if given == "attached" and not is_attached:
             self.client.attach(self.pid, timeout_s=60)
@@ -140,13 +140,13 @@ class Setting:
             wait_until(lambda: find_page(self.pid) is None, what="the agent's end")
 
     def _is_shown(self) -> bool:
-        with contextlib.suppress(NoSuchTarget):  # a moment ago it was told to detach
+        with contextlib.suppress(NoSuchTarget):  # it was told to detach a moment ago
             report = self.client.report(self.pid)
             return report["step"]["current"] > 1 and any(row["name"].startswith("blocks.") for row in report["modules"])
         return False
 
     def fill(self, text: str, own: dict[str, str]) -> str:
-        """Put in place of words what they stand for here."""
+        """Replace the words of a command that stand for something."""
         words = {"pid": self.pid, "scratch": self.scratch, "incident": self.incident, "port": self.port}
         words["address"] = self.daemon.url.removeprefix("http://")
         for word, value in {**FILL, **own}.items():
@@ -155,7 +155,7 @@ class Setting:
         return text
 
     def start(self, text: str, case: Run) -> Process:
-        """Type a command into a shell."""
+        """Start a command in a shell."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         host = {} if case.alone else {"HOOKD_HOST": f"unix://{self.client.path}"}
         environment = tool_environment(PATH=path, COLUMNS="120", XDG_RUNTIME_DIR=self.scratch / "nobody", **host)
@@ -164,7 +164,7 @@ class Setting:
         return Process(words, env=environment, cwd=REPOSITORY if case.at_home else self.scratch, popen=_in_a_group)
 
     def run(self, text: str, case: Run) -> None:
-        """Do as the document says, and hold it against the table."""
+        """Run a command as documented, and check its output as the table says."""
         self.bring(case.given)
         self.port = free_port()
         with self.start(text, case) as process:
@@ -223,7 +223,7 @@ def setting(attachable, tmp_path_factory) -> Iterator[Setting]:
 
 
 def as_a_shell_says(status: int) -> int:
-    """Return `$?`: of a pipeline that Ctrl-C ends, bash dies by SIGINT too where the last command did so before it."""
+    """Return `$?`: after a Ctrl-C during a pipeline, bash also dies by SIGINT if the last command did so before it."""
     return 128 - status if status < 0 else status
 
 

@@ -1,4 +1,4 @@
-"""All examples at once: three in a real training, three in its daemon, and the training is what it is without them."""
+"""All examples at once, three in a real training and three in its daemon, do not change the training."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.usefixtures("attachable"), pytest.mark.load]
 MIXTURE = Job("mixture.py", "--steps 260")
 PLUGINS = ["entropy", "experts:modules=gate,top=2", "noise:batch=8"]
 WINDOW_STEPS = 16
-"""Of the governor: `hookd_overhead_ratio` is told once in each."""
+"""Of the governor: it publishes `hookd_overhead_ratio` once in each window."""
 SETTLED_STEPS = 96
-"""Before that each plugin was called for the first time, entropy after 50 steps: torch sets up much then, once."""
+"""By then every plugin has been called for the first time, entropy after 50 steps: torch sets up much then, once."""
 STEPS = 256
 CONFIG = """
 [eval]
@@ -44,7 +44,7 @@ IN_DAEMON = ("slack", "tensorboard", "otel")
 
 
 class Watched:
-    """What a daemon serves of one training: its metrics, and its overhead by windows."""
+    """The metrics that a daemon serves of one training, and its overhead by windows."""
 
     def __init__(self, daemon):
         self.daemon = daemon

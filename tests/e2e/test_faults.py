@@ -1,4 +1,4 @@
-"""A fault planted at a known step in a known layer is named: the module where it was born, its place, its step."""
+"""hookd names a fault planted at a known step in a known layer: the module where it began, its place, its step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MORE = [
     ("weight-nan", "embed", "param", "nan"),
     ("weight-nan", "head", "param", "nan"),
 ]
-"""Outputs, parameters, the loss, and other layers, the first and the last among them; tests/plugins has each kind in one process."""
+"""Outputs, parameters, the loss, and other layers, the first and the last included; tests/plugins has each kind in process."""
 
 
 def found(page: Page) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def found(page: Page) -> list[dict[str, Any]]:
 )
 def test_under_run_a_fault_is_named_with_its_module_place_and_exact_step(fault, layer, where, kind):
     job = Job("workloads/faults.py", f"--steps 12 --fault {fault} --layer {layer} --at {AT} --pause 0.05")
-    # What flows backward may be looked at once in 100 steps, as the budget allows, and this fault comes in one step alone.
+    # The budget may allow one look at the backward in 100 steps, and this fault happens in one step alone.
     budget = {"HOOKD_BUDGET": "1"} if where == "grad" else {}
     with tool.run("-p", "nan", program=job.command(), **budget) as process, Page.below(process) as page:
         incident = wait_until(lambda: found(page), what="an incident")[0]
@@ -52,7 +52,7 @@ def test_under_run_a_fault_is_named_with_its_module_place_and_exact_step(fault, 
         assert (incident["module"], incident["where"], incident["kind"], incident["step"]) == (module, where, kind, AT)
         assert f"step {AT}" in incident["message"]
         assert layer in incident["message"] or not module
-        assert len(found(page)) == 1, "what follows from a fault is no finding of its own"
+        assert len(found(page)) == 1, "the consequences of a fault are not findings of their own"
         values = page.values()
         assert values["hookd_nan_origin"] == {(module, where, kind): 1}
         assert values["hookd_nan_first_step"] == {(): AT}
@@ -75,7 +75,7 @@ HEALTHY = [
     ids=lambda job: job.arguments,
 )
 def test_in_a_healthy_job_nothing_is_found(job):
-    """Neither in the steps that a scaler skips for their overflow, nor in a mask of infinity."""
+    """Neither the steps that a scaler skips because of an overflow nor a mask of infinity count as faults."""
     training.plain_run(job)
     observers = tool.plugin_options(["nan", "activations:every=1"])
     with tool.run(*observers, program=job.command("--pause", "0.02")) as process, Page.below(process) as page:
@@ -122,7 +122,7 @@ def with_origin(attachment: Attachment) -> tool.Metrics | None:
 
 @pytest.mark.load
 def test_after_an_attach_an_optimizer_that_counts_gives_the_absolute_step(attachable):
-    """AdamW keeps the number of its steps, so hookd can say the same number as the script."""
+    """AdamW counts its steps, so hookd can report the same number as the script."""
     job = Job("workloads/charlm.py", "--steps 0 --width 32 --length 32 --pause 0.05")
     with training.start_warm(job) as process:
         process.expect("^step 9 ")

@@ -33,7 +33,7 @@ FOUND = {
 }
 """Which plugin finds a fault, and by what kind of incident; forward-inf is shared faults.py's alone."""
 NAMED = {"dead-relu": r"layers\.\d\.act", "vanishing": r"layers\.\d\.norm"}
-"""The modules of shared faults.py that what is wrong with the learning is to be told of."""
+"""The modules of the shared faults.py that the findings on learning must name."""
 SMALL = "--width 32 --batch 4 --length 32"
 HEALTHY = [
     Job("workloads/charlm.py", SMALL),
@@ -48,7 +48,7 @@ OURS = [Job("faulty.py"), Job("transformer.py"), Job("convnet.py"), Job("amp.py"
 
 
 def incidents(job: Job, observers: tuple[str, ...], finish_s: float = 200) -> list[dict[str, Any]]:
-    """Run a job to its end; give all that was told, when no plugin has failed."""
+    """Run a job to its end; return all incidents, after checking that no plugin has failed."""
     with tool.run(*plugin_options(observers), program=job.command()) as process, Page.below(process) as page:
         process.finish(finish_s)
         values = page.values()

@@ -34,7 +34,7 @@ SETTLED_S = 240
 
 @pytest.fixture
 def job(stack, tmp_path):
-    """Start two ranks, and give their run and processes."""
+    """Start two ranks; return their run and processes."""
     run = f"grafana-{os.getpid()}"
     command = [bare_python(), TARGETS / "everything.py", tmp_path / "store"]
     ranks = [
@@ -52,7 +52,7 @@ def job(stack, tmp_path):
 
 @pytest.fixture
 def watched(stack, tmp_path, job):
-    """Attach to the job with all plugins, and give a Prometheus that was there before."""
+    """Attach to the job with all plugins; return a Prometheus that was there before."""
     daemon = Daemon(tmp_path)
     stack.callback(daemon.process.close)
     server = prometheus.started(stack, tmp_path / "prometheus", daemon.url)

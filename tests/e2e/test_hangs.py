@@ -35,14 +35,14 @@ def serve(stack, tmp_path):
 
 
 def told(daemon):
-    """Return the kinds of what the daemon has told of hangs, the first first, and the last one."""
+    """Return the kinds of the daemon's incidents about hangs, oldest first, and the last of these incidents."""
     rows = daemon.client.incidents(run=RUN)
     rows = [row for row in rows if row["kind"].startswith("hang")]
     return [row["kind"] for row in reversed(rows)], (rows[0] if rows else None)
 
 
 def wait_for(daemon, count):
-    """Wait until so many incidents were told, and give the last."""
+    """Wait until there are this many incidents; return the last."""
     wait_until(lambda: len(told(daemon)[0]) >= count, what=lambda: f"{told(daemon)} {daemon.process.describe()}")
     kinds, last = told(daemon)
     assert len(kinds) == count, kinds

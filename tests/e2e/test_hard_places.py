@@ -1,6 +1,6 @@
-"""Attach wherever a process may be: it is entered, or refused by name, and in every case it goes on unharmed.
+"""Attach wherever a process may be: hookd enters it or refuses with a reason, and it always goes on unharmed.
 
-What is not here is in test_inject.py (locks, threads, forks, malloc, pipes, the tracer's death) and in
+Other cases are in test_inject.py (locks, threads, forks, malloc, pipes, the tracer's death) and in
 test_attach_errors.py (stopped, zombie, not dumpable, seccomp of the tool).
 """
 
@@ -177,7 +177,7 @@ def test_a_wait_that_does_not_end_is_refused_and_entered_by_force(tmp_path, body
 
 
 def test_a_main_thread_that_waits_for_the_others_to_end_is_entered_by_force(tmp_path):
-    """After `sys.exit()`: the interpreter joins the threads that are no daemons before it ends."""
+    """After `sys.exit()`: before it ends, the interpreter joins all threads except daemon threads."""
     body = f"threading.Thread(target=lambda: {BUSY}).start()\nsys.exit()"
     with stub.start(tmp_path, body) as target:
         stub.inject(target.pid, request=FORCED)
@@ -185,7 +185,7 @@ def test_a_main_thread_that_waits_for_the_others_to_end_is_entered_by_force(tmp_
 
 
 def test_a_main_thread_that_has_exited_is_refused(tmp_path):
-    """By pthread_exit; then /proc shows the process as a zombie, though its other threads work on."""
+    """It calls pthread_exit; then /proc shows the process as a zombie, though its other threads work on."""
     body = f"""
 pthread_exit = ctypes.CDLL(None).pthread_exit
 def work():
@@ -244,7 +244,7 @@ work(0.4)
 
 @pytest.mark.load
 def test_short_processes_end_as_ever_at_whatever_moment_of_their_lives_they_are_entered(tmp_path):
-    """From the import of `site` to the finalization; the stub's library is mapped at once, or they would be refused."""
+    """Moments from the import of `site` to the finalization; the stub's library is mapped at once, or they would be refused."""
     home = stub.torch_directory(tmp_path)
     (home / "sitecustomize.py").write_text("import torch\n")
     environment = target_environment(PYTHONPATH=str(home))
@@ -252,7 +252,7 @@ def test_short_processes_end_as_ever_at_whatever_moment_of_their_lives_they_are_
     told: dict[str, int] = {}
     for _ in range(20):
         with Process([sys.executable, "-c", SHORT], env=environment) as target:
-            time.sleep(chance.uniform(0, 0.7))  # no condition: the moment is what is varied
+            time.sleep(chance.uniform(0, 0.7))  # not a condition to wait for: the test varies the moment
             try:
                 stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=2))
                 reason = "ok"

@@ -29,7 +29,7 @@ scrape_configs:
     http_sd_configs: [{services}]
 """
 QUICK = {"[2m]": "[8s]", "for: 3m": "for: 2s"}
-"""What is changed in the rules that are shipped, so that a test sees in seconds what they tell of in minutes."""
+"""Changes of the shipped rules, so that a test sees in seconds the alerts that otherwise take minutes."""
 MISSING = f'count by (run) (hookd_target_up{{run="{RUN}"}} == 1) < {RANKS}'
 
 FEWER = "count by (run) (hookd_target_up == 1) < max_over_time(count by (run) (hookd_target_up == 1)[1h:1s])"
@@ -170,7 +170,7 @@ def test_a_slow_rank_is_found_among_hosts_that_each_have_only_one(fleet):
 
 
 def test_a_dead_host_is_down_and_what_its_end_does_to_the_others_is_told(fleet):
-    """The last one of the fleet."""
+    """This must be the last test on the fleet."""
     dead, alive = fleet.hosts[2], fleet.hosts[:2]
     dead.close()
     fleet.wait('up{job="hookd"}', "instance", {**{_address(host): 1.0 for host in alive}, _address(dead): 0.0})

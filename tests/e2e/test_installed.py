@@ -1,4 +1,4 @@
-"""The program's own `hookd`, and modules of plugins' names: what is carried into a process hides none and is found by none."""
+"""The program's own `hookd`, and modules with plugins' names: the payload in a process hides none of them, nor finds any."""
 
 from __future__ import annotations
 

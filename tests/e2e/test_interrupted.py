@@ -26,7 +26,7 @@ WORKING = "until_told(lambda: time.sleep(0.001))"
 
 
 def interrupt(kind: str, pid: int) -> Process:
-    """Attach again and again, and be killed at another stage each time; see tests/support/interrupt.py."""
+    """Attach again and again, killed at another stage each time; see tests/support/interrupt.py."""
     environment = tool_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'plugins'}")
     return Process([sys.executable, "-m", "tests.support.interrupt", kind, str(pid)], env=environment, cwd=REPOSITORY)
 
@@ -36,7 +36,7 @@ def interrupt(kind: str, pid: int) -> Process:
 )
 @pytest.mark.load
 def test_whoever_is_killed_at_whatever_stage_the_next_attach_succeeds_and_nothing_is_left(tmp_path, kind, fewest, left):
-    """A helper that dies between making the mailbox and queueing the call leaves it: nobody knows its address."""
+    """A helper that dies between making the mailbox and queueing the call leaves it behind: nobody knows its address."""
     with stub.start(tmp_path, WORKING) as target:
         threads = stub.threads(target.pid)
         with interrupt(kind, target.pid) as interrupts:
@@ -110,7 +110,7 @@ except HookdError as error:
 
 @stub.queued
 def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path):
-    """The mailbox has been given back then, and other things of the target may lie in its place."""
+    """By then the target has got the mailbox's memory back, and may have put other things in its place."""
     environment = tool_environment(PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'plugins'}")
     with stub.start(tmp_path, WORKING) as target:
         threads = stub.threads(target.pid)
@@ -127,7 +127,7 @@ def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path
 
 
 def test_the_files_of_a_killed_tool_are_removed_and_those_of_one_that_lives_stay():
-    """What CPython 3.14 is told to run lies in a file for a moment, and nobody else would ever remove it."""
+    """CPython 3.14 runs code from a file that exists for a moment; nobody else would ever remove it."""
     shared = Path("/dev/shm")
     dead, alive, young = (f"hookd-{secrets.token_hex(8)}" for _ in range(3))
     names = [dead + ".py", dead + ".box", alive + ".py", alive + ".box", young + ".box"]

@@ -1,4 +1,4 @@
-"""Whatever a plugin does, training goes on to the same weights, and the plugin is counted and put aside."""
+"""Whatever a plugin does, training goes on to the same weights, and the plugin is counted and disabled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRANSFORMER = Job("transformer.py", "--steps 25")
 
 @contextlib.contextmanager
 def observed(job: Job, *plugins: str) -> Iterator[Page]:
-    """Run a job under hookd with plugins, compare it with the plain run, and give its last page."""
+    """Run a job under hookd with plugins, compare it with the plain run, and yield its last page."""
     options = [*tool.plugin_options(plugins), "--plugin-dir", PLUGIN_DIR]
     training.plain_run(job)
     with tool.run(*options, program=job.command("--pause", "0.02")) as process, Page.below(process) as page:
@@ -39,11 +39,11 @@ def states(page: Page, plugin: str) -> set[str]:
 
 
 IN_ERROR = ("raises", "exits", "recurses", "returns")
-"""Those that are in error at every event."""
+"""Acts that are in error at every event."""
 
 
 def test_plugins_in_error_are_quarantined_and_counted_together_and_harm_nothing():
-    """The tests below that only `make long` runs look at each alone."""
+    """The tests below, which only `make long` runs, look at each plugin alone."""
     with observed(
         TRANSFORMER, *IN_ERROR, "calls", "select_raises", "leave_raises", "leaks", "everything:every=1"
     ) as page:
@@ -82,7 +82,7 @@ def test_a_plugin_that_calls_modules_itself_is_not_observed_by_itself():
         assert values["hookd_calls_calls"][()] > 100
         assert values["hookd_plugin_errors"].get(("calls",), 0) == 0
         modules = {entry.name for entry in page.read().modules.values()}
-        assert not [name for name in modules if name.startswith("#3")], "its own modules are no model of the job's"
+        assert not [name for name in modules if name.startswith("#3")], "its modules are not a model of the job"
 
 
 @pytest.mark.load

@@ -26,7 +26,7 @@ PROGRAM = (bare_python(), TARGETS / "odd.py")
 
 
 def trained(process: Process, word: str) -> dict[str, str]:
-    """Have the program train each once; give the digests by name."""
+    """Make the program train each case once; return the digests by name."""
     before = len(process.out)
     process.ask(word, f"^{word} done$", timeout_s=240)
     rows = [line.split() for line in process.out[before:] if line.startswith(f"{word} ")]

@@ -33,7 +33,7 @@ EVIL = '<script>document["title"]="run"</script>'
 MODULES = 5_000
 """In each of two levels: 10,000 modules and their containers."""
 CLICK_S = 2.0
-"""What a click may take on a busy machine of two cores, from the click to the new page; usually a tenth of it."""
+"""The time that a click may take on a busy machine of two cores, until the new page is there; usually a tenth of it."""
 
 
 class Scene(NamedTuple):
@@ -66,7 +66,7 @@ def scene(tmp_path_factory):
 
 
 def attached(daemon: Daemon, target: Process) -> str:
-    """Have the daemon attach, and return the run once there are curves to show."""
+    """Attach through the daemon, and return the run once there are curves to show."""
     target.expect("^step 3 ")
     plugins = [word for name in ("timing", "activations:every=2", "gradclip:max_norm=0.5") for word in ("-p", name)]
     hookd("attach", str(target.pid), *plugins, "--host", f"unix://{daemon.client.path}", "--timeout", "60")
@@ -79,7 +79,7 @@ def attached(daemon: Daemon, target: Process) -> str:
 
 @pytest.fixture
 def visit(scene):
-    """Open windows; at the end nothing went wrong in any, and none has asked another host."""
+    """Return a function that opens windows; at the end, check that none had errors or requested another host."""
     opened = []
 
     def start(**options):
@@ -122,7 +122,7 @@ def test_a_reader_finds_the_way_from_the_targets_to_a_module_by_clicks(scene, vi
     summary.click()
     assert not inner.is_visible()
 
-    # what a reader has closed stays closed when the page is renewed
+    # parts that a reader has closed stay closed when the page is renewed
     with page.expect_response(re.compile("fragment=1")):
         pass
     page.locator("#live", has_text="live, ").wait_for()
@@ -186,7 +186,7 @@ def rgb(text):
 
 
 def contrast(one, other):
-    """Return the ratio of WCAG 2.2, 1.4.3."""
+    """Return the contrast ratio of WCAG 2.2, 1.4.3."""
     first, second = sorted((luminance(one), luminance(other)), reverse=True)
     return (first + 0.05) / (second + 0.05)
 
@@ -230,7 +230,7 @@ def test_ten_thousand_modules_do_not_keep_a_reader_waiting(scene, visit):
 
 
 def clicked(page, link):
-    """Click, and give the seconds until the new page is there."""
+    """Click; return the seconds until the new page is there."""
     begun = time.perf_counter()
     with page.expect_navigation():
         link.click()
@@ -258,7 +258,7 @@ def test_what_is_not_there_is_a_page_with_links(scene, visit):
     page.get_by_role("link", name=scene.large).click()
     assert page.locator("h1").inner_text() == f"run {scene.large}"
     assert one.go("/incident/999999").locator("h1").inner_text() == "Not found"
-    one.wrong = [told for told in one.wrong if "404" not in told]  # Chromium's own word for it
+    one.wrong = [told for told in one.wrong if "404" not in told]  # Chromium logs it by itself
 
 
 def test_only_get_is_answered_and_every_answer_is_hardened(scene):

@@ -170,7 +170,7 @@ class Scene:
         write(self.plugins, name, COUNTS.format(version=version, by=by, more=more))
 
     def hookd(self, *words, status=0, json_too=False):
-        """Run a command at this daemon; gives what it says, or prints as JSON."""
+        """Run a command at this daemon; return its messages, or its JSON output."""
         more = ("--host", f"unix://{self.daemon.client.path}", *(["--json"] if json_too else []))
         with start_hookd(*words, *more, COLUMNS="160") as process:
             assert process.wait() == status, process.describe()

@@ -1,4 +1,4 @@
-"""`hookd attach --tree` and `--match`: every rank of a launcher, nothing else, and what was left out is said."""
+"""`hookd attach --tree` and `--match`: every rank of a launcher, nothing else, and a message about those left out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _family(pid):
 
 @contextlib.contextmanager
 def attached(*arguments):
-    """Attach in the foreground, and give what it prints as JSON, what it says, and how to scrape it."""
+    """Attach in the foreground; yield the JSON output, and the process."""
     with start_hookd("attach", *arguments, "--listen", "127.0.0.1:0", "--json", "--timeout", "60") as process:
         wait_until(lambda: process.out and process.out[-1] == "}", 120, process.describe)
         yield json.loads("\n".join(process.out)), process
@@ -128,7 +128,7 @@ def test_a_launcher_of_any_kind_will_do(launch, tmp_path):
 
 @pytest.mark.load
 def test_processes_that_have_renamed_themselves_are_found_by_match(launch, tmp_path):
-    """As Ray's workers: their command line is a title, they are nobody's children, torch is there."""
+    """Like Ray's workers: their command line is a title, their parent is gone, and they have torch."""
     title = f"title::{tmp_path.name}-{os.getpid()}"
     job = launch("sh", "-c", f"for rank in 0 1; do RANK=$rank WORLD_SIZE=2 EXEC_TITLE={title} "
                  f"{bare_python()} {RANKS} rank {tmp_path / 'store'} & done; wait")  # fmt: skip
@@ -163,7 +163,7 @@ def test_the_ranks_of_accelerate_are_attached(launch):
 
 @_needs("ray")
 def test_the_workers_of_ray_train_are_attached_by_match(launch):
-    """They are nobody's children, and their command line is `ray::…`."""
+    """Their parent is gone, and their command line is `ray::…`."""
     launch(OTHER_PYTHON, TARGETS / "ray_train.py", RAY_TRAIN_V2_ENABLED="1")
     with attached("--match", "ray::*TrainWorker*") as (answer, _):
         assert sorted(target["rank"] for target in answer["targets"]) == ["0", "1"]

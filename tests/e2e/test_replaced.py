@@ -37,7 +37,7 @@ def blocked(pid: int) -> dict[str, str]:
 
 
 def stays_as_it_is(process: Process, *, late: bool) -> None:
-    """Attach, see it train, detach; the threads that were there block what they did, and SIGTERM arrives."""
+    """Attach, wait for steps, detach; the threads that existed block the same signals as before, and SIGTERM arrives."""
     pid = process.pid
     process.expect("^ready$")
     before = blocked(pid)

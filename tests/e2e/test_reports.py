@@ -1,6 +1,6 @@
-"""Trainings that people have told of in public, made again as small scripts, and hookd's numbers against their own.
+"""Trainings from public reports, rewritten as small scripts; hookd's numbers are compared with their own.
 
-Each runs once plainly, once under `hookd run`, whose numbers are held against what the script has counted itself, and once
+Each runs once plainly, once under `hookd run`, whose numbers are compared with the script's own counts, and once
 attached in the middle. Losses and the closing checksum are the same, bit for bit.
 """
 
@@ -29,7 +29,7 @@ MORE = [
 
 
 UNTOLD = {"by_hand_data": 1}
-"""Of the last step of this one nothing shows that it has been made."""
+"""The last step of this script leaves no trace that it was made."""
 
 
 def test_every_report_is_in_one_of_the_lists() -> None:

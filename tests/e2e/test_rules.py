@@ -1,4 +1,4 @@
-"""`hookd serve` attaches by rule, by itself: to what comes later too, once, and not to what a person has left."""
+"""`hookd serve` attaches by rule on its own: also to later processes, once, and not to those that a person has detached."""
 
 from __future__ import annotations
 

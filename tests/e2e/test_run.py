@@ -353,7 +353,7 @@ def test_it_is_the_command_itself_that_runs_under_the_pid():
 
 
 def test_who_reads_to_the_end_need_not_wait_for_longer_than_the_command_runs():
-    """The companion lives as long as the command, and has let go of what is not its own."""
+    """The companion lives as long as the command, and has closed all descriptors that are not its own."""
     reads, writes = os.pipe()
     other_reads, other_writes = os.pipe()
     command = [sys.executable, "-c", RUN, "bash", "-c", f"exec >&- {other_writes}>&-; read line"]
@@ -450,7 +450,7 @@ def test_each_signal_reaches_the_command_once(send):
 
 
 def test_a_signal_to_all_that_there_is_ends_the_command_first(tmp_path):
-    """As from systemd or a job manager: to every process of a cgroup, the companion too."""
+    """Like a signal from systemd or a job manager: to every process of a cgroup, the companion too."""
     with Process(
         [sys.executable, "-c", RUN, "cat"], env=tool_environment(TMPDIR=tmp_path), cwd=REPOSITORY, stdin=True
     ) as process:
@@ -470,7 +470,7 @@ def test_a_signal_to_all_that_there_is_ends_the_command_first(tmp_path):
 
 
 def companions(directory: Path) -> set[int]:
-    """Return who has a command's directory open."""
+    """Return the processes that have a command's directory open."""
     found = set()
     for link in glob.glob("/proc/[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a signal handler of the training code raises belongs to the training code, whoever's frames it interrupts."""
+"""An exception that a signal handler of the training raises belongs to the training, whosever frames it interrupts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = {"custom": signal.SIGTERM, "exit": signal.SIGTERM, "interrupt": signal
 
 
 def send_all(process: Process, pid: int, number: int) -> dict[str, int]:
-    """Send the signals, each after the loop has answered the one before, and give the loop's own count."""
+    """Send the signals, each after the loop has answered the one before; return the loop's own count."""
     for count in range(1, SIGNALS + 1):
         os.kill(pid, number)
         answer = process.expect(rf"^(caught|lost) {count}$", after=max(0, len(process.out) - 3))

@@ -34,7 +34,7 @@ class Shell:
         self._blocks = 0
 
     def type(self, block):
-        """Run a block, and give what it has printed on stdout; its last command must succeed."""
+        """Run a block; return its output on stdout. Its last command must succeed."""
         self._blocks += 1
         before = len(self.process.out)
         done = self.process.ask(
@@ -64,7 +64,7 @@ def replace_function(file, text):
 
 
 def first_output():
-    """Return what the first layer of the training makes of its batch, before any step."""
+    """Return the output of the training's first layer for its batch, before any step."""
     torch.manual_seed(0)
     layers = [nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 4)]
     return layers[0](torch.randn(4, 8)).detach()

@@ -1,4 +1,4 @@
-"""`hookd top` in a real terminal, before a training that runs: what is seen, at which key, and what the target notices."""
+"""`hookd top` in a real terminal, on a running training: what it shows, its keys, and what the target notices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLUGINS = ("-p", "timing", "-p", "activations", "-p", "nan")
 
 @contextlib.contextmanager
 def trained(folder):
-    """Have a transformer train under `hookd run`, with the daemon of that; the pid of the training."""
+    """Start a transformer's training under `hookd run`, with the daemon of that; yield the pid of the training."""
     program = [bare_python(), TARGETS / "transformer.py", "--steps", "1000000", "--pause", "0.02"]
     with tool.run(*PLUGINS, "--listen", "127.0.0.1:0", program=program, XDG_RUNTIME_DIR=folder) as process:
         page = tool.Page.below(process)
@@ -54,7 +54,7 @@ def open_terminal(stack, tmp_path):
 
 
 def top_pid(screen_pid):
-    """The pid of `hookd top` below the terminal's shell."""
+    """Return the pid of `hookd top` below the terminal's shell."""
     shell = psutil.Process(screen_pid)
     return wait_until(lambda: next((one.pid for one in shell.children() if "top" in one.cmdline()), None), what="top")
 
@@ -64,7 +64,7 @@ def shell_pid(opened):
 
 
 def is_as_before(opened):
-    """The shell has its terminal back: the cursor, echo, lines, and its own screen."""
+    """Return whether the shell has its terminal back: the cursor, echo, lines, and its own screen."""
     opened.wait_for_shell()
     opened.type("clear; stty -a | grep -oE -- '-?(icanon|echo)\\b'; echo ==''==")
     lines = opened.wait("====")
@@ -100,7 +100,7 @@ def test_targets_then_modules_at_80_columns(training, open_terminal):
     opened.press("h")
     opened.wait("q  F10 Ctrl-C   quit")
     opened.press("x", "Escape")
-    # The help has the word too, and an ESC that is followed by q at once is Alt-q.
+    # The help contains the word too, and an ESC that is followed by q at once is Alt-q.
     opened.wait(lambda seen: "STEP/S" in seen[1])
     opened.press("q")
     is_as_before(opened)
@@ -149,7 +149,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(training, o
     os.kill(pid, signal.SIGSTOP)
     opened.wait("Stopped")
     opened.type("fg")
-    wait_until(lambda: opened.in_front() != "bash", what="top")  # what it has drawn before stands there still
+    wait_until(lambda: opened.in_front() != "bash", what="top")  # its earlier output is still on the screen
     os.kill(pid, signal.SIGTERM)
     opened.wait_for_shell()
     opened.type("echo status $?")
@@ -172,7 +172,7 @@ def test_a_target_that_stands_still_is_seen_and_is_not_touched(training, open_te
         links = [os.readlink(link) for link in Path(f"/proc/{reader.pid}/fd").iterdir() if link.exists()]
         own = len(reader.children())  # a child of its own reads /proc/PID/maps in its place
         assert own <= 1
-        # Beside that one's there is the pair with which asyncio wakes itself.
+        # The other two are the pair with which asyncio wakes itself.
         assert len([link for link in links if link.startswith("socket:")]) == own + 2
         assert any("memfd:hookd-page" in link for link in links)
         assert lines[0].startswith("transformer.py rank 0")
@@ -185,12 +185,12 @@ def test_a_target_that_stands_still_is_seen_and_is_not_touched(training, open_te
 
 
 def io_of(pid):
-    """System calls by which a process has read."""
+    """Return the number of system calls by which a process has read."""
     return int(re.search(r"syscr: (\d+)", Path(f"/proc/{pid}/io").read_text()).group(1))
 
 
 def lines_of(pid, word):
-    """The lines with a word of what the kernel says of each thread."""
+    """Return the lines with a word in the kernel's status of each thread."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sorted(line for task in tasks for line in (task / "status").read_text().splitlines() if word in line)
 

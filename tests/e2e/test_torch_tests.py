@@ -1,4 +1,4 @@
-"""What the comparison of torch's own tests finds: shown on a file of tests that hookd makes fail, on purpose."""
+"""The comparison of torch's own tests, shown on a test file that hookd makes fail on purpose."""
 
 from __future__ import annotations
 

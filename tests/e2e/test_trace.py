@@ -1,4 +1,4 @@
-"""`hookd trace` and `hookd record` on a job that trains: what they write, and that the job does not notice."""
+"""`hookd trace` and `hookd record` on a job that trains: their files, and that the job does not notice."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def target():
 
 
 class Other:
-    """Another version of hookd: its pages are divided otherwise, and its agents say who they are."""
+    """Another version of hookd, with another layout of its pages; its agents publish their version."""
 
     def __init__(self, home: Path, version: str, protocol: int) -> None:
         self.home = home

@@ -1,7 +1,8 @@
 """`hookd attach` on running training jobs of every kind, in mid-training and in an environment without hookd.
 
-Each job runs once plainly (forked where torch is there already, see tests/support/forkserver.py) and once with all observers attached after some steps and detached before the end: every
-module that it calls has metrics within 5 s, and all losses and the closing checksum are the same, bit for bit.
+Each job runs once plainly (forked where torch is there already, see tests/support/forkserver.py) and once with all
+observers attached after some steps and detached before the end: every module that it calls has metrics within 5 s, and all
+losses and the closing checksum are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "
 ROOT = frozenset(["(root)"])
 SMALL = "--width 32 --batch 4 --length 32"
 MOST_STEPS = 40
-"""Within so many steps after an attach every module is known."""
+"""Within this many steps after an attach every module is known."""
 
 OWN = [
     Job("mlp.py", "--steps 160"),
@@ -40,12 +41,12 @@ MORE = [
     Job("transformer.py", "--steps 160"),
     Job("checkpointed.py", "--steps 160 --kind nonreentrant"),
 ]
-"""What they do, another of ours or a workload does as well."""
+"""Another of our jobs, or a workload, covers the same."""
 ALIKE_UNDER_RUN = [
     *MORE,
     Job("mlp.py", "--steps 160"),
 ]
-"""Attached to in mid-training they show what the agent does with them; a start under `hookd run` is that of the others."""
+"""An attach in mid-training shows how the agent treats them; a start under `hookd run` is like that of the others."""
 SHARED = [Job("workloads/charlm.py", f"--steps 60 {SMALL} --scaler --clip 0.5")]
 LOADER = [Job("workloads/loader.py", "--steps 110 --start fork --ema")]
 LIKE_OWN = [
@@ -61,7 +62,7 @@ LIKE_OWN = [
     Job("workloads/loader.py", "--steps 110 --start spawn"),
     Job("workloads/loader.py", "--steps 110 --start forkserver"),
 ]
-"""What they do, a job of ours or another of these does as well."""
+"""Another of our jobs, or another of these, covers the same."""
 DDP = Job("workloads/ddp.py", f"--steps 150 {SMALL}", ranks=2)
 
 
@@ -131,7 +132,7 @@ def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(w
 
 
 def is_worker(pid: int) -> bool:
-    """Say whether this is the script itself, not the torchrun that started it."""
+    """Return whether this is the script itself, not the torchrun that started it."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return not any(b"torch.distributed.run" in word for word in command) and any(b"ddp.py" in word for word in command)
 
@@ -140,7 +141,7 @@ def attach_in_mid_training(job: Job, folder: Path) -> None:
     is_compiled = "compile" in str(job)
     plain = training.plain_run(job)
     if is_compiled:
-        plain.result()  # what it compiles is cached for the other
+        plain.result()  # its compiled code is cached for the other run
     names = ROOT if is_compiled else training.called_modules(job.script, SMALL * ("charlm" in job.script))
     # Ours take their time until the detach is done. A workload's attach is over well before a new epoch, whose workers keep the
     # loader's training waiting for seconds.
@@ -168,7 +169,7 @@ def attach_in_mid_training(job: Job, folder: Path) -> None:
 
 
 def everything_within_a_few_steps(attachment: Attachment, names: frozenset[str]) -> Metrics:
-    """Wait for the metrics of every module, of some steps, and for no error of any plugin."""
+    """Wait for the metrics of every module and of some steps, and check that no plugin has had an error."""
     metrics = wait_until(
         lambda: modules_of(now := attachment.metrics()) >= names and now,
         what=lambda: f"{names - modules_of(attachment.metrics())}",
@@ -184,7 +185,7 @@ def everything_within_a_few_steps(attachment: Attachment, names: frozenset[str])
 
 
 def missing(metrics: Metrics) -> list[str]:
-    """Name what all observers together should have shown after a few steps."""
+    """Return what all observers together should have published after a few steps, but have not."""
     seen = {
         "steps": metrics.total("hookd_steps_total") >= 2,
         "activations": metrics.select("hookd_activations_mean"),
@@ -195,13 +196,13 @@ def missing(metrics: Metrics) -> list[str]:
 
 
 def modules_of(metrics: Metrics, **labels: str) -> set[str]:
-    """Return the names of the modules that were called, those of a second root as those of the first."""
+    """Return the names of the modules that were called, those of a second root like those of the first."""
     called = [s for s in metrics.select("hookd_timing_forward_calls_total", **labels) if s.value]
     return {re.sub(r"^#\d+\.", "", re.sub(r"^#\d+$", "(root)", s.labels["module"])) for s in called}
 
 
 def observe_a_new_epoch(process: training.Process, attachment: Attachment) -> None:
-    """Wait until new DataLoader workers were started from the observed process, and look that they are silent."""
+    """Wait until the observed process has started new DataLoader workers, and check that they are silent."""
     step = int(process.out[-1].split()[1])
     every = 10 if "workers.py" in " ".join(process.command) else 50
     process.expect(f"^step {(step // every + 1) * every + 2} ")

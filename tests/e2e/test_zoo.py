@@ -51,7 +51,7 @@ def assert_identical(directory: Path, arguments: list[str]) -> None:
 
 
 def observed(names: Path, arguments: list[str], only: Collection[str]) -> tuple[Cases, list[dict[str, object]]]:
-    """Run some cases under all observers, none of which may have failed; give the results and the incidents."""
+    """Run some cases under all observers, none of which may fail; return the results and the incidents."""
     names.write_text("\n".join(only))
     program = command([*arguments, "--only", str(names)])
     with tool.run(*OBSERVERS, program=program) as process, Page.below(process) as page:

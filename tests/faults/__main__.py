@@ -1,10 +1,10 @@
-"""Make every fault for real, and write what hookd said of it into the table in docs/reliability.md.
+"""Make every fault for real, and write hookd's messages into the table in docs/reliability.md.
 
     python -m tests.faults [--only NAME]... [--out FILE] [--list]
 
 Each fault has processes, a daemon and a directory of its own, and takes at most about half a minute. Rows of faults that
 are not made stay as they are. As root all faults can be made; as another user those that need a mount, a cgroup or a
-container are told as not made. Nothing else that is a target of hookd may run on this machine meanwhile.
+container are reported as not made. No other target of hookd may run on this machine meanwhile.
 """
 
 from __future__ import annotations

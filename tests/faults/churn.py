@@ -2,11 +2,10 @@
 
     python -m tests.faults.churn [--targets N] [--alive N] [--json]
 
-Each target is a process of its own that holds a real page, without torch; they end by SIGKILL, as a script that comes to
-its end, by a detach, and with a page that is spoilt. After each tenth of them all are let go, and what the daemon then
-holds is measured: resident memory, descriptors, threads, rows of the incident store. It fails where memory or descriptors
-grow. The daemon is killed twice within
-the first quarter, so that most of the day belongs to one life of it.
+Each target is a process of its own that holds a real page, without torch. They end by SIGKILL, as a script that comes to
+its end, by a detach, and with a spoilt page. After each tenth of them all targets end, and the daemon's idle state
+is measured: resident memory, descriptors, threads, rows of the incident store. The run fails if memory or descriptors
+grow. The daemon is killed twice within the first quarter, so that most of the day belongs to one life of it.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ ENDS = ("kill", "exit", "leave", "spoil")
 BATCH = 20
 PLATEAUS = 10
 MOST_MIB = 8.0
-"""By so much may the daemon's last life grow: SQLite fills its cache of 2 MB, malloc keeps some of what it had."""
+"""Allowed growth in the daemon's last life: SQLite fills its cache of 2 MB, malloc keeps some memory."""
 
 
 @dataclass
 class Plateau:
-    """What a daemon holds while it has no target."""
+    """The resources of a daemon while it has no target."""
 
     life: int
     targets: int
@@ -50,7 +49,7 @@ class Plateau:
 
 
 class Day:
-    """A daemon, its targets, and what is measured of it."""
+    """A daemon, its targets, and the measurements."""
 
     def __init__(self, home: Path, alive: int) -> None:
         self.home = home
@@ -68,13 +67,13 @@ class Day:
         return Daemon(self.home, "--linger-s", "1")
 
     def kill_daemon(self) -> None:
-        """Kill it with targets alive, and start the next one."""
+        """Kill the daemon while targets are alive, and start the next one."""
         self.daemon.process.signal(signal.SIGKILL)
         self.daemon.process.wait()
         self.daemon = self._serve()
 
     def live(self, count: int) -> None:
-        """Let `count` more targets come, so many others end, and scrape as Prometheus would."""
+        """Start `count` more targets, end as many others, and scrape as Prometheus would."""
         for _ in range(count // BATCH):
             pids = self.herd.start(BATCH, "churn")
             self.living.append(pids)
@@ -110,7 +109,7 @@ class Day:
 
 
 def run(targets: int, alive: int) -> list[Plateau]:
-    """Live through a day, and give what the daemon held at its plateaus."""
+    """Run through a day; return the daemon's resources at each plateau."""
     with tempfile.TemporaryDirectory(prefix="hookd-churn-") as home, closing(Day(Path(home), alive)) as day:
         for n in range(PLATEAUS):
             day.live(targets // PLATEAUS)
@@ -122,7 +121,7 @@ def run(targets: int, alive: int) -> list[Plateau]:
 
 
 def grown(plateaus: list[Plateau]) -> tuple[float, int]:
-    """Return by how much MiB and how many descriptors the last life has grown since its first plateau but one."""
+    """Return the growth in the last life: MiB since its second plateau, and descriptors since its first."""
     last = [one for one in plateaus if one.life == plateaus[-1].life]
     return last[-1].rss_mib - last[min(1, len(last) - 1)].rss_mib, last[-1].fds - last[0].fds
 

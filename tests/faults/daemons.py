@@ -88,7 +88,7 @@ def _get(url: str) -> str:
 
 
 def _settled(scene: Scene) -> int:
-    """Start the targets of a restart, wait until all are served, and give the daemon's port."""
+    """Start the targets of a restart, wait until all are served, and return the daemon's port."""
     pids = scene.herd().start(TARGETS, "job")
     wait_until(lambda: _served(scene) == set(pids), what="discovery")
     return int(scene.daemon.url.rpartition(":")[2])

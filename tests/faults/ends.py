@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _ends(scene: Scene, what: str, number: int = 0) -> Said:
-    """Let a target end, and tell what was said of it and what of its counters is still there."""
+    """End a target; return what hookd said about it, and which of its counters are still served."""
     scene.serve()
     (target,) = scene.train()
     before = scene.steps(target)

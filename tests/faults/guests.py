@@ -1,4 +1,4 @@
-"""What is ours in a target goes wrong: a plugin, the page."""
+"""Faults in hookd's own parts of a target: a plugin, the page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plugin_sleeps(scene: Scene) -> Said:
 
 
 def _bad(scene: Scene, text: str) -> Said:
-    """Load a plugin that misbehaves beside a good one, and wait for what /metrics says of it."""
+    """Load a plugin that misbehaves beside a good one, and wait until /metrics shows its quarantine."""
     (scene.home / "bad.py").write_text(text)
     scene.serve("--plugin-dir", scene.home)
     (target,) = scene.train("timing")

@@ -1,7 +1,7 @@
-"""What a fault needs: a place of its own, real targets, a real `hookd serve`, and an ear for what it says.
+"""The scene of a fault: a directory of its own, real targets, a real `hookd serve`, and a way to read what it says.
 
-A fault is a function that is registered by `fault`, gets a `Scene`, makes the fault with real processes, and returns
-what hookd said. What it does not say within its time is told as such: the table hides nothing.
+A fault is a function that is registered by `fault`. It takes a `Scene`, makes the fault with real processes, and returns
+hookd's answer. If hookd is silent for too long, the table says so: it hides nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 NOTHING = "(nothing)"
 PATIENCE_S = 20.0
-"""How long hookd may take to say something; it is told to take a rank for hanging after HANG_S."""
+"""How long hookd may take to say something. It takes a rank for hanging after HANG_S."""
 HANG_S = 5.0
 SETTINGS = {"HOOKD_POLL_S": "1", "HOOKD_SCAN_S": "1", "HOOKD_HANG_AFTER_S": str(HANG_S)}
-"""Of the daemon: its defaults, but for hangs."""
+"""Settings of the daemon: its defaults, except those of hangs."""
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ hookd ")
 
 
@@ -42,8 +42,8 @@ class Fault:
 
     Attributes:
         title: what happens.
-        made: how: a command, or what the program does.
-        play: does it.
+        made: how it is made: a command, or what the program does.
+        play: makes it.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a fault.
+    """hookd's message about a fault.
 
     Attributes:
-        words: what hookd said, verbatim; NOTHING where it was silent.
-        seconds: from the fault to the words; None where there are none.
-        lost: what is not there any more that was there before.
+        words: hookd's message, verbatim; NOTHING if it was silent.
+        seconds: from the fault to the message; None if there is none.
+        lost: what the fault has destroyed.
     """
 
     words: str
@@ -75,7 +75,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(title: str, made: str) -> Callable[[Callable[[Scene], Said]], Callable[[Scene], Said]]:
-    """Register a fault under the name of its function."""
+    """Register a function as a fault, under the function's name."""
 
     def register(play: Callable[[Scene], Said]) -> Callable[[Scene], Said]:
         name = play.__name__.strip("_")
@@ -102,8 +102,8 @@ class Target:
     """A training process that is served.
 
     Attributes:
-        process: with its stdin.
-        steps: that it had done and hookd had counted when they were last compared.
+        process: the process, with its stdin.
+        steps: its own count and hookd's when they were last compared.
     """
 
     process: Process
@@ -116,7 +116,7 @@ class Target:
 
 @dataclass
 class Scene:
-    """One fault's place. Everything that is started is ended with it."""
+    """The place of one fault. All processes started in it end with it."""
 
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     daemons: list[daemon.Daemon] = field(default_factory=list)
@@ -166,22 +166,22 @@ class Scene:
         return Target(started, "job")
 
     def steps(self, target: Target) -> int:
-        """Return the steps that hookd serves of a target."""
+        """Return the steps of a target that hookd serves."""
         info = self.daemon.metrics().select("hookd_target_info", pid=str(target.pid))
         rank = info[0].labels["rank"] if info else "0"
         return int(self.daemon.metrics().total("hookd_steps_total", run=target.run, rank=rank))
 
     def strike(self, target: Target, what: str) -> None:
-        """Let it happen in a target, from now on."""
+        """Start a fault in a target."""
         self.struck = time.monotonic()
         target.process.send(what)
 
     def now(self) -> None:
-        """The fault happens now."""
+        """Note that the fault happens now."""
         self.struck = time.monotonic()
 
     def hears(self, *patterns: str, lost: str, after: int = 0, process: Process | None = None) -> Said:
-        """Wait for a line of the daemon's log, from the line number `after` on, like the first pattern that has one."""
+        """Wait for a line of the daemon's log, from line number `after` on, that matches one of the patterns."""
         process = process or self.daemon.process
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
@@ -212,7 +212,7 @@ class Scene:
         return herd
 
     def kept(self, target: Target, before: int) -> str:
-        """Say what is served of a target that has ended: at least the `before` steps, and its end."""
+        """Return what is still served of a target that has ended: at least the `before` steps, and its end."""
         wait_until(lambda: self.daemon.metrics().total("hookd_target_up", run=target.run) == 0, what="its end")
         steps = self.steps(target)
         assert steps >= before, f"{steps} steps are served after {before}"
@@ -220,6 +220,6 @@ class Scene:
 
 
 def root() -> None:
-    """Refuse to go on as another user."""
+    """Raise Impossible unless this user is root."""
     if os.geteuid() != 0:
         raise Impossible("it needs root")

@@ -1,4 +1,4 @@
-"""A daemon, and targets of which each test has its own."""
+"""A daemon; and targets, which each test has for itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin has done aside is done in hookd's own thread, in order, and a detach waits for it."""
+"""Work that a plugin puts `aside` is done in hookd's own thread, in order, and a detach waits for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.processes import wait_until
 
 
 class Works(Plugin):
-    """Has something done aside at each call."""
+    """Puts work aside at each call."""
 
     name = "works"
 
@@ -63,7 +63,7 @@ def test_work_is_done_in_a_thread_that_goes_when_it_is_done_and_a_detach_waits()
 
 
 class Stuck(Works):
-    """Has something done aside that does not return."""
+    """Puts work aside that does not return."""
 
     name = "stuck"
 

@@ -1,4 +1,4 @@
-"""A plugin that changes the training is loaded, changed and taken out where a step begins; others at once."""
+"""Plugins that change the training are loaded, changed and unloaded where a step begins; others at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.processes import wait_until
 
 
 class Adds(Plugin):
-    """Adds a number to each gradient: which one shows whose options hold."""
+    """Adds a number to each gradient, which shows whose options are in effect."""
 
     name = "adds"
     mutates = True
@@ -49,7 +49,7 @@ class Adds(Plugin):
 
 
 class Training:
-    """One parameter, whose change in a step is what was added to its gradient."""
+    """One parameter; its change in a step is the number that was added to its gradient."""
 
     def __init__(self):
         self.weight = nn.Parameter(torch.zeros(1))
@@ -64,7 +64,7 @@ class Training:
 
 @pytest.fixture
 def tool():
-    """Changes plugins of this process from another thread, as a tool does from another process."""
+    """Return a function that changes plugins of this process from another thread, as a tool does from another process."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda op, spec, timeout_s=30.0: pool.submit(
             change, os.getpid(), op, PluginSpec.parse(spec), (), timeout_s
@@ -96,7 +96,7 @@ def test_options_hold_from_the_next_step_on_and_counters_go_on(tool):
 
 
 class Remembers(Adds):
-    """Counts what its predecessors have counted, and goes on with a series that it would not make itself."""
+    """Counts on from its predecessors, and continues a series that it would not make itself."""
 
     @hookimpl
     def configure(self, context):
@@ -301,11 +301,11 @@ def test_what_the_program_imports_itself_is_not_reloaded():
 
 
 def test_two_processes_that_say_they_are_one_rank_are_refused(hold, monkeypatch):
-    """What one of them is told would leave the other, which may be the true one, as it was."""
+    """A change on one of them would leave the other, which may be the true one, without it."""
     first, *others = (hold(world_size=2, rank=rank) for rank in (0, 1, 1))
     found = [
         SimpleNamespace(pid=one.pid, state="attached") for one in (first, *others)
-    ]  # pages alone, and no torch, are no candidates
+    ]  # they have pages alone, and no torch: discovery does not find them
     monkeypatch.setattr(discover, "candidates", lambda: found)
     with pytest.raises(PluginError) as caught:
         ranks_beside(first.pid, 2, "adds")

@@ -536,7 +536,7 @@ class Pairs(Plugin):
 
 
 class Acting(nn.Module):
-    """Does something between what it calls."""
+    """Does something between the calls of its modules."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A watched process has no thread of hookd's while it forks, and one again after it."""
+"""A watched process has no thread of hookd's while it forks, and has one again afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.environment import REPOSITORY, TARGETS
 
 
 def outcome(program: str, *arguments: str) -> dict[str, str]:
-    """Return what a program prints, by its lines' first words."""
+    """Return the output of a program, by the first words of its lines."""
     done = subprocess.run(
         [sys.executable, str(TARGETS / program), *arguments],
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}", "OMP_NUM_THREADS": "1"},

@@ -1,4 +1,4 @@
-"""Gradients of modules whose calls are counted in C: hooks on the graph in C, against those in Python, which are the specification."""
+"""Gradients of modules whose calls are counted in C: hooks on the graph in C must do the same as those in Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.agent import running
 
 
 class Told(Plugin):
-    """Writes down which gradients it is told of."""
+    """Records the gradients that it receives."""
 
     name = "told"
 
@@ -50,7 +50,7 @@ def written(grad):
 
 
 class TwoWays(nn.Module):
-    """Its input goes two ways, one of which works in place."""
+    """Uses its input in two branches, one of which works in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class TwoWays(nn.Module):
 
 
 class Pair(nn.Module):
-    """Takes two tensors, and returns two, of which one is what it was given."""
+    """Takes two tensors, and returns two, one of them an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Splits(nn.Module):
 
 
 class Unbound(nn.Module):
-    """Returns the outputs of one node, of which one is not used."""
+    """Returns the outputs of one node, one of which is not used."""
 
     def forward(self, x):
         return x.unbind(1)
@@ -170,7 +170,7 @@ MODELS = {
 
 
 def told_of(make, *, learns: bool = False, twice: bool = False, mode: Any = nullcontext) -> tuple[list, list]:
-    """What a plugin is told of two steps, and the gradients."""
+    """Train for two steps; return the events that a plugin has received, and the gradients."""
     torch.manual_seed(0)
     net = make()
     x = torch.randn(2, 4, requires_grad=learns) if "Transformer" not in repr(net) else torch.randn(1, 2, 4)
@@ -224,7 +224,7 @@ def test_a_walk_in_c_finds_what_one_in_python_does(make, entry, monkeypatch) -> 
 
 
 def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> None:
-    """So that the tests here are of what they say."""
+    """This shows that the other tests here cover the hooks in C."""
     hooked, end = [], backward.end
     monkeypatch.setattr(
         backward, "end", lambda flow, *args, **kwargs: hooked.append(flow.module.name) or end(flow, *args, **kwargs)
@@ -232,7 +232,7 @@ def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> No
     with running(Told):
         for name in ("a chain", "two ways", "nothing of its own", "outputs of one node", "tuples"):
             net = MODELS[name]()
-            net(torch.ones(2, 4)).sum().backward()  # its modules are learnt
+            net(torch.ones(2, 4)).sum().backward()  # hookd learns its modules
             hooked.clear()
             net(torch.ones(2, 4)).sum().backward()
             assert [one for one in hooked if not one.endswith("(root)")] == [], name
@@ -271,16 +271,16 @@ def test_finite_gradients_need_no_call(number, width, entry) -> None:
     net = nn.Sequential(nn.Tanh(), nn.Tanh(), Spoils(), nn.Tanh(), nn.Tanh())
     x = torch.ones(4, width, requires_grad=True)
     with running(Choosy) as agent:
-        net(x).square().sum().backward()  # its modules are learnt
+        net(x).square().sum().backward()  # hookd learns its modules
         seen = agent.plugin("told").seen
         seen.clear()
         net[2].number = number
         net(x).square().sum().backward()
         inside = [
             (how, name) for how, name, *_ in seen if name not in {"(root)", "0"}
-        ]  # which Python hooks: 0 is given a leaf
+        ]  # the modules with hooks in Python: 0 gets a leaf
     if width > 4:
-        assert len(inside) == 8  # nobody has looked at so many numbers
+        assert len(inside) == 8  # nobody reads so many numbers
     else:
         assert inside == ([] if math.isfinite(number) else [("leaves", "2"), ("enters", "1"), ("leaves", "1")])
 

@@ -32,7 +32,7 @@ def train(net: nn.Module, steps: int = 1) -> list[float]:
 
 
 class Recorder(Plugin):
-    """Writes down what it is told; subclasses say which hooks."""
+    """Records its events; subclasses say which hooks."""
 
     name = "recorder"
 

@@ -1,4 +1,4 @@
-"""What a plugin does beside its events (hooks that never return, ever new kinds of incidents) harms nobody else."""
+"""Faults of plugins outside their events (hooks that never return, ever new kinds of incidents) harm nobody else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELEASE, LOOKED = threading.Event(), threading.Event()
 
 @pytest.fixture(autouse=True)
 def released():
-    """What is stuck in a test goes on after it."""
+    """Release at the end whatever is stuck in a test."""
     before = OWN.copy()
     RELEASE.clear()
     yield
@@ -33,7 +33,7 @@ def released():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Have hookd wait for less than half a second for what is stuck for ever; all else is quicker, also on a busy machine."""
+    """Make hookd wait less than half a second for stuck hooks; all others are quicker, even on a busy machine."""
     monkeypatch.setattr("hookd.target.plugins.lifecycle_hooks.TIME_S", 0.4)
     monkeypatch.setattr("hookd.target.plugins.lifecycle_hooks.SHORT_S", 0.2)
 
@@ -152,7 +152,7 @@ def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_
 
 
 def loaded_by_a_tool(agent, plugin, meanwhile=lambda: None) -> list:
-    """Load a plugin in a thread of hookd's own, as a tool has it done; gives the refusal, if there is one."""
+    """Load a plugin in a thread of hookd's own, as a tool does; return the refusal, if there is one."""
     refusals = []
 
     def load():
@@ -202,7 +202,7 @@ def test_what_a_plugin_wants_of_a_known_model_is_asked_without_the_plans_lock_an
 
 
 class Refusing(Plugin):
-    """Raises what no training can have to do with."""
+    """Raises in `tick`, which has nothing to do with the training."""
 
     name = "refusing"
     mutates = True
@@ -277,7 +277,7 @@ def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_told_o
 
 
 def test_who_goes_through_the_plugins_does_not_mind_one_that_goes() -> None:
-    """The training's threads and hookd's own go through them at any time."""
+    """The training's threads and hookd's own iterate over them at any time."""
     with running(Steady, WithOdd, Inventing) as agent:
         entries = iter(agent.parts.registry.loaded.values())
         assert next(entries).name == "steady"
@@ -316,7 +316,7 @@ def test_kinds_of_incidents_that_are_new_for_ever_count_as_one() -> None:
 
 
 class Slow(Plugin):
-    """Is looked at in each module: after a few it is noticed."""
+    """Is slow in each module, so that hookd notices it after a few."""
 
     name = "slow"
     fast = False
@@ -336,7 +336,7 @@ class Slow(Plugin):
 
 
 class SlowToo(Slow):
-    """Has its function in common with the other one."""
+    """Shares its function with the other one."""
 
     name = "slow_too"
     fast = True
@@ -354,7 +354,7 @@ class SlowAndChanging(Slow):
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Have two looks suffice, and each end one wait of a hook."""
+    """Make two looks enough to judge a hook, and signal LOOKED after each."""
     look = slow_hooks.SlowHooks.look
 
     def looked(self):
@@ -430,7 +430,7 @@ def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
 
 
 class Returning(Plugin):
-    """Asks for numbers, and takes its time with them, with a model of its own."""
+    """Asks for numbers, and takes its time to use them, with a model of its own."""
 
     name = "returning"
 
@@ -506,7 +506,7 @@ class Raises(Plugin):
 
 
 def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
-    """As autograd's own between two backwards: to `sys._current_frames` it is as one that has ended."""
+    """For example, autograd's thread between two backwards: in `sys._current_frames` it looks as if it had ended."""
     with running(Slow) as agent:
         slow_hooks, state = agent.parts.slow_hooks, agent.parts.local.thread
         ended = threading.Thread(target=lambda: agent.parts.local.thread)
@@ -523,7 +523,7 @@ def test_a_thread_that_runs_no_python_just_now_is_not_forgotten() -> None:
 
 
 class Upsetting(Plugin):
-    """Does something to the state of the whole process at each module call."""
+    """Changes the state of the whole process at each module call."""
 
     name = "upsetting"
     act = staticmethod(lambda: None)

@@ -1,4 +1,4 @@
-"""What an agent leaves for the day that its process dies: the recorder's last events, the last exception."""
+"""Facts that an agent leaves for when its process dies: the recorder's last events, the last exception."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_calls_and_phases_are_recorded_in_some_steps_and_each_step_in_all():
 
 @pytest.fixture
 def last(monkeypatch):
-    """Let Python have printed an exception last."""
+    """Return a function that makes an exception the last one that Python has printed."""
 
     def put(error):
         monkeypatch.setattr(sys, "last_exc", error, raising=False)
@@ -65,7 +65,7 @@ def test_the_last_exception_names_the_innermost_module_that_it_has_left(last, ei
     model = nn.Sequential(nn.Identity(), nn.Sequential(Refusing()))
     with running("timing") as agent:
         train(nn.Linear(4, 4), 1)
-        for _ in range(2):  # at the first call its modules are learnt
+        for _ in range(2):  # at the first call hookd learns its modules
             with pytest.raises(KeyError) as caught:
                 model(torch.zeros(1))
         before = last_exception_id()

@@ -59,7 +59,7 @@ class Spoiled(nn.Module):
 
 
 def free(hook, module):
-    """Free the memory of what was computed on the device about the outputs of a module."""
+    """Free the memory of the numbers that were computed on the device about a module's outputs."""
     for entry in hook.plugin("nan").queue.entries:
         if (entry.event.where, entry.event.module) == ("output", module):
             entry.results[0][0].values[0].untyped_storage().resize_(0)

@@ -12,7 +12,7 @@ from hookd.target.tensors.deferred import MANY, Buffers, Later, _Buffer, _Copy, 
 
 
 class Event:
-    """As one of a device that has met an error: whoever asks gets that error."""
+    """An event like those of a device with an error: whoever queries it gets that error."""
 
     def __init__(self) -> None:
         self.is_lost = False

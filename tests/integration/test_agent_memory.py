@@ -1,4 +1,4 @@
-"""What the agent keeps: of models that are gone nothing, and of a model that is too large not everything."""
+"""Memory of the agent: it keeps nothing of models that are gone, and only a part of a model that is too large."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Counts(Plugin):
 
 
 def wide(modules: int) -> nn.Sequential:
-    """A root of two levels: stages of ten layers."""
+    """Return a root of two levels: stages of ten layers."""
     return nn.Sequential(*[nn.Sequential(*[nn.Identity() for _ in range(10)]) for _ in range(modules // 11)])
 
 
@@ -54,7 +54,7 @@ def test_models_that_come_and_go_are_forgotten() -> None:
             assert refs[-1]() is None, "nothing of ours keeps it"
             later = time.time() + 1e5 * n
             parts.ticks.tick(later)
-            parts.ticks.tick(later + 999.0)  # a minute after it has gone, its series go
+            parts.ticks.tick(later + 999.0)  # its series go a minute after it has gone
             sizes.append(tables(parts))
         assert parts.models.names.models == []
         assert max(map(sum, sizes[20:])) <= max(map(sum, sizes[:20])), sizes
@@ -171,6 +171,6 @@ def test_nothing_of_an_agent_is_left_when_it_has_gone() -> None:
 
 
 def own(parts) -> list[object]:
-    """Return the parts that are objects of hookd's own."""
+    """Return those parts that are objects of hookd's own."""
     found = [getattr(parts, field.name) for field in dataclasses.fields(parts)]
     return [one for one in found if type(one).__module__.startswith("hookd.") and type(one).__weakrefoffset__]

@@ -15,14 +15,14 @@ STEP_S = 0.008
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    """The clock of the agent, and of what the plugins of this file take."""
+    """The clock of the agent, and of this file's plugins."""
     made = Clock()
     monkeypatch.setattr(Spender, "clock", made)
     return made
 
 
 def metered(agent, steps: int, clock: Clock) -> float:
-    """Train, and give the share of the steps in which the time was taken."""
+    """Train; return the share of the steps that were metered."""
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     taken = 0
@@ -52,7 +52,7 @@ class Spender(Plugin):
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_plugin_that_is_dear_at_every_other_step_is_charged_with_what_it_took(turn, clock) -> None:
-    """As in a training whose steps take turns, of a generator and a discriminator."""
+    """As in a training whose steps alternate between a generator and a discriminator."""
 
     class Alternating(Spender):
         @hookimpl

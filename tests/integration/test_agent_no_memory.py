@@ -1,4 +1,4 @@
-"""Tensors without memory, of which no address may reach C: each training goes on to the end it has without hookd."""
+"""Tensors without memory, whose addresses must not reach C: each training ends as it does without hookd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How listeners are told: what is left where a signal handler raises on the way, and who is not told any more."""
+"""Calls of listeners: the state after a signal handler raises in between, and listeners that are no longer called."""
 
 from __future__ import annotations
 

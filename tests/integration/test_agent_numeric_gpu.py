@@ -1,4 +1,4 @@
-"""On a GPU the numbers are the same, and nothing ever waits for it; runs where there is one."""
+"""On a GPU the numbers are the same, and nothing ever waits for it; needs a GPU."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class Reading(Plugin):
 
 
 def test_what_one_plugin_cannot_have_read_later_costs_the_others_and_the_step_nothing() -> None:
-    """And what it keeps cannot be looked at: hookd's own thread goes on."""
+    """hookd cannot look at the plugin's attributes either; its own thread goes on."""
     with running(Sparse, Reading) as agent:
         CALLS.clear()
         layer = nn.Linear(1, 1)

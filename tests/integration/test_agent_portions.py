@@ -1,4 +1,4 @@
-"""Calls that are handed over some at a time (`hookd.target.events.batching`): which wait, for how long, and what is told of them."""
+"""Calls that are handed over in portions (`hookd.target.events.batching`): which wait, for how long, and their details."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ needs_kernel = pytest.mark.skipif(
 
 
 class Keeper(Plugin):
-    """Writes down each portion: names, and whether an output had been changed."""
+    """Records each portion: names, and whether an output had been changed."""
 
     name = "keeper"
 
@@ -49,7 +49,7 @@ def chain(length: int, width: int = 4) -> nn.Sequential:
 
 
 def portions_of(net: nn.Module, *calls: torch.Tensor, plugin: type[Keeper] = Keeper) -> list[list[list[str]]]:
-    """Call a model some times, and give each call's portions."""
+    """Call a model some times, and return each call's portions."""
     with running(plugin) as agent:
         keeper, found = agent.plugin("keeper"), []
         for x in calls:
@@ -239,7 +239,7 @@ def test_in_inference_mode_each_is_handed_over_at_once() -> None:
 
 
 def switch_off(agent, hook: str) -> None:
-    """Have a hook of all plugins not be called any more."""
+    """Stop calling a hook of all plugins."""
     for entry in agent.parts.registry:
         for one in entry.listeners:
             one.is_on = one.is_on and one.hook != hook
@@ -248,7 +248,7 @@ def switch_off(agent, hook: str) -> None:
 
 @pytest.mark.usefixtures("either_way")
 class TestKept:
-    """Small outputs of calls that nobody is told of are kept alive inside of the outermost call, and there alone."""
+    """Small outputs of calls without a listener are kept alive inside the outermost call, and only there."""
 
     class Looking(Plugin):
         name = "looking"
@@ -309,7 +309,7 @@ class TestKept:
             assert not agent.parts.local.thread.kept
 
     def test_what_is_on_a_device_is_known_while_the_training_keeps_it(self, monkeypatch) -> None:
-        """In C that is noted without a line of Python; the meta device stands for any."""
+        """The C code notes that without running any Python; the meta device stands for any."""
         in_python, remember = [], torch_state.remember
         for place in (batching.torch_state, torch_state):
             monkeypatch.setattr(place, "remember", lambda *given: (in_python.append(given[1].name), remember(*given)))
@@ -333,7 +333,7 @@ class TestKept:
 
 
 class TestFinite:
-    """Of calls whose outputs hookd has looked at itself, and found finite, the last ones alone are kept."""
+    """Of calls whose outputs hookd has itself found finite, only the last ones are kept."""
 
     class Looking(Plugin):
         name = "looking"
@@ -447,7 +447,7 @@ class TestFinite:
 
 
 class TestHanded:
-    """Where a plugin that is told of suspects looks at all outputs, C looks at large ones as well, and hands over what it cannot look at."""
+    """If a plugin that listens to suspects reads all outputs, C reads large ones as well, and hands over the unreadable ones."""
 
     class Looking(Keeper):
         remembers = True

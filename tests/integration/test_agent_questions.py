@@ -1,4 +1,4 @@
-"""What a person asks a live process: a real agent in this one, asked over its control socket."""
+"""Questions of a person to a live process: a real agent in this process, asked over its control socket."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY = {"uid": 7, "pid": 8}
 
 
 class Touchy(torch.Tensor):
-    """A tensor that does not want to be asked."""
+    """A tensor that raises when it is asked for anything."""
 
     @classmethod
     def __torch_function__(cls, *_):
@@ -219,7 +219,7 @@ def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
 
         before = spawn.OWN.copy()
         gate = types.SimpleNamespace(wait=functools.partial(os.read, ours, 1))
-        agent.parts.steps.optimizers = lambda: [gate]  # what only an expression of this test reaches
+        agent.parts.steps.optimizers = lambda: [gate]  # reachable only from an expression of this test
         try:
             stuck = {"expression": "optimizers[0].wait()", "timeout_s": 0.1}
             with Control.connect(os.getpid()) as control:
@@ -257,7 +257,7 @@ print(calls[0])
 
 
 def test_a_debugger_finds_the_interpreter_as_it_was_after_an_evaluation():
-    """A flag of the interpreter that stays up makes each call slower, and a traced one of CPython 3.11 never begin."""
+    """A flag of the interpreter that stays set slows each call down, and CPython 3.11 then never begins a traced one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", AFTER], env=environment, check=True, capture_output=True, text=True, timeout=60

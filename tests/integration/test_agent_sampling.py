@@ -19,7 +19,7 @@ STEP_S = 0.001
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    """The clock of the agent, and of what the plugins of this file take."""
+    """The clock of the agent, and of this file's plugins."""
     made = Clock()
     monkeypatch.setattr(Looker, "clock", made)
     return made

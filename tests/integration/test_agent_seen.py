@@ -1,4 +1,4 @@
-"""What is seen of each module and what is not: hookd_modules says so, by state."""
+"""The states of modules, from seen to unseen, in the metric hookd_modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Past(nn.Module):
 
 
 def train(agent: Running, model: nn.Module, steps: int = 3) -> dict[str, str]:
-    """Take some steps, and give the state of each module, by its name; the metric must count the same."""
+    """Take some steps; return the state of each module, by its name. The metric must count the same."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()

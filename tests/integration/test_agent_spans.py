@@ -131,7 +131,7 @@ class OfOneInput(Slow):
 
 
 class Nested(Slow):
-    """Returns what is hooked in Python."""
+    """Returns a container, so that it is hooked in Python."""
 
     def forward(self, x):
         x = self.slow(x)
@@ -158,7 +158,7 @@ class Around(nn.Module):
 
 
 class Aside(nn.Module):
-    """Calls a module with what it returns."""
+    """Calls a module with its own output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Aside(nn.Module):
 
 
 class Heads(nn.Module):
-    """Returns what one head gives of two, of which the other one is not trained."""
+    """Returns the output of one of two heads; the other one is not trained."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the agent's own thread publishes for those who look at a hang from outside."""
+"""Facts that the agent's own thread publishes for those who look at a hang from outside."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_collectives_of_each_group_are_counted_and_groups_are_named_by_their
         assert counts == [3.0, 1.0]
     finally:
         dist.destroy_process_group()
-    stall.tick()  # it is gone: nothing to ask
+    stall.tick()  # it is gone: there is nothing to ask
     assert values(page)["hookd_agent_ticks",] == 4.0
 
 

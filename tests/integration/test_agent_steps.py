@@ -1,4 +1,4 @@
-"""What counts as a step, from where it counts, and what a detach puts back."""
+"""The definition of a step, the number from which steps count, and the state that a detach restores."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_two_optimizers_are_one_step() -> None:
 
 
 class Told(Plugin):
-    """Writes down what is told at the end of a step, and of which one."""
+    """Records the hooks at the end of a step, and the step's number."""
 
     name = "told"
     sampled = ("step_pre",)
@@ -103,7 +103,7 @@ def test_all_optimizers_that_step_together_do_so_in_one_step_and_are_sampled_tog
     model = nn.Linear(4, 1)
     a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
     with running(Told, budget=100.0) as agent:
-        step(model, a, b)  # nobody knows yet that there are two
+        step(model, a, b)  # hookd does not know yet that there are two
         seen = agent.plugin("told").seen
         for number in range(2, 12):
             seen.clear()
@@ -278,7 +278,7 @@ def test_an_interrupt_at_the_end_of_a_step_does_not_end_it_twice() -> None:
         @hookimpl(trylast=True)
         def step_done(self, step):
             if step == 2:
-                raise KeyboardInterrupt  # as torch's own handler would: it is the training's
+                raise KeyboardInterrupt  # as torch's own handler would: the exception is the training's
 
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

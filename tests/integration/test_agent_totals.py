@@ -1,4 +1,4 @@
-"""What plugins have added up at each call: in C where calls are entered there, and the same by the patch in Python."""
+"""Totals that plugins add up at each call: in C if the entry counts the calls, and the same in Python by the patch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.agent import running
 
 
 class Silent(Plugin):
-    """Has all calls added up, and listens in sampled steps alone."""
+    """Adds up all calls, and listens in sampled steps alone."""
 
     name = "adds"
     remembers = True
@@ -55,7 +55,7 @@ class Silent(Plugin):
 
 
 class Adds(Silent):
-    """Listens where a call has failed as well, or a model's has returned."""
+    """Listens also to calls that have failed, and to the returns of models."""
 
     @hookimpl
     def forward_error(self, module, error):
@@ -73,9 +73,9 @@ class Adds2(Adds):
 
 
 def counted_in_c(agent, act) -> bool:
-    """Whether the entry counts calls of what `act` does."""
+    """Return whether the entry counts the calls of `act`."""
     models = agent.parts.models
-    agent.parts.steps._manual_updates = None  # or the call would be a turn of its own, which is metered or not
+    agent.parts.steps._manual_updates = None  # otherwise the call would be a turn of its own, which is metered or not
     models.counting.meter(is_metered=True)
     models.counting.metered_ns()
     act()
@@ -84,7 +84,7 @@ def counted_in_c(agent, act) -> bool:
 
 
 def learn(agent, model) -> None:
-    """Call a model once; from then on its modules have plans, and small outputs."""
+    """Call a model once; from then on its modules have plans and small outputs."""
     outcome(model)
     for _, _, module in agent.parts.models.names.known.values():
         module._waits = 1
@@ -92,7 +92,7 @@ def learn(agent, model) -> None:
 
 
 def seen_of(node):
-    """Run a model; return what came of it, what the plugin has seen, and how often each module was called."""
+    """Run a model; return the outcome, the plugin's records, and how often each module was called."""
     with running(Adds, budget=0) as agent:
         model = made(node)
         learn(agent, model)
@@ -123,7 +123,7 @@ def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
         agent.parts.page.record(CALL_RECORD, 7, 8)
         seen = [one for one in agent.records() if one.seq >= first]
         ids = [agent.parts.models.names.known[id(one)][2].id for one in (model, model[0], model[0][0], model[1])]
-        step = seen[0].step  # the plan of the outermost has recorded that one
+        step = seen[0].step  # the plan of the outermost call has recorded that one
         assert [(one.seq, one.kind, one.module, one.step, one.value) for one in seen] == [
             (first, CALL_RECORD, ids[0], step, 0.0),
             (first + 1, PHASE_RECORD, 0, agent.parts.count.absolute(), PHASES.index("forward")),
@@ -135,7 +135,7 @@ def test_calls_of_a_metered_step_are_recorded_in_c_as_in_python():
 
 
 class Again(nn.Module):
-    """Calls itself, and what it holds at the bottom."""
+    """Calls itself and, at the bottom, its child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_the_time_of_a_module_that_calls_itself_is_that_of_its_outermost_calls(e
 
 
 class Backwards(Plugin):
-    """Notes each backward that it is told of."""
+    """Records each backward event."""
 
     name = "backwards"
 
@@ -277,7 +277,7 @@ def test_a_detach_while_a_call_is_inside_leaves_the_call_alone(either_way) -> No
         model[0][0].waits = True
         thread_state = agent.parts.local
 
-        def from_inside() -> None:  # as if called by a module that is observed, of whose call no frame is ours
+        def from_inside() -> None:  # as if called by an observed module, with no frame of ours for that module's call
             module = next(one for _, _, one in agent.parts.models.names.known.values() if one.name == "(root)")
             thread_state.thread.top = (module, None, 0.0)
             call()
@@ -430,7 +430,7 @@ def test_the_sanitizers_see_no_access_that_they_would_not_allow(tmp_path) -> Non
 
 
 class Back(Plugin):
-    """Has backward passes added up, in sampled steps."""
+    """Adds up backward passes, in sampled steps."""
 
     name = "back"
     sampled = ("backward",)
@@ -449,7 +449,7 @@ class Back(Plugin):
 
 
 class Listening(Back):
-    """Is told of the gradients as well."""
+    """Listens to the gradients as well."""
 
     name = "back"
 
@@ -468,7 +468,7 @@ def trained(model, steps, shape=(4, 2)):
 
 @pytest.mark.parametrize("kind", [Back, Listening])
 def test_backward_passes_are_added_up_for_the_steps_that_they_stand_for(either_way, kind) -> None:
-    size = 384  # some milliseconds, beside which it is nothing that a thread is interrupted between two modules
+    size = 384  # some milliseconds, so that an interruption of the thread between two modules does not matter
     model = nn.Sequential(nn.Sequential(nn.Linear(size, size), nn.Tanh()), nn.Linear(size, size))
     with running(kind, options={"every": "4"}) as agent:
         trained(model, 16, (size, size))
@@ -502,7 +502,7 @@ def test_of_a_plugin_that_has_gone_since_the_call_no_backward_is_added(either_wa
         trained(model, 2)
         loss = model(torch.randn(4, 2)).sum()
         agent.parts.loading.unload("back")
-        agent.parts.loading.load(Back(), {"every": "1"}, by_name=True)  # its series are in the places of the old ones
+        agent.parts.loading.load(Back(), {"every": "1"}, by_name=True)  # its series take the places of the old ones
         before = agent.values("hookd_back_calls")
         loss.backward()
         after = agent.values("hookd_back_calls")
@@ -550,7 +550,7 @@ def test_a_plugin_may_have_no_backward_added_for_a_while(either_way) -> None:
 
 
 class Choosing(Listening):
-    """Is told of the gradients of one module alone."""
+    """Listens to the gradients of one module alone."""
 
     @hookimpl
     def select(self, module):

@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Training:
-    """A model that is trained by the test's own thread, one step at a time, beside another that is only called."""
+    """A model that the test's own thread trains, one step at a time, beside another that is only called."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -66,7 +66,7 @@ class Training:
 
 @pytest.fixture
 def traced():
-    """Take traces of this process from another thread, as a tool does from another process."""
+    """Return a function that takes traces of this process from another thread, as a tool does from another process."""
     with ThreadPoolExecutor(1) as pool:
 
         def begin(steps=2, timeout_s=PATIENCE_S, max_bytes=64 * MIB):
@@ -160,7 +160,7 @@ def test_a_training_that_profiles_itself_keeps_its_profiler(traced):
         assert any(event.name == "aten::addmm" for event in own.events())
         assert_nothing_is_left(agent)
         schedule = torch.profiler.schedule(wait=0, warmup=1, active=1)
-        with torch.profiler.profile(schedule=schedule) as own:  # warms up: torch itself does not tell
+        with torch.profiler.profile(schedule=schedule) as own:  # it warms up, which torch itself does not report
             _, future = traced()
             with pytest.raises(ControlError) as refused:
                 future.result(60)
@@ -230,7 +230,7 @@ def test_a_tool_that_goes_and_a_detach_end_the_recording(traced):
 
 
 def test_a_trace_that_two_threads_abandon_at_once_is_removed_once(traced, monkeypatch):
-    """The control thread, whose tool has gone, and a training thread that detaches."""
+    """By the control thread, whose tool has gone, and by a training thread that detaches."""
     with running("timing") as agent:
         ours_now = agent.parts.tracing
         _, future = traced()
@@ -272,7 +272,7 @@ def test_a_child_forked_in_a_trace_records_nothing(tmp_path):
             child = os.fork()
             if not child:
                 try:
-                    torch.erfinv(torch.zeros(1))  # nobody else does that
+                    torch.erfinv(torch.zeros(1))  # nobody else calls that
                     torch._C._autograd._disable_profiler().save(str(tmp_path / "child.json"))
                 finally:
                     os._exit(0)
@@ -284,7 +284,7 @@ def test_a_child_forked_in_a_trace_records_nothing(tmp_path):
 
 
 class Preempted(Exception):  # noqa: N818 - a name as trainings have it
-    """What a training raises in its handler of a signal."""
+    """An exception that a training raises in its signal handler."""
 
 
 @pytest.mark.parametrize("stage", ["_run_on_profiler_start", "_run_on_profiler_stop"])

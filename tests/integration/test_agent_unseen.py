@@ -51,7 +51,7 @@ class Operations(TorchDispatchMode):
 
 
 class Telling(torch.Tensor):
-    """A tensor whose class is told of everything that is done with it, reading an attribute included."""
+    """A tensor whose class notes every operation on it, even reading an attribute."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -76,7 +76,7 @@ class Odd(nn.Module):
 
 
 def trained(make_input: Callable[[], torch.Tensor], mode: Any = None) -> Counter[str]:
-    """Train a few steps inside of a mode; what was seen."""
+    """Train a few steps inside a mode; return the operations that were noted."""
     torch.manual_seed(0)
     net = Odd()
     optimizer = torch.optim.AdamW(net.parameters())

@@ -1,4 +1,4 @@
-"""A daemon that is killed, starved of descriptors, of disk: what it served it serves again, and it says what is wrong."""
+"""A daemon that is killed, or out of descriptors or disk: it serves its targets again, and reports its problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.processes import wait_until
 from tests.support.tool import Page
 
 OF_THE_DAEMON = {"hookd_attach_total", "hookd_attach_pause_seconds"}
-"""Counters of what a daemon has done itself: they begin again with it, as those of any process."""
+"""Counters of the daemon's own work: they begin again with it, as those of any process."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a scrape costs those who have nothing to do with it: the target, the daemon, and the other readers."""
+"""The cost of a scrape for those who have nothing to do with it: the target, the daemon, and the other readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def detailed(serve, hold, run, tmp_path):
 
 
 def activity(pid: int) -> dict[str, tuple[int, ...]]:
-    """Context switches and page faults of each thread of a process."""
+    """Return the context switches and page faults of each thread of a process."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         status = dict(line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line)
@@ -70,7 +70,7 @@ def test_readers_that_never_read_hold_neither_memory_nor_others_up(detailed):
 
 
 def asking(url: str) -> socket.socket:
-    """Ask for the metrics and never read the answer."""
+    """Ask for the metrics, and never read the answer."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -20,7 +20,7 @@ def test_nothing_differs(name, kind):
 
 
 def spoilt(what):
-    """Train a parametrized module, and do something to it before the third step; say what the evidence has of that."""
+    """Train a parametrized module, and change it before the third step; return the difference in the evidence."""
     kept = {}
 
     def make():

@@ -1,4 +1,4 @@
-"""hookd.api.hookspecs is the reference for authors: each hook says what it should, and its example runs."""
+"""hookd.api.hookspecs is the reference for authors: each hook is documented completely, and its example runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example(hook):
 
 
 class Example(Plugin):
-    """Declares what the examples use."""
+    """Declares the names that the examples use."""
 
     name = "example"
 

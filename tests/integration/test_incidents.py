@@ -23,7 +23,7 @@ from tests.support.tool import HOOKD, hookd, hookd_json, start_hookd
 
 @pytest.fixture
 def posts(stack):
-    """What a webhook at `posts.url` was sent."""
+    """The incidents that were sent to a webhook at `posts.url`."""
     got = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ FOLLOW = ["incidents", "--follow", "--json"]
 
 
 def asked(*words):
-    """Return what a command that prints no data says."""
+    """Return the messages of a command that prints no data."""
     with start_hookd(*words) as process:
         assert process.wait() == 0, process.describe()
         return "\n".join(process.err)
@@ -118,7 +118,7 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     with Process(
         ["bash", "-c", f"{shlex.join([*HOOKD, *FOLLOW])} {shlex.join(host)} | head -n 1"], env=tool_environment()
     ) as one:
-        (line,) = one.finish()  # though nothing more is told for now
+        (line,) = one.finish()  # though there is no further incident for now
         assert json.loads(line)["id"] <= number
     of_another = hookd("report", str(second.pid), *host)
     assert "incidents: none of this rank" in of_another
@@ -169,7 +169,7 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     def paged():
         return [line for line in (plugins / "paged").read_text().splitlines() if line.split()[0] in ours]
 
-    # a daemon that follows it tells nothing twice
+    # a daemon that follows it reports nothing twice
     daemon = serve("--config", config)
     wait_until(lambda: daemon.rows(run), what="the target is found again")
     tell(first, incident={"kind": "hang", "message": "silent"})
@@ -211,7 +211,7 @@ def test_equal_incidents_are_one_everywhere_and_of_a_flood_it_is_told_what_was_d
     (post,) = wait_until(lambda: posted(got, run), what="the post")
     assert post["id"] == row["id"]
 
-    # a flood of what is not equal
+    # a flood of different ones
     for n in range(400):
         name = "".join(chr(ord("a") + int(digit)) for digit in str(n))
         tell(holder, incident={"kind": "dead", "message": f"layer {name} is dead"})

@@ -1,4 +1,4 @@
-"""A stop in which what is called does not come back in time: the target is let go soon, and finds back by itself."""
+"""A stop in which the call does not return in time: the target is released soon, and recovers by itself."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def kernel(monkeypatch, tmp_path):
 
 
 def told_by(kernel, code):
-    """Run a cell; give the messages that came of it, in order."""
+    """Run a cell; return its messages, in order."""
     told = []
     request = kernel.execute(code, store_history=False)
     while True:

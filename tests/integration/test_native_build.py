@@ -24,7 +24,7 @@ KERNEL = f"hookd/native/kernel-{os.uname().machine}.so"
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a copy of what a wheel is made of, without a kernel."""
+    """Return a copy of the sources of a wheel, without a kernel."""
     there = tmp_path / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("hookd", "plugins", "examples"):
@@ -35,7 +35,7 @@ def tree(tmp_path):
 
 
 def wheel(tree, kind="build_wheel", **environment):
-    """Build a wheel as pip does; gives its file name and what is in it."""
+    """Build a wheel as pip does; return its file name and its content."""
     code = f"from hatchling.build import {kind} as build; print(build('out'))"
     (tree / "out").mkdir()
     done = subprocess.run(

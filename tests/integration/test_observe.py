@@ -1,4 +1,4 @@
-"""`hookd.observe()` around a plain loop, and `hookd.read()`: what a program learns of itself."""
+"""`hookd.observe()` around a plain loop, and `hookd.read()`: a program's own view of its training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORCHS_OWN = nn.Module.__call__
 
 
 def train(steps: int = 12, bad: int | None = None) -> str:
-    """Train, with a NaN in the input of one step; give a digest of losses, weights and random numbers."""
+    """Train, with a NaN in the input of one step; return a digest of losses, weights and random numbers."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)

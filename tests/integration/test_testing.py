@@ -1,4 +1,4 @@
-"""hookd.testing: what it says of plugins that are right, and of those that are wrong."""
+"""hookd.testing: its verdicts on correct and on faulty plugins."""
 
 from __future__ import annotations
 
@@ -412,7 +412,7 @@ class TestOverhead:
 
 
 class TestMeasure:
-    """What `hookd plugin check` and `bench` run."""
+    """The measurements behind `hookd plugin check` and `bench`."""
 
     def test_it_tells_costs_metrics_and_that_nothing_changes(self):
         told = measure.check(Widths, HERE, {})

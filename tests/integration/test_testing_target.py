@@ -1,4 +1,4 @@
-"""A target in the test's own process: what a test can change in it, pretend to it and ask of it while it trains."""
+"""A target in the test's own process: a test can change it, simulate conditions for it, and query it while it trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookd.testing import FakeTarget, request
 
 
 class Halving(Plugin):
-    """Multiplies what a layer returns."""
+    """Multiplies the output of a layer."""
 
     name = "halving"
     mutates = True
@@ -101,7 +101,7 @@ class TestWhatIsChanged:
 
 
 class Reading(Plugin):
-    """Looks at numbers, now and then at backwards and at calls, and in each step at what the calls have left."""
+    """Reads numbers: now and then at backwards and at calls, and in each step those of earlier calls."""
 
     name = "reading"
     remembers = True

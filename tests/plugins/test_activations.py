@@ -276,7 +276,7 @@ def test_a_sparse_gradient_has_each_row_once_in_its_norm(hook):
 
 @pytest.mark.parametrize(("spread", "want"), [(0.0, 0.0), (1.0, 0.5), (3.0, 0.9)])
 def test_noise_is_the_share_of_the_gradient_that_differs_from_step_to_step(spread, want):
-    """Of gradients made of one that stays and one that is drawn anew, |G|^2 = 1 and tr(Cov e) = spread^2 per element."""
+    """The gradients have a constant part and a part that is drawn anew: |G|^2 = 1 and tr(Cov e) = spread^2 per element."""
     torch.manual_seed(0)
     signal, noise = torch.randn(2 * NOISE_SLICE), Noise()
     ratios = []

@@ -20,7 +20,7 @@ def kinds(hook):
 
 
 class InTurn(nn.Module):
-    """A trunk, and experts of which each call uses one."""
+    """A trunk, and experts; each call uses one of them."""
 
     def __init__(self, experts):
         super().__init__()

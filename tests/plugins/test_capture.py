@@ -1,4 +1,4 @@
-"""hookd_capture writes the guilty call as a bundle, from which it is made again bit for bit."""
+"""hookd_capture writes the guilty call as a bundle, from which it is repeated bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Settings:
 
 
 class Configured(nn.Module):
-    """Has settings in a dataclass and in a namespace, a tensor that is no buffer, and a function."""
+    """Has settings in a dataclass and in a namespace, a tensor that is not a buffer, and a function."""
 
     def __init__(self):
         super().__init__()
@@ -270,7 +270,7 @@ class TestWhatIsBad:
 
 
 class Halved(nn.Module):
-    """Divides by zero between two of its modules, and passes on what a third one is given."""
+    """Divides by zero between two of its modules, and passes the input of a third one on."""
 
     def __init__(self, *, is_removed=False):
         super().__init__()
@@ -282,7 +282,7 @@ class Halved(nn.Module):
 
 
 class TestWhichCall:
-    """Whose call is saved, where a module was given bad inputs."""
+    """The module whose call is saved, if a module was given bad inputs."""
 
     def test_call_of_the_module_whose_own_code_made_it(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, lambda: nn.Sequential(nn.Identity(), Halved())(torch.ones(2, 4)))

@@ -1,4 +1,4 @@
-"""A bundle may be anybody's: whatever is in it, the answer is a result or an error, and no code of it runs."""
+"""A bundle may come from anybody: whatever it contains, the answer is a result or an error, and none of its code runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ hookd.stop()
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
-    """A bundle as it should be, of a model with functions, flags and modules in modules."""
+    """A correct bundle, of a model with functions, flags and nested modules."""
     directory = tmp_path_factory.mktemp("bundles")
     subprocess.run([sys.executable, "-c", MAKE, directory], check=True, timeout=110, env=tool_environment())
     (bundle,) = directory.iterdir()
@@ -48,7 +48,7 @@ def bundle(origin, tmp_path):
 
 
 def answer(bundle):
-    """What the process of a replay answers; an exception would be a traceback there."""
+    """Return the answer of the process of a replay; an exception would show as a traceback."""
     request, answered = bundle.parent / "request", bundle.parent / "answer"
     request.write_text(json.dumps({"bundle": str(bundle), "allow": [], "source": None, "device": "cpu"}))
     main([str(request), str(answered)])
@@ -138,7 +138,7 @@ def test_bytes_of_any_kind_are_tensors_or_refused(data, at):
         assert all(one.numel() * one.element_size() <= len(changed) for one in tensorfile.read(changed).values())
 
 
-# -- what is no file
+# -- paths that are not files
 
 
 def test_a_pipe_does_not_hang_it(bundle):
@@ -176,7 +176,7 @@ def test_a_text_that_is_none(bundle, text):
     refused(bundle, "bundle.json")
 
 
-# -- what would run code
+# -- content that would run code
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""hookd_coverage lists what is not seen, switches of mode, hooks of others, and what each module holds."""
+"""hookd_coverage lists modules that are not seen, switches of mode, hooks of others, and the parts of each module."""
 
 from __future__ import annotations
 

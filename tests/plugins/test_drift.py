@@ -1,4 +1,4 @@
-"""hookd_drift's checksums: every bit counts, only what is replicated, at the same marks on all ranks."""
+"""hookd_drift's checksums: every bit counts, only replicated tensors are included, at the same marks on all ranks."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_parameters_on_the_meta_device_and_empty_ones_are_left_out(hook, group):
 
 
 class Marks:
-    """In the place of the gauge: each mark with the checksums that are published at that moment."""
+    """A stand-in for the gauge that records each mark with the checksums that are published at that moment."""
 
     def __init__(self, hook):
         self.hook, self.seen = hook, []

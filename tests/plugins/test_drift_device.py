@@ -1,4 +1,4 @@
-"""On a GPU hookd_drift gives the sums of the host, and nothing waits for them; runs where there is one."""
+"""On a GPU hookd_drift computes the same sums as on the host, and nothing waits for them; needs a GPU."""
 
 from __future__ import annotations
 

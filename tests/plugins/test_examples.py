@@ -1,4 +1,4 @@
-"""The examples of docs/tutorials, held against what they should say; each is short, and passes `hookd plugin check`."""
+"""The examples of docs/tutorials, checked for their results; each is short, and passes `hookd plugin check`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.environment import REPOSITORY
 
 EXAMPLES = sorted((REPOSITORY / "examples" / "plugins").glob("hookd_*.py"))
 LINES = 60
-"""Of the file, with its docstrings and blank lines."""
+"""Allowed lines of the file, with its docstrings and blank lines."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def encoder(*, batch_first=True, causal=False):
 
 
 class Mixture(nn.Module):
-    """Four experts, of which each token goes to two."""
+    """Four experts; each token goes to two of them."""
 
     def __init__(self):
         super().__init__()

@@ -60,7 +60,7 @@ class TestNorm:
         assert torch.equal(plugin, script)
 
     def test_fused_optimizer_that_unscales_by_itself(self, hook):
-        """The script must unscale first, the plugin clips what is scaled by a power of two: the same bits."""
+        """The script must unscale first; the plugin clips gradients that are scaled by a power of two: the same bits."""
         plugin, script, plain = both(
             hook,
             lambda m: clip_grad_norm_(m.parameters(), 0.5),

@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Reused(nn.Module):
-    """One module that is called twice, and a tensor that goes on beside it."""
+    """One module that is called twice, and a tensor that bypasses it."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_gradient_without_elements_passes(hook, norm_type):
 
 
 def per_module(limit):
-    """What a full backward hook of torch's that clips each gradient would be."""
+    """Return a full backward hook of torch's that clips each gradient."""
 
     def hook(_module, grad_input, _grad_output):
         return tuple(g if g is None else g * (limit / (g.norm() + 1e-6)).clamp(max=1.0) for g in grad_input)

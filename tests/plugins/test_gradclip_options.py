@@ -1,4 +1,4 @@
-"""hookd_gradclip says what is wrong with its options, and changes them while the training goes on."""
+"""hookd_gradclip reports faulty options, and changes them while the training goes on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_pattern_that_matches_nothing_is_told_of_once(hook, options, words):
 class TestLive:
     @pytest.fixture
     def configure(self, hook):
-        """Changes options, takes the step at which that takes place, and gives its gradient, the options and what is told."""
+        """Return a function that changes options, takes the step of the change, and returns gradient, options and incidents."""
         weight = nn.Parameter(torch.zeros(2))
         optimizer = torch.optim.SGD([weight], lr=1.0)
 

@@ -14,7 +14,7 @@ OVERFLOWS = [(torch.float32, 1e19, 2.0), (torch.float32, 1e38, 1.0), (torch.floa
 
 
 def weights(dtype, value):
-    """Return two parameters whose gradients are finite, and have no finite norm in their type."""
+    """Return two parameters whose gradients are finite, but whose norm is not, in their type."""
     made = [nn.Parameter(torch.ones(200, 200, dtype=dtype)), nn.Parameter(torch.ones(4, dtype=dtype))]
     for weight in made:
         weight.grad = torch.full_like(weight, value)

@@ -1,4 +1,4 @@
-"""hookd_memory measures the process and each module, names what the training code keeps, and tells growth from warm-up."""
+"""hookd_memory measures the process and each module, names memory that the training code keeps, and detects growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hookd_nan names where a bad gradient was born; what a GradScaler skips is none."""
+"""hookd_nan names where a bad gradient began; those that a GradScaler skips do not count."""
 
 from __future__ import annotations
 

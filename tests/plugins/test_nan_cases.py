@@ -1,4 +1,4 @@
-"""What is told over a whole run: of one NaN after the other, how certain it is, and what new options must not forget."""
+"""Whole runs: one NaN after the other, how certain each origin is, and what a change of options must preserve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAN, INF = math.nan, math.inf
 
 
 class Residual(nn.Module):
-    """Nothing needs the output of the linear layer for the backward, so it is gone when the model has returned."""
+    """The backward does not need the output of the linear layer, so it is gone when the model has returned."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
 
 class Run:
-    """A training whose steps are made when they are asked for; which of them get a bad value, and where, is said then."""
+    """A training that takes steps on request; the request also says which of them get a bad value, and where."""
 
     def __init__(self, lr=0.01):
         self.bad = None
@@ -87,7 +87,7 @@ class TestOneAfterTheOther:
 
     @staticmethod
     def looked_at(hook, run, steps):
-        """Say of so many steps whether all modules are looked at in them."""
+        """Take steps; yield for each whether all modules are looked at in it."""
         for _ in range(steps):
             yield hook.listens("nan", "forwards")
             run.steps(1)
@@ -140,7 +140,7 @@ class TestNewOptions:
         while thread.is_alive():
             run.steps(1)
         thread.join()
-        run.steps(1)  # a whole one: that in which it took place may have been seen in part
+        run.steps(1)  # a whole one: the step in which the change took place may have been seen only in part
 
     def test_what_is_searched_for_is_found(self, hook):
         hook.pretend(large=True)

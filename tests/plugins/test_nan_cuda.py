@@ -1,4 +1,4 @@
-"""On a GPU hookd_nan names modules and parameters, and nothing waits for that; runs where there is one."""
+"""On a GPU hookd_nan names modules and parameters, and nothing waits for that; needs a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hookd_nan names of tensors on a device: here with the host's memory in the part of the device's."""
+"""The names that hookd_nan gives to bad tensors on a device; here the host's memory stands in for the device's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def net():
 
 
 def train(model, steps=6, strike=None, loss=lambda out: out.square().mean()):
-    """Train; `strike` is called in the third step, between the backward and the optimizer's step."""
+    """Train; call `strike` in the third step, between the backward and the optimizer's step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
@@ -63,7 +63,7 @@ def test_the_parameter_of_a_bad_gradient_is_named(hook, every, kind):
 
 @pytest.mark.parametrize("is_parameter", [True, False])
 def test_what_a_block_uses_without_a_call_makes_it_uncertain(hook, is_parameter):
-    """Its numbers come when the training has gone on: whether it was bad then cannot be told any more."""
+    """The numbers arrive when the training has gone on: by then, nobody knows whether it was bad before."""
 
     class Borrower(Block):
         is_on = False

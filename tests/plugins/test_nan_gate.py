@@ -1,4 +1,4 @@
-"""What hookd_nan says of a step in which it has not looked at the modules, and how sure it is."""
+"""The incidents of hookd_nan in a step in which it has not looked at the modules, and how certain they are."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestWhatIsSaid:
         assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident["message"]
 
     def test_the_model_is_not_blamed_for_what_was_traced_back_inside_of_it(self, hook):
-        """From the trace on every module is looked at: of those that had returned before it, nothing is known."""
+        """From the trace on, every module is looked at: nothing is known of those that had returned before it."""
 
         class Drops(nn.Module):
             def __init__(self):
@@ -149,7 +149,7 @@ class TestWhatIsSaid:
 
 
 class TestGate:
-    """What is seen in a step in which the modules are not looked at: here all but steps 1, 5, 9."""
+    """Findings in a step in which the modules are not looked at: here all but steps 1, 5, 9."""
 
     @pytest.mark.parametrize(("layer", "owner"), [("embed", "embed"), ("layers.2.fc", "layers.2.fc")])
     def test_bad_weight_is_named_with_the_step_whose_optimizer_may_have_made_it(self, hook, layer, owner):
@@ -189,7 +189,7 @@ class TestGate:
             if step == 3:
                 model.layers[2].fc.register_forward_hook(poison(NAN))
             value = model(torch.randn(5, 4)).mean()
-            if value.isfinite():  # a training loop that looks after itself
+            if value.isfinite():  # a training loop that checks its own losses
                 optimizer.zero_grad()
                 value.backward()
             optimizer.step()
@@ -246,7 +246,7 @@ class TestGate:
 
 
 class TestGradientsOfOneStepInTen:
-    """What the budget leaves where it is far too small: everything else is as rare as it may be."""
+    """The remaining checks if the budget is far too small: all others are as rare as they may be."""
 
     def seldom(self, hook):
         hook.start("nan")

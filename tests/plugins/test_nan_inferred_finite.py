@@ -1,4 +1,4 @@
-"""What `nan` does not read follows from what it reads (`hookd_nan.inferred_finite`): the two properties, and that origins stay exact."""
+"""Tensors that `nan` infers to be finite without reading them (`hookd_nan.inferred_finite`); origins stay exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookd import Plugin, hookimpl
 SHAPES = {
     "Linear": (2, 40), "BatchNorm1d": (4, 6), "BatchNorm2d": (2, 6, 3, 3), "BatchNorm3d": (2, 6, 2, 2, 2), "GroupNorm": (2, 6, 5),
 }  # fmt: skip
-"""All others get (2, 40): what torch computes in vectors, and the rest."""
+"""All others get (2, 40): a part that torch computes in vectors, and a rest."""
 ARGUMENTS = {"Linear": (40, 5), "GroupNorm": (2, 6), "LayerNorm": (40,), "RMSNorm": (40,), "Softmax": (-1,)}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 

@@ -1,4 +1,4 @@
-"""Where hookd_nan must not be deceived: by what a call writes itself, by what it overwrites, by values that may be so."""
+"""Cases that must not deceive hookd_nan: values that a call writes or overwrites itself, and values that may be bad."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_bad_tensor_that_nothing_uses_is_not_blamed_for_what_a_batch_brings(ho
 
 
 class Beside(nn.Module):
-    """Makes a NaN when it is switched on; what is bad in it has nothing to do with that."""
+    """Makes a NaN when it is switched on; its bad buffer is unrelated to that."""
 
     def __init__(self):
         super().__init__()
@@ -391,7 +391,7 @@ def test_containers_of_the_standard_library_are_looked_into(hook, form):
 
 
 class Log(nn.Module):
-    """Gives -inf for what is not positive, when it is switched on."""
+    """Returns -inf for non-positive inputs, when it is switched on."""
 
     is_on = False
 

@@ -1,4 +1,4 @@
-"""Whatever a module returns, hookd_nan finds what is bad in it, and nothing where there are no numbers."""
+"""Whatever a module returns, hookd_nan finds the bad values in it, and nothing where there are no numbers."""
 
 from __future__ import annotations
 

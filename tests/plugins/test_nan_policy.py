@@ -1,4 +1,4 @@
-"""What hookd_nan does about it: report, raise, pause or skip; and where numbers are on a device."""
+"""The policies of hookd_nan: report, raise, pause or skip; also for numbers on a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestPolicy:
         assert hook.value("nan_policy", "raise") == 1
         assert [one["kind"] for one in hook.incidents] == ["training_changed", "nan"]
         model.layers[2].fc._forward_hooks.clear()
-        train(model)  # what it left behind does not stand in the way
+        train(model)  # the rest of the failed step does not get in the way
 
     @pytest.mark.parametrize("place", ["loss", "gradient"])
     def test_raise_is_heard_wherever_it_is_found(self, hook, place):
@@ -113,7 +113,7 @@ class TestPolicy:
 
 
 class TestOnADevice:
-    """What is on a device is judged a step later: here with the host's memory in the part of the device's."""
+    """Numbers on a device are judged a step later; here the host's memory stands in for the device's."""
 
     @pytest.fixture(autouse=True)
     def _nothing_is_on_the_host(self, monkeypatch):

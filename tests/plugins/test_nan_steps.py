@@ -1,4 +1,4 @@
-"""What becomes of bad gradients: several optimizers under one GradScaler, closures, steps that are skipped."""
+"""Bad gradients with several optimizers under one GradScaler, with closures, and with skipped steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _place(request, monkeypatch):
 
 
 class TwoModels:
-    """Two models with an optimizer each, of which the first one's gradients overflow in the steps that are given."""
+    """Two models with an optimizer each; the gradients of the first one overflow in the given steps."""
 
     def __init__(self, *, fused=False, bad=lambda _step: True):
         self.models = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), nn.Linear(4, 1)
@@ -36,7 +36,7 @@ class TwoModels:
         self.scaler.scale(out.square().mean() * 1e-30).backward()
 
     def together(self, steps):
-        """Both go backward, then both step."""
+        """Run both backwards, then both optimizers."""
         for step in range(steps):
             self.backward(0, step)
             self.backward(1, step)
@@ -46,7 +46,7 @@ class TwoModels:
                 optimizer.zero_grad()
 
     def in_turns(self, steps):
-        """They take turns, as in a GAN; each one's gradients are cleared before its own backward."""
+        """Take turns, as in a GAN; each model's gradients are cleared before its own backward."""
         for step in range(steps):
             for at in (0, 1):
                 self.optimizers[at].zero_grad()
@@ -95,7 +95,7 @@ def test_sum_of_scaled_losses_is_a_scaled_loss(hook):
 
 
 def closures(model, optimizer, *, steps=8, bad=lambda step: step == 4, seen=None):
-    """Train with closures, as Lightning does it."""
+    """Train with closures, as Lightning does."""
     for step in range(steps):
         x = torch.full((3, 4), NAN) if bad(step) else torch.randn(3, 4)
 
@@ -164,7 +164,7 @@ class TestClosures:
 
 
 def test_bad_gradients_that_recur_are_not_searched_for_their_parameter_again(hook, monkeypatch):
-    """Which is dear: at every step it would have been most of what a small model's step takes."""
+    """The search is expensive: at every step it would take most of a small model's step."""
     asked = []
     blame = hookd_nan.blame.Blame.gradient
     monkeypatch.setattr(hookd_nan.blame.Blame, "gradient", lambda *args: asked.append(1) or blame(*args))

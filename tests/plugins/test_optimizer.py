@@ -1,4 +1,4 @@
-"""hookd_optimizer shows what the optimizers hold, the norms of their weights, and what a GradScaler does."""
+"""hookd_optimizer shows the state of the optimizers, the norms of their weights, and the actions of a GradScaler."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from hookd import hookimpl
 
 SPENT: Counter[str] = Counter()
-"""Seconds by what they were spent on."""
+"""Seconds by purpose."""
 
 
 def spend(what: str, seconds: float = 0.01) -> None:
@@ -90,7 +90,7 @@ def train(model, steps, optimizer=None):
 
 
 def assert_holds(seconds: float, what: str, wall_s: float, times: float = 1.0) -> None:
-    """A time contains what the ledger says, and nothing of what the ledger says of others, however slow the machine."""
+    """Check that a time contains its share of the ledger, and nothing of the other shares, however slow the machine."""
     others = sum(SPENT.values()) - SPENT[what]
     assert times * SPENT[what] * 0.999 <= seconds <= times * (wall_s - others), (what, seconds, SPENT, wall_s)
 

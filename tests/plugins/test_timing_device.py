@@ -1,4 +1,4 @@
-"""The times of a CUDA device, where there is one: against its own clock, and nothing may wait for it."""
+"""The times of a CUDA device, compared with its own clock; nothing may wait for it. Needs a GPU."""
 
 from __future__ import annotations
 

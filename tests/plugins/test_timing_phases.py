@@ -1,4 +1,4 @@
-"""Every moment of a step belongs to one phase: real loops, against a clock that stands still but where they work."""
+"""Every moment of a step belongs to one phase: real loops, with a clock that moves only where they work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def work(seconds=LONG_S):
 
 @pytest.fixture
 def moved(hook):
-    """Have the target take CLOCK for its clock."""
+    """Make the target use CLOCK as its clock."""
     hook.pretend(clock=CLOCK)
 
 
@@ -225,7 +225,7 @@ def test_phases_add_up_to_the_wall_time_of_the_steps(hook, loop):
         assert whole == pytest.approx(ended - began), phases
         for phase, times in least.items():
             assert phases[phase] >= times * LONG_S * 0.99, (phase, phases)
-        for phase in PHASES:  # and in no phase is what belongs to another
+        for phase in PHASES:  # and no phase contains time of another
             others = sum(times for other, times in least.items() if other != phase)
             assert phases[phase] <= whole - others * LONG_S * 0.99, (phase, phases)
 

@@ -1,4 +1,4 @@
-"""Which spans of a device are timed, where there is none: its events are the test's own, and so is its clock."""
+"""The spans of a device that are timed, tested without one: the test simulates its events and its clock."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hookd import Plugin, hookimpl
 
 
 class FakeCUDA:
-    """A device whose clock goes on only when somebody works, and where all tensors are once it is in use.
+    """A device whose clock advances only with work; all tensors are on it once it is in use.
 
     Attributes:
-        is_in_use: what `torch.cuda.is_initialized` says.
-        seconds: of the device, so far.
-        spans: the calls that were timed, by what was timed in one.
+        is_in_use: the answer of `torch.cuda.is_initialized`.
+        seconds: the device's clock.
+        records: how many events were recorded.
     """
 
     def __init__(self, monkeypatch) -> None:
@@ -86,7 +86,7 @@ class Work(nn.Module):
 
 
 class Greedy(Plugin):
-    """Has the device work at each call that it looks at, as who looks at tensors does."""
+    """Makes the device work at each call that it looks at, as plugins do that look at tensors."""
 
     name = "greedy"
     sampled = ("forward_pre", "forward")

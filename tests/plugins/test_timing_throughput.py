@@ -1,4 +1,4 @@
-"""Operations of layers against torch's own counter, and what a training does in a second."""
+"""Operations of layers, compared with torch's own counter, and a training's throughput per second."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.clock import Clock
 
 sizes = st.integers(1, 5)
 EXAMPLES = settings(deadline=None, max_examples=25, phases=set(Phase) - {Phase.explain})
-"""Without explanations, for which hypothesis traces every line that torch runs."""
+"""Without the phase `explain`, in which hypothesis traces every line that torch runs."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _products():
-    """On a CPU a recurrent layer is one operation of oneDNN, which torch does not count; without it, it is products."""
+    """On a CPU a recurrent layer is one operation of oneDNN, which torch does not count; without oneDNN, it is products."""
     was = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     yield
@@ -34,7 +34,7 @@ def _products():
 
 
 def counted(module, inputs, **kwargs):
-    """Let torch count a forward and its backward; the recurrent layers as the products that they are."""
+    """Return torch's own counts of a forward and its backward; recurrent layers count as the products that they are."""
     with FlopCounterMode(display=False) as forward:
         out = module(*inputs, **kwargs)
     out = out[0] if isinstance(out, tuple) else out
@@ -73,7 +73,7 @@ def test_convolutions(data, dims, transposed, needs):
     x = tensor(data.draw(sizes), channels[0], *spatial, needs=needs)
     ours, theirs = cost(module, (x,), {}), counted(module, (x,))
     assert ours.forward == theirs[0]
-    # torch 2.13 counts the gradient of a grouped weight as if there were no groups: so many times as there are.
+    # torch 2.13 counts the gradient of a grouped weight as if there were no groups: once too often for each other group.
     assert ours.backward == theirs[1] - (groups - 1) * ours.forward
 
 
@@ -202,7 +202,7 @@ def test_operations_and_samples_are_those_of_the_steps(hook):
     hook.start("timing", every=1)
     train(net(), 3, micro_batches=2)
     assert hook.value("timing_flops") == 6 * per_step
-    assert hook.value("timing_samples") == 6 * 6, "the loss is no sample, a micro-batch is"
+    assert hook.value("timing_samples") == 6 * 6, "a micro-batch is a sample, the loss is not"
 
 
 def test_sampled_step_stands_for_the_others(hook):

@@ -1,7 +1,7 @@
-"""The rows S1 to S7 and S11 of what hookd was founded on, each as a program of its own, plainly and under hookd.
+"""The rows S1 to S7 and S11 of hookd's founding document, each as a program of its own, plainly and under hookd.
 
-The programs stand in `programs/`, know nothing of hookd, and run in an environment that does not have it. Observers
-must leave what they print as it is; a mutating plugin of `plugins/` must give what torch's own hooks give.
+The programs are in `programs/`, know nothing of hookd, and run in an environment without it. Observers must leave
+their output as it is; a mutating plugin of `plugins/` must have the effect of torch's own hooks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plainly(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def under_hookd(name: str, *arguments: str, plugins: tuple[str, ...] = OBSERVERS) -> tuple[list[str], list[str]]:
-    """Return the program's own lines, and everything with the lines of the `tape` plugin among them."""
+    """Return the program's own lines, and all lines, those of the `tape` plugin included."""
     program = [bare_python(), HERE / "programs" / name, *arguments]
     options = [*tool.plugin_options(plugins), "--plugin-dir", HERE / "plugins"]
     with tool.run(*options, program=program) as process:
@@ -38,7 +38,7 @@ def under_hookd(name: str, *arguments: str, plugins: tuple[str, ...] = OBSERVERS
 
 
 def events(lines: list[str], *kinds: str) -> list[tuple[str, str, str]]:
-    """Return (event, module, what) of the tape's lines, of some kinds only."""
+    """Return (event, module, what) from the tape's lines, of some kinds only."""
     found = [tuple(line.split(" ", 3)[1:]) for line in lines if line.startswith("hookd| ")]
     return [event for event in found if event[0] in kinds]
 
@@ -85,7 +85,7 @@ def test_s3_mutating_plugins_and_observers_together():
     assert events(lines, "forward")
 
 
-@pytest.mark.load  # the next has it with observers
+@pytest.mark.load  # the next test has it with observers
 @pytest.mark.parametrize("how", ["ones", "clamp"])
 def test_s4_a_replaced_gradient_is_what_torchs_full_backward_hook_gives(how):
     own, _ = under_hookd("s4.py", "plain", plugins=(f"gradient:how={how}",))
@@ -112,7 +112,7 @@ def test_s5_a_replaced_output_gradient_is_what_a_tensor_hook_gives():
 def test_s6_no_kind_of_trace_has_a_mutating_plugin_in_it():
     own, _ = under_hookd("s6.py", plugins=("everywhere",))
     assert graphs(own) == graphs(list(plainly("s6.py")))
-    assert own != list(plainly("s6.py")), "the plugin was to change what is no trace"
+    assert own != list(plainly("s6.py")), "the plugin should change all but the traces"
 
 
 def graphs(lines: list[str]) -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_s7_a_result_of_any_shape_is_observed_and_left_as_it_is():
     for _, module, what in events(lines, "backward_pre"):
         told.setdefault(module, []).append(what.split())
     del told["(root)"]
-    # Outputs of nodes that do not lead to each other may be told one by one: "g -", then "- g".
+    # Outputs of nodes that do not lead to each other may come one by one: "g -", then "- g".
     whole = {
         k: "".join("g" if "g" in place else "-" for place in zip(*parts, strict=True)) for k, parts in told.items()
     }

@@ -17,7 +17,7 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER = 1, 2, 4, 0x10, 0x20  # linux/posix_acl.h
 
 
 def grant(path: Path, uid: int, rights: int) -> None:
-    """Grant a user rights (4 read, 2 write, 1 search) as `setfacl -m u:UID:…` does; skip the test where there are no lists."""
+    """Grant a user rights (4 read, 2 write, 1 search) as `setfacl -m u:UID:…` does; skip the test if there are no ACLs."""
     others = 4 | (rights & 1)
     entries = ((_OWNER, 7, _NOBODY), (_USER, rights, uid), (_GROUP, others, _NOBODY), (_MASK, rights, _NOBODY))
     packed = b"".join(struct.pack("<HHI", *entry) for entry in (*entries, (_OTHER, others, _NOBODY)))

@@ -1,4 +1,4 @@
-"""An agent in the test's own process: plugin classes made in the test, and what the page says of them."""
+"""An agent in the test's own process: plugin classes made in the test, and the page's view of them."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def running(
 
     Args:
         plugins: the classes, or names.
-        options: of each plugin.
-        method: how the agent comes, as in the target's identity.
-        clock: by which steps and plugins are measured, ns.
-        config: the rest of what the agent is given.
+        options: the options of each plugin.
+        method: how the agent has started, as in the target's identity.
+        clock: the clock that measures steps and plugins, ns.
+        config: the rest of the agent's configuration.
     """
     module = types.ModuleType("hookd_of_the_test")
     specs = []

@@ -27,7 +27,7 @@ WHY = "Chromium is not installed here (Debian: apt install chromium)"
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Start a browser; skips where there is none."""
+    """Start a browser; skip the test if there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path = shutil.which("chromium")
     if path is None:

@@ -1,4 +1,4 @@
-"""Bundles of `capture`: calls that are spoiled, captured and made again."""
+"""Bundles of `capture`: calls that are spoiled, captured and repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HUGE = 3e38
 
 
 def spoil(module):
-    """Let a module overflow though its parameters are finite."""
+    """Make a module overflow although its parameters are finite."""
     with torch.no_grad():
         for one in module.parameters():
             one.fill_(HUGE)
@@ -23,7 +23,7 @@ def some(*shape, dtype=None):
 
 
 def captured(hook, directory, call, **options):
-    """Make a call under `capture`, and give the one bundle that there is then."""
+    """Make a call under `capture`; return the one bundle that exists then."""
     hook.start("capture", directory=str(directory), **options)
     call()
     hook.stop()

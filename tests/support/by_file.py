@@ -14,7 +14,7 @@ class ByFile(LoadScopeScheduling):
         return nodeid.partition("::")[0]
 
     def remove_node(self, node: Any) -> str | None:
-        """Return what a worker that crashed has left to the others, without the test that it crashed in: that has failed."""
+        """Return the test in which a worker crashed, which has failed, and leave the worker's other tests to the others."""
         crashed = None
         for unit in self.assigned_work[node].values():
             crashed = next((nodeid for nodeid, is_done in unit.items() if not is_done), None)

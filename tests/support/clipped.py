@@ -38,7 +38,7 @@ OPTIMIZERS = {
 
 
 def train(model, optimizer, *, clip=None, steps=12, accumulate=1, scaler=None, dtype=torch.float32):
-    """Train; gives all weights in one tensor. `clip` is what the script itself does before a step."""
+    """Train; return all weights in one tensor. `clip` is the script's own clipping before a step."""
     torch.manual_seed(2)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -59,7 +59,7 @@ def train(model, optimizer, *, clip=None, steps=12, accumulate=1, scaler=None, d
 
 
 def both(hook, clip, *, optimizer="adamw", dtype=torch.float32, scaler=None, options=None, **how):
-    """Train with the clipping in the script, and with the plugin's; gives both results and an unclipped one."""
+    """Train with the clipping in the script, and with the plugin's; return both results and an unclipped one."""
 
     def run(clip):
         model = net(dtype)

@@ -7,7 +7,7 @@ class Clock:
     """A clock that stands still until the test moves it.
 
     Attributes:
-        ns: what it shows.
+        ns: its time.
     """
 
     def __init__(self) -> None:

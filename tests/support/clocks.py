@@ -1,4 +1,4 @@
-"""Find real clocks in tests: sleeps, comparisons of what a clock showed, short timeouts. Reads source, runs nothing."""
+"""Find real clocks in tests: sleeps, comparisons of clock readings, short timeouts. Reads source, runs nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ CLOCKS = {
 }
 SLEEPS = {"time.sleep", "asyncio.sleep"}
 ARITHMETIC = set("abs all any enumerate float int list max min reversed round set sorted sum tuple zip".split())
-"""What such a function returns derives from its arguments; any other call may return something else."""
+"""Functions whose result derives from their arguments; any other call may return something else."""
 ADDS = {"append", "appendleft", "extend", "insert", "setdefault"}
 WAITS = {"ask": 2, "expect": None, "finish": 0, "join": 0, "result": 0, "wait": 0, "wait_until": 1}
-"""What takes a timeout as `timeout_s`, and at which position; None: by name only."""
+"""Functions that take a timeout as `timeout_s`, and at which position; None: by name only."""
 SUSPICIOUS = re.compile(
     r"sleep|monotonic|perf_counter|(process|thread)_time|\btime\.time|from time|timeout|wait_until\(|"
     r"\.(ask|finish|join|result|wait)\("
 )
 
 SHORTEST_S = 60.0
-"""A timeout below this is no patience: it may pass on a busy machine though nothing is wrong."""
+"""A shorter timeout is too short: it may pass on a busy machine although nothing is wrong."""
 SLEEP, CLOCK, SHORT = "sleep", "clock", "short timeout"
 
 
@@ -53,7 +53,7 @@ def findings(source: str) -> list[Finding]:
 
 
 def _units(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, list[ast.AST]]]:
-    """Yield each outermost function, by its name, and all other statements of a module or class, together."""
+    """Yield each outermost function, by its name, and together all other statements of a module or class."""
     others: list[ast.AST] = []
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -66,14 +66,14 @@ def _units(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, list[a
 
 
 class _Module:
-    """What is known of one module.
+    """The names of a module, and which of them hold a clock's values.
 
-    Names are told apart by the outermost function that binds them, not by nested scope or by order.
+    Names are distinguished by the outermost function that binds them, not by nested scope or by order.
     """
 
     def __init__(self, tree: ast.Module) -> None:
         self._units = [(name, [node for top in tops for node in ast.walk(top)]) for name, tops in _units(tree.body)]
-        self._modules: dict[str, str] = {}  # by the name under which each is imported, its own
+        self._modules: dict[str, str] = {}  # from the name under which each is imported to its own
         self._functions: dict[str, str] = {}
         self._numbers: dict[str, float] = {}  # by the name of a constant of the module
         # By unit ("" for the module's own) and name: values of a clock; and functions that return one, as `name()`.
@@ -117,7 +117,7 @@ class _Module:
         return (unit if name in self._bound[unit] else "", name)
 
     def _is_tainted(self, unit: str, node: ast.AST | None) -> bool:
-        """Whether the value of an expression derives from a clock."""
+        """Return whether the value of an expression derives from a clock."""
         if node is None or isinstance(node, ast.Lambda):
             return False
         if isinstance(node, ast.Name):
@@ -134,7 +134,7 @@ class _Module:
         return any(self._is_tainted(unit, part) for part in ast.iter_child_nodes(node))
 
     def _taint(self, unit: str, target: ast.AST) -> None:
-        """Note that what is assigned to, or the container of it, holds the value of a clock."""
+        """Note that the target of an assignment, or the container of that target, holds the value of a clock."""
         if isinstance(target, ast.Tuple | ast.List):
             for part in target.elts:
                 self._taint(unit, part)
@@ -169,7 +169,7 @@ class _Module:
                         self._tainted.add(self._result_of(unit, name))
 
     def _result_of(self, unit: str, name: str) -> tuple[str, str]:
-        """Return how what a function returns is known: a method's as an attribute of `self`."""
+        """Return the name under which a function's result is known: a method's is an attribute of `self`."""
         if unit.endswith(f".{name}"):
             return "", f"self.{name}"
         return ("", f"{name}()") if unit == name else self._scope(unit, f"{name}()")
@@ -220,7 +220,7 @@ def _is_of_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node of a function binds there."""
+    """Yield the names that a node of a function binds in it."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id
     elif isinstance(node, ast.arg):
@@ -230,7 +230,7 @@ def _binds(node: ast.AST) -> Iterator[str]:
 
 
 def _returned(function: ast.AST) -> Iterator[ast.expr]:
-    """Yield what a function returns or yields; not what those inside it do."""
+    """Yield the expressions that a function returns or yields, without those of functions inside it."""
     inside = list(ast.iter_child_nodes(function))
     while inside:
         node = inside.pop()
@@ -241,7 +241,7 @@ def _returned(function: ast.AST) -> Iterator[ast.expr]:
 
 
 def _conditions(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions on whose truth a node decides."""
+    """Yield the expressions by whose truth a node decides."""
     if isinstance(node, ast.Assert | ast.If | ast.While | ast.IfExp):
         yield node.test
     elif isinstance(node, ast.comprehension):

@@ -1,4 +1,4 @@
-"""Every command in the documents: what stands in a block as a person would type it, and what a line of prose names."""
+"""Every command in the documents: those in blocks, as a person would type them, and those named in a line of prose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAMS = frozenset(
     systemd-analyze tensorboard tmux torchrun
     """.split()
 )
-"""What a command begins with; or a path, such as deploy/slurm/attach.sh."""
+"""How a command begins; or it begins with a path, such as deploy/slurm/attach.sh."""
 DATA = ("python", "toml", "ini", "yaml", "json", "text", "promql", "html", "css")
 """Languages of fenced blocks that hold no command."""
 _INDENTED = re.compile(r"(?:^ {4,}\S.*\n(?:\s*\n(?= {4}))*)+", re.MULTILINE)
@@ -37,7 +37,7 @@ _VALUES = {"N": "2", "S": "5"}
 
 
 class Block(NamedTuple):
-    """A block of a document: what language it says it is in ("" for none), and where."""
+    """A block of a document: its declared language ("" for none), and its place."""
 
     page: str
     line: int
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command, without the comment behind it, and where it stands."""
+    """A command, without the comment behind it, and its place."""
 
     text: str
     where: str
@@ -58,7 +58,7 @@ def blocks(page: Path) -> Iterator[Block]:
     blank = text
     for found in _FENCED.finditer(text):
         yield Block(name, text.count("\n", 0, found.start()) + 1, found[1], found[2])
-        blank = blank.replace(found[0], re.sub(r".", "", found[0]))  # so that lines keep their numbers
+        blank = blank.replace(found[0], re.sub(r".", "", found[0]))  # this keeps the numbers of the lines
     for found in _INDENTED.finditer(blank):
         before = blank[: found.start()].rstrip("\n").rpartition("\n")[2]
         if blank[: found.start()].endswith("\n\n") or not re.match(r"- |\d+\. | {2}", before):
@@ -67,7 +67,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def _parts(block: Block) -> Iterator[Block]:
-    """Yield what blank lines part, for a block that is not of one kind."""
+    """Yield the parts between blank lines, for a block that is not of one kind."""
     line = block.line
     for text in re.split(r"(\n\s*\n)", block.text):
         if text.strip():
@@ -76,7 +76,7 @@ def _parts(block: Block) -> Iterator[Block]:
 
 
 def kind(block: Block) -> str:
-    """Say what a block is: shell, data, or "" for what nobody knows."""
+    """Return the kind of a block: shell, data, or "" if it is unknown."""
     if block.language in DATA:
         return "data"
     lines = logical_lines(block)
@@ -88,18 +88,18 @@ def kind(block: Block) -> str:
 
 
 def commands() -> list[Command]:
-    """Return the commands of all documents; one with options in brackets stands for one with each of them."""
+    """Return the commands of all documents; a command with options in brackets stands for one command with each of them."""
     found = []
     for block in (block for page in pages() for block in blocks(page) if kind(block) == "shell"):
         lines = logical_lines(block)
-        if any(line.startswith("$ ") for line in lines):  # the others are what it printed
+        if any(line.startswith("$ ") for line in lines):  # the others are its output
             lines = [line[2:] for line in lines if line.startswith("$ ")]
         found += [Command(one, f"{block.page}:{block.line}") for line in lines for one in _each(line)]
     return found
 
 
 def spoken() -> Iterator[Command]:
-    """Yield what a page calls by name in a line of text: `hookd …` in backquotes."""
+    """Yield the commands that a line of prose names: `hookd …` in backquotes."""
     for page in pages():
         text = _FENCED.sub("", page.read_text("utf-8"))
         for found in re.finditer(r"`(hookd [a-z][^`]*)`", re.sub(r"\s*\n\s*", " ", text)):
@@ -107,7 +107,7 @@ def spoken() -> Iterator[Command]:
 
 
 def logical_lines(block: Block) -> list[str]:
-    """Return the lines without comments and indent, those joined that end with a backslash."""
+    """Return the lines without comments and indent; lines that end with a backslash are joined."""
     lines = re.sub(r"\\\n\s*", "", block.text).split("\n")
     plain = (_COMMENT.sub("", line.strip()) for line in lines)
     return [line.strip() for line in plain if line.strip()]

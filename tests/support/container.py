@@ -24,19 +24,19 @@ TMPFS = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/home")  # noqa: S108
 
 @dataclass(frozen=True)
 class Box:
-    """What a container is like.
+    """The description of a container.
 
     Attributes:
-        root: the directory that becomes its root, with everything mounted below.
-        read_only: whether all of it is, except tmpfs on `writable`.
+        root: the directory that becomes its root, with everything that is mounted below it.
+        read_only: whether its file system is read-only, except for tmpfs at `writable`.
         writable: which of the tmpfs can be written; /tmp, /var/tmp, /run, /dev/shm, /root and /home are always tmpfs.
-        namespaces: beside that of mounts.
+        namespaces: its namespaces besides that of mounts.
         user: the host's user who is root in it, in a user namespace of its own; 0 for none.
-        uid: as whom the command runs, in the container's numbers.
+        uid: the user that runs the command, in the container's numbers.
         proc: whether /proc is mounted.
-        proc_options: for that mount.
+        proc_options: the options of that mount.
         python: the container's interpreter; "" for ours.
-        variables: of the environment.
+        variables: environment variables.
     """
 
     root: str = "/"
@@ -83,7 +83,7 @@ class Box:
     def start_training(self, directory: Path) -> Process:
         """Start tests/targets/puppet.py with the real torch, and wait until it trains; `quit` ends it.
 
-        Without a directory for its cache torch itself would not start where it can write nowhere.
+        It gets a directory for torch's cache: without one, torch does not start where nothing is writable.
         """
         home, targets = bare_python().parents[1], own_targets(directory)
         see = [targets] if self.python else [targets, home, *interpreter_homes()]
@@ -93,22 +93,22 @@ class Box:
         return process
 
     def but(self, **changes: object) -> Box:
-        """Return one that differs."""
+        """Return a copy with changes."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 def own_targets(directory: Path) -> Path:
-    """Return a copy of tests/targets in which no other test's processes work: what appears there is this one's."""
+    """Return a copy of tests/targets that no other test's processes use: whatever appears there comes from this one."""
     return shutil.copytree(TARGETS, directory / "targets", dirs_exist_ok=True)
 
 
 def interpreter_homes() -> list[Path]:
-    """Return the directories that our interpreter and its packages need, as far as a container hides them."""
+    """Return the directories that our interpreter and its packages need, if a container hides them."""
     return [Path(path) for path in dict.fromkeys((sys.prefix, sys.base_prefix)) if not path.startswith("/usr")]
 
 
 def target_of(process: Process) -> int:
-    """Return the pid, as we see it, of the command in a container: the last of the line."""
+    """Return the pid, as we see it, of the command in a container: the last one of the chain of children."""
     pid = process.pid
     while children := read(pid, f"task/{pid}/children").split():
         pid = int(children[-1])

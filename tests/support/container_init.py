@@ -88,7 +88,7 @@ def build_root(box: dict) -> None:
 
 
 def enter_user_namespace(box: dict) -> None:
-    """Become root of a user namespace in which the host's users have no number."""
+    """Become root of a user namespace that does not map the host's users."""
     ours, theirs = os.pipe()
     told, tell = os.pipe()
     child = fork()
@@ -109,7 +109,7 @@ def enter_user_namespace(box: dict) -> None:
 
 
 def enter_namespaces(box: dict) -> None:
-    """Make the rest, and go on in process 1 of them, or in ourselves where there is no pid namespace."""
+    """Make the other namespaces, and go on in process 1 of them, or in this process if there is no pid namespace."""
     unshare(NEWNS)
     flags = 0
     for name in box["namespaces"]:

@@ -1,4 +1,4 @@
-"""What tests on a GPU share."""
+"""Shared by tests on a GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def nothing_waits() -> Iterator[None]:
-    """Have CUDA raise where the host would wait for the device."""
+    """Make CUDA raise where the host would wait for the device."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode")  # torch's own: it is a prototype
+            warnings.filterwarnings("ignore", message="Synchronization debug mode")  # torch's own: a prototype
             torch.cuda.set_sync_debug_mode("error")
         yield
     finally:

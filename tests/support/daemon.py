@@ -1,4 +1,4 @@
-"""A real `hookd serve`, and what is told to the processes that hold pages for it."""
+"""A real `hookd serve`, and commands to the processes that hold pages for it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def queries(dashboard) -> list[Query]:
 
 
 def variables(dashboard) -> list[Query]:
-    """Return what the variables of a dashboard are asked from, with the label that each takes as its legend."""
+    """Return the queries of a dashboard's variables, with the label that each takes as its legend."""
     asked = [one for one in dashboard["templating"]["list"] if one["type"] == "query"]
     found = [(one["name"], re.fullmatch(r"label_values\((.+), (\w+)\)", one["query"]["query"])) for one in asked]
     return [Query(dashboard["uid"], name, match[1], f"{{{{{match[2]}}}}}") for name, match in found]

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: where its files are, and the tools that judge them."""
+"""Shared by the tests of deploy/: where its files are, and the tools that check them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RIGHTS = {"SYS_PTRACE", "DAC_OVERRIDE", "CHOWN", "SYS_NICE"}
-"""What was measured to be needed, and what each is for: docs/operations.md."""
+"""The capabilities that are needed, by measurement; docs/operations.md explains each."""
 
 
 def run(*command, **options):
-    """Run a tool that need not be here."""
+    """Run a tool that may be missing here."""
     if shutil.which(command[0]) is None and not Path(command[0]).exists():
         pytest.skip(f"no {command[0]} here")
     done = subprocess.run(
@@ -27,7 +27,7 @@ def run(*command, **options):
 
 
 def tool(name):
-    """Find a program that pip has put beside this Python, or that is on the path."""
+    """Return the path of a program that pip has installed beside this Python, or that is on PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else name
 

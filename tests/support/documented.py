@@ -1,11 +1,11 @@
-"""What becomes of each command in the documents when they are tested: tests/e2e/test_documented.py runs them in this order.
+"""How each command in the documents is tested: tests/e2e/test_documented.py runs them in this order.
 
-A command that is new in a document goes into `COMMANDS`, as it is printed there (without its comment):
+A new command in a document goes into `COMMANDS`, as it is printed there (without its comment):
 
-- `Run(…)`: it is run, in the real setting of the test: a daemon, a training `train.py` of the run "llama", and what `fill`
-  puts in the place of a word;
-- `By(node)`: that test runs it already, because it takes long or needs another setting;
-- `Cannot(why, node)`: it cannot be run here; the test at `node` checks what it is made of, where there is such a thing.
+- `Run(…)`: it is run, in the test's real setting: a daemon, a training `train.py` of the run "llama"; `fill` replaces
+    words of the command;
+- `By(node)`: the test at `node` runs it already, because it takes long or needs another setting;
+- `Cannot(why, node)`: it cannot be run here; the test at `node`, if there is one, checks its parts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Run:
     """A command that is run.
 
     Attributes:
-        says: a regular expression that its output has, on stdout and stderr.
+        says: a regular expression that its output on stdout and stderr must match.
         status: its exit code.
-        given: what must be so before: "attached", "detached" (the training), or "" for as the last one has left it.
-        fill: what is put in the place of its words, beside what the setting fills in.
+        given: the state before it: "attached", "detached" (the training), or "" for as the last command has left it.
+        fill: replacements of its words, besides those of the setting.
         alone: without a daemon: the command does its work by itself.
-        stays: it does not end by itself: when `says` is printed it is interrupted, as by Ctrl-C, and then exits with `status`.
-        until: a command of the documents, too, that is run before that interrupt.
-        then: what is run after it, to show what it did; `says` is of its output then.
+        stays: it does not end by itself: when `says` is printed it is interrupted, as by Ctrl-C, and must exit with `status`.
+        until: another command of the documents that is run before that interrupt.
+        then: a command that is run after it, to show its effect; `says` must then match this command's output.
         at_home: in the repository, not in a directory with a copy of deploy/, examples/ and train.py.
         needs: a program without which this is skipped.
     """
@@ -56,7 +56,7 @@ class By:
 
 @dataclass(frozen=True)
 class Cannot:
-    """A command that cannot be run here, why, and the test of what it is made of ("": there is none)."""
+    """A command that cannot be run here, the reason, and the test of its parts ("": there is none)."""
 
     why: str
     node: str = ""

@@ -1,4 +1,4 @@
-"""The documents of the repository: their pages, links and headings as a code host shows them, and what is generated."""
+"""The documents of the repository: their pages, links and headings as a code host shows them, and the generated ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pages() -> list[Path]:
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what the relative links of a page lead to: a path, and an anchor or ""."""
+    """Yield the targets of a page's relative links: a path, and an anchor or ""."""
     text = _CODE.sub("`", _FENCED.sub("", page.read_text("utf-8")))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if not re.match(r"\w+:", target):

@@ -28,7 +28,7 @@ WORKLOADS = REPOSITORY.parent / "shared" / "workloads"
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Make something at the first call and give the same ever after, also to threads that ask for it meanwhile."""
+    """Make something at the first call and return the same ever after, also to threads that ask for it meanwhile."""
     lock = threading.Lock()
     cached = functools.cache(make)
 
@@ -46,7 +46,7 @@ BARE = "bare-env-"
 
 @once
 def bare_python() -> Path:
-    """Return the interpreter of a new environment that holds torch, numpy and what they need, as links.
+    """Return the interpreter of a new environment that holds torch, numpy and their dependencies, as links.
 
     It lives as long as the test run. hookd, pluggy and pytest cannot be imported there, which is checked.
     """

@@ -1,6 +1,6 @@
-"""All that can be seen of a training from outside: what must be the same with hookd and without it.
+"""Everything that is visible of a training from outside, and must be the same with hookd and without it.
 
-It reads modules and optimizers past their own code, so that looking changes nothing and is not counted either.
+It reads modules and optimizers without running their code, so that looking changes nothing and is not counted either.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _plainly = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.D
 
 
 def ran(what: str, *, draws: bool = True) -> None:
-    """Note that code of the training's own has run, and let it have an effect: it draws a random number."""
+    """Record that code of the training's own has run, and give that an effect: it draws a random number."""
     _RAN.append(what)
     if draws:
         torch.rand(())
 
 
 def take_notes() -> list[str]:
-    """Return what has run since this was asked last."""
+    """Return the notes since the last call."""
     notes = list(_RAN)
     _RAN.clear()
     return notes
 
 
 def train(make: Make, steps: int, at: Callable[[int], object]) -> list[Seen]:
-    """Train from the same seed each time; give what was seen after each step.
+    """Train from the same seed each time; return what was visible after each step.
 
     Args:
-        make: makes a model, and what takes a step of its training, given the step's number.
-        steps: how many.
-        at: is called before each step, and once after the last one, to start and stop what observes.
+        make: makes a model, and a function that takes a step of its training, given the step's number.
+        steps: the number of steps.
+        at: is called before each step, and once after the last one, to start and stop observing.
     """
     torch.manual_seed(0)
     random.seed(0)
@@ -68,7 +68,7 @@ def train(make: Make, steps: int, at: Callable[[int], object]) -> list[Seen]:
 
 
 def difference(one: list[Seen], other: list[Seen]) -> str:
-    """Say what differs first, "" if nothing does."""
+    """Return a description of the first difference, or "" if there is none."""
     for step, (before, after) in enumerate(zip(one, other, strict=True)):
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
@@ -84,7 +84,7 @@ def _short(value: Any) -> str:
 def _outcome(step: Step, number: int) -> Seen:
     try:
         result = step(number)
-    except Exception as error:  # noqa: BLE001 - it is to be the same one
+    except Exception as error:  # noqa: BLE001 - it must be the same one
         return {"result": None, "raised": (type(error).__name__, str(error))}
     return {"result": _bits(result) if isinstance(result, torch.Tensor) else result, "raised": None}
 
@@ -139,7 +139,7 @@ def _of_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _not_ours(hooks: Any) -> list[Any]:
-    """hookd's own hooks are there as long as it is: a module that is never called may get gradients all the same."""
+    """Return the hooks that are not hookd's: a module that is never called may get gradients, so hookd keeps its hooks on it."""
     return [
         one for one in (hooks or {}).values() if not getattr(one, "__module__", "").startswith(("hookd.", "_hookd."))
     ]

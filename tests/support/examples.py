@@ -1,4 +1,4 @@
-"""Programs in a page of the documents, each with what it printed below it."""
+"""Programs in a page of the documents, each with its output below it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILI
 
 
 class Example(NamedTuple):
-    """A program and what it printed at its end."""
+    """A program and its output."""
 
     code: str
     printed: str
 
     def run(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Run it here; check that it prints what the page says."""
+        """Run the program here; check that its output is the one in the page."""
         capsys.readouterr()
         exec(compile(self.code, "docs", "exec"), {"__name__": "__main__"})
         assert capsys.readouterr().out.splitlines()[-1] == self.printed.strip()

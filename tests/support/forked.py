@@ -29,16 +29,16 @@ _asking = threading.Lock()
 def start(
     command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None, stdin: int, **streams: Any
 ) -> Popen | subprocess.Popen[str]:
-    """Fork a process where its imports are done: what the targets run, with torch, or a `hookd` command.
+    """Fork a process with finished imports: those of the targets, with torch, or those of a `hookd` command.
 
-    It is started as any other where a variable says something else to Python, the loader or torch than to the server.
+    It is started normally if a variable changes Python, the loader or torch in another way than in the server.
 
     Args:
-        command: the interpreter of the targets' environment or, for what needs hookd, this one; and its arguments.
+        command: the interpreter of the targets' environment or, for code that needs hookd, this one; and its arguments.
         env: its environment.
-        cwd: where it runs.
+        cwd: its working directory.
         stdin: `subprocess.PIPE` or `subprocess.DEVNULL`.
-        streams: the rest of what `subprocess.Popen` is given.
+        streams: the other arguments of `subprocess.Popen`.
     """
     is_tool = command[0] == sys.executable
     assert is_tool or command[0] == str(bare_python()), f"no server forks this: {command}"

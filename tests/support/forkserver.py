@@ -1,9 +1,9 @@
-"""Forks processes that have imported already: torch's import, or that of a command, takes longer than most of them run.
+"""A server that forks processes with finished imports: importing torch, or a command, takes longer than most of them run.
 
-`python forkserver.py FD MODULE…` in the environment of what it forks imports these modules, and all below those that end
-with `.*`. It takes one JSON object for each process on a socket, with its stdin, stdout and stderr, and answers with its
-pid, its pidfd, and later its exit status; it ends with the socket's other end. What it forks is a process like any other,
-but for its hash seed and who its parent is; where the kernel lets it have no command line of its own, it is one.
+`python forkserver.py FD MODULE…`, in the environment of its later children, imports these modules, and all below those that
+end with `.*`. It receives one JSON object for each process on a socket, with its stdin, stdout and stderr, and answers with
+its pid, its pidfd, and later its exit status. It ends when the other end of the socket closes. A forked process is like any
+other, except for its hash seed and its parent; and its command line, if the kernel does not allow changing that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(fd, modules):
 
 
 def load(modules):
-    """Import modules; optional ones may lack what they need."""
+    """Import modules; optional ones may lack their dependencies."""
     for name in modules:
         whole = importlib.import_module(name.removesuffix(".*"))
         if name.endswith(".*"):
@@ -58,7 +58,7 @@ def load(modules):
 
 
 def reap(running):
-    """Tell the exit statuses of those that have ended, as `subprocess` counts them."""
+    """Write the exit statuses of the children that have ended, in the form that `subprocess` uses."""
     for pid, status in list(running.items()):
         ended, code = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -80,7 +80,7 @@ def fork(link, task, fds):
 
 
 def become(link, task, streams):
-    """Run the program, the module or the code in this process, as Python would have begun it."""
+    """Run the program, the module or the code in this process, as Python would have started it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     link.close()
@@ -93,7 +93,7 @@ def become(link, task, streams):
         show(command, env)
     except OSError:
         os.execve(command[0], command, env)
-    # Files know whether they can seek, which the server's own may, unlike pipes.
+    # Files know whether they are seekable: the server's own may be, pipes are not.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -118,7 +118,7 @@ def become(link, task, streams):
 
 
 def show(command, env):
-    """Have /proc show this command line and this environment.
+    """Make /proc show this command line and this environment.
 
     Raises:
         OSError: the kernel was built without CONFIG_CHECKPOINT_RESTORE.

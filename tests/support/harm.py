@@ -1,4 +1,4 @@
-"""What hookd has changed in a training that is trained with it and without it."""
+"""Compare a training with hookd to the same training without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("default", "all")
 
 
 class Observed:
-    """hookd from before the first step to before the last, with everything that it does from time to time."""
+    """hookd from before the first step to before the last, with all of its periodic work."""
 
     def __init__(self, plugins: list[Any]) -> None:
         self.plugins = plugins
@@ -33,8 +33,8 @@ class Observed:
     def __call__(self, step: int) -> None:
         if step == 0:
             hookd.start(self.plugins, budget=100.0)
-            # It ticks below, in this thread. A thread of hookd's that looks at stacks keeps what is in their frames a
-            # moment longer, and autograd copies a gradient that somebody has: the same bits, but another version.
+            # It ticks below, in this thread. A hookd thread that looks at stacks keeps the objects of their frames alive a
+            # moment longer, and autograd copies a gradient that has another reference: the same bits, but another version.
             bootstrap._agent._control._tick = bootstrap._agent._control.look = _nothing
         elif step == STEPS - 1:
             self.problems = _errors()
@@ -49,7 +49,7 @@ class Observed:
 
 
 def harm(make: Make, kind: str) -> str:
-    """Say what differs first under the default plugins, or under all observers at every step; "" if nothing does."""
+    """Return the first difference under the default plugins, or under all observers at every step; "" if there is none."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,7 +81,7 @@ def _observed(make: Make, plugins: list[Any]) -> tuple[Observed, list[Seen]]:
 
 
 def _nothing(_when: float = 0.0) -> None:
-    """Stand in for what observes, and for what comes from time to time."""
+    """Stand in for observers, and for periodic work."""
 
 
 def _plugins(kind: str, directory: str) -> list[Any]:
@@ -96,7 +96,7 @@ def _plugins(kind: str, directory: str) -> list[Any]:
 
 
 def _errors() -> list[str]:
-    """Return what hooks and hookd itself have raised: a mistake that was contained is one all the same."""
+    """Return the errors of hooks and of hookd itself: a contained error is an error all the same."""
     parts = bootstrap._agent.parts
     from hookd.wire.page import PageReader
 

@@ -1,4 +1,4 @@
-"""Hosts that are namespaces: each has a network, processes and a /run of its own, and a cable to the same switch."""
+"""Hosts made of namespaces: each has a network, processes and a /run of its own, and a cable to a common switch."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Host:
             os.close(fd)
 
     def close(self) -> None:
-        """Let it die: the first process of its namespace goes, and all others with it."""
+        """Kill the first process of its namespace, which ends all others with it."""
         self._holder.close()
 
 
@@ -94,7 +94,7 @@ def _run(*command: str | Path) -> None:
 
 
 def why_not() -> str:
-    """Say why there can be no hosts here; "" where there can."""
+    """Return why no hosts can be made here, or "" if they can."""
     if os.geteuid() != 0:
         return "needs root: network namespaces"
     first = None

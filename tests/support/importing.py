@@ -1,4 +1,4 @@
-"""What `tests/targets/importing.py` says of its modules before, during and after an attach."""
+"""The modules of `tests/targets/importing.py` before, during and after an attach."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def assert_modules_stay(process: Process, directory: Path, *, is_first: bool) ->
     """Attach to a target in whose environment hookd and `widths` are installed, and detach.
 
     Args:
-        process: has said that it is ready.
-        directory: of `lay_widths`.
-        is_first: whether the target imports its modules before the attach, else during it.
+        process: the target, after it has printed that it is ready.
+        directory: the one of `lay_widths`.
+        is_first: whether the target imports its modules before the attach, instead of during it.
     """
     before = [ask(process, f"{word} {IMPORTED}") for word in ("import", "id")] if is_first else None
     modules = set(ask(process, "modules"))
@@ -54,7 +54,7 @@ def assert_modules_stay(process: Process, directory: Path, *, is_first: bool) ->
             lambda: attachment.metrics().total("hookd_widths_calls_total") >= 3, what="steps the plugin has seen"
         )
         new = {name for name in set(ask(process, "modules")) - modules if "hookd" in name or "widths" in name}
-        plain = {name.partition("@")[0] for name in new}  # behind it stands what tells the plugin's directory
+        plain = {name.partition("@")[0] for name in new}  # the part behind it comes from the plugin's directory
         assert {"_hookd.target.boot.assembly", "_hookd_hookd_nan.judge", "_hookd_widths"} <= plain
         assert all(name.startswith("_hookd") for name in new), "only private names"
         files, identities = during = [ask(process, f"{word} {IMPORTED}") for word in ("import", "id")]

@@ -104,7 +104,7 @@ def roots() -> list[str]:
 
 
 def no_roots() -> ParameterSet:
-    """Return the parameter of a test where none was named: it is skipped, and says what is missing."""
+    """Return the parameter of a test if no interpreter was named: it skips the test, and says what is missing."""
     text = "HOOKD_COMPAT_ROOTS names no root of another file system with a /usr/bin/python3 and torch: untested"
     return pytest.param("", id="another-root", marks=pytest.mark.skip(reason=text))
 
@@ -144,7 +144,7 @@ def _executable(one: Interpreter) -> str:
 
 
 def at(path: str, root: Path = HERE) -> Interpreter | None:
-    """Ask a Python what it is; None for what cannot be started, and for versions that hookd does not attach to."""
+    """Describe a Python; return None if it cannot be started, and for versions to which hookd does not attach."""
     start = [path] if root == HERE else ["chroot", str(root), path]
     try:
         done = subprocess.run(

@@ -1,12 +1,13 @@
-"""Attach to a process again and again, and be killed at another stage each time: `python -m tests.support.interrupt`.
+"""Attach to a process again and again, killed at another stage each time: `python -m tests.support.interrupt`.
 
-A stage is the first time that a function of certain files is called or returns, or that a line of LINES is reached. The stages are taken from an attach as it runs, so a new one cannot be forgotten, and nothing in the product
-knows of them. After each kill the attach is done once more, undisturbed, and has to succeed. Prints the stages.
+A stage is the first time that a function of certain files is called or returns, or that a line of LINES is reached. The
+stages are those of a real attach, so a new one cannot be forgotten, and the product contains nothing for this purpose.
+After each kill, one more, undisturbed attach must succeed. Prints the stages.
 
     tool PID     the tool is killed; the agent is a stub
     helper PID   the tool's helper, which holds the target while it is stopped, is killed; the agent is a stub
-    agent PID    the tool is killed; the agent is the real one, and the attach ends with its lease; runs in circles
-                 until the target ends, which says that it has been through by a line "all"
+    agent PID    the tool is killed; the agent is the real one, and the attach ends with its lease; this is repeated
+                                 until the target ends; a line "all" says that all stages have been tried
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Stages:
 
 
 def in_child(act: Callable[[], object], stages: Stages) -> int:
-    """Do it in a process of its own, and give the exit status: 0, or -9 when it was killed at its stage."""
+    """Run a function in a child process; return the exit status: 0, or -9 if it was killed at its stage."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -77,7 +78,7 @@ def in_child(act: Callable[[], object], stages: Stages) -> int:
 
 
 def kill_the_tool(pid: int, files: Collection[str], act: Callable[[], object], again: Callable[[], object]) -> int:
-    """Go through all stages once; give their number."""
+    """Go through all stages once; return their number."""
     stage, code = 0, -signal.SIGKILL
     while code == -signal.SIGKILL:
         stage += 1
@@ -110,7 +111,7 @@ main()
 
 
 def kill_the_helper(pid: int) -> int:
-    """Go through the stages of the helper once; the tool has to tell what happened. Give their number."""
+    """Go through the stages of the helper once; the tool must report the kill. Return their number."""
     start = helper._START
     stage, is_killed = 0, True
     while is_killed:

@@ -104,7 +104,7 @@ def part(rng: random.Random) -> Tensor:
 
 @kind
 def placed(rng: random.Random) -> Tensor:
-    """With strides of any kind: overlapping, of 0, in any order."""
+    """Return a tensor with strides of any kind: overlapping, of 0, in any order."""
     base = floats(rng, [rng.randrange(1, 4096)])
     sizes, strides, room = [], [], base.numel() - 1
     for _ in range(rng.randrange(6)):
@@ -304,7 +304,7 @@ def transformed(rng: random.Random) -> Iterator[Tensor]:
 @kind
 @contextlib.contextmanager
 def mapped(rng: random.Random) -> Iterator[Tensor]:
-    """In a file; half of the files are cut off."""
+    """Yield a tensor in a file; half of the files are truncated."""
     pages = rng.randrange(1, 5)
     with tempfile.TemporaryFile() as file:
         os.truncate(file.fileno(), 4096 * pages)
@@ -393,7 +393,7 @@ class Reader:
         return found
 
     def gradient(self, parameters: list[nn.Parameter]) -> float | None:
-        """Return the largest magnitude in their gradients, 0 where there are none; None: they have to be asked."""
+        """Return the largest magnitude in their gradients, 0 if there are none; None: torch must be asked."""
         found: float | None = self._largest(parameters, True)
         return found
 
@@ -404,7 +404,7 @@ class Reader:
 
 
 def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
-    """Hold what is read of a tensor against what it says itself; returns whether it can be read."""
+    """Compare the values read from a tensor with its own answers; return whether it can be read."""
     with torch._C.DisableTorchFunctionSubclass():
         found = reader.read(tensor)
         if found is None:
@@ -444,7 +444,7 @@ def directly(made: kernel.Kernel, tensor: Tensor) -> None:
 
 
 def assert_right(tensor: Tensor, summary: Any) -> None:
-    """Compare what the kernel has found with what torch's operations find."""
+    """Compare the kernel's results with those of torch's operations."""
     found = tensor.detach()
     found = torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
     found = found.to(torch.float64)
@@ -482,7 +482,7 @@ def show(tensors: int, seed: int, reader: Reader) -> dict[str, list[int]]:
 
 
 def under_sanitizers(arguments: list[str]) -> int:
-    """Run this module again, with their runtime loaded first; gives its exit status."""
+    """Run this module again, with their runtime loaded first; return its exit status."""
     with tempfile.TemporaryDirectory() as directory:
         made, entry = (sanitizers.build(name, Path(directory)) for name in ("kernel", "entry"))
         command = [

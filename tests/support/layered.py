@@ -71,7 +71,7 @@ class Wrap(nn.Module):
 
 
 def scaled_training(model, optimizer, scaler, *, steps, accumulate=1, set_to_none=True):
-    """Train as torch's AMP recipe says; gives the number of steps that the scaler skipped."""
+    """Train as torch's AMP recipe says; return the number of steps that the scaler skipped."""
     skipped = 0
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=set_to_none)

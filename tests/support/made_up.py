@@ -35,13 +35,13 @@ _FINALIZING = 8
 
 
 def start(directory: Path, body: str, python: Interpreter, *, resized: int = 0) -> Process:
-    """Start a target on an interpreter like `python` that has NEWER in the place of its version; see `stub.start`.
+    """Start a target on an interpreter like `python` that claims NEWER as its version; see `stub.start`.
 
     Args:
-        directory: of its file system, as we see it.
-        body: what it does.
-        python: what it really is.
-        resized: how many bytes larger than it is its table says that it is.
+        directory: a directory of its file system, as we see it.
+        body: its code.
+        python: the real interpreter.
+        resized: by how many bytes its table claims to be larger than it is.
     """
     command = [*python.command, "-c", _WHERE]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=target_environment())

@@ -1,4 +1,4 @@
-"""What commands print with `--json`, held against the schema in docs/reference."""
+"""The output of commands with `--json`, checked against the schema in docs/reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPEN = ("Incident",)
 
 @functools.cache
 def _schema() -> dict[str, Any]:
-    """Return the schema, so that a field which it lacks is an error."""
+    """Return the schema, in a form that makes an unknown field an error."""
     schema: dict[str, Any] = json.loads((REPOSITORY / "docs/reference/json.schema.json").read_text("utf-8"))
     for name, kind in schema["$defs"].items():
         if "properties" in kind and name not in OPEN:
@@ -38,11 +38,11 @@ def _validator(command: str) -> Draft202012Validator:
 
 
 def check(words: Sequence[object], printed: str) -> None:
-    """Raise if a command has printed something else than its schema says.
+    """Raise if the output of a command does not match its schema.
 
     Args:
-        words: of the command, after `hookd`.
-        printed: its stdout; nothing is checked unless `--json` is among the words and it is one JSON text.
+        words: the command, after `hookd`.
+        printed: its stdout; it is checked only if `--json` is among the words and it is one JSON text.
     """
     texts = [str(word) for word in words]
     if "--json" not in texts or "--follow" in texts or not printed.strip():

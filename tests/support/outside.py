@@ -1,4 +1,4 @@
-"""What is seen of a process from outside that a guest could change, and its training does not: the same after a detach as before."""
+"""The state of a process as seen from outside; a guest could change it, its training does not. A detach must restore it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from tests.support.processes import wait_until
 
 _LINES = ("SigBlk", "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
-"""Of /proc/PID/task/TID/status. Which signals have handlers is the training's: torch's data loader sets one when it begins."""
+"""Of /proc/PID/task/TID/status. Signal handlers are left out: torch's data loader sets one when it begins."""
 
 
 def state(pid: int) -> dict[str, Any]:
-    """Return it; empty where the process has ended."""
+    """Return the state, or {} if the process has ended."""
     process = Path(f"/proc/{pid}")
     try:
         return {
@@ -38,7 +38,7 @@ def _of_thread(task: Path) -> dict[str, Any]:
 
 
 def _ours(process: Path) -> list[str]:
-    """Name what is hookd's in a process: descriptors, mappings."""
+    """Return the names of hookd's parts of a process: descriptors, mappings."""
     found = [line.split(maxsplit=5)[5] for line in (process / "maps").read_text().splitlines() if "hookd" in line]
     for one in (process / "fd").iterdir():
         with contextlib.suppress(OSError):
@@ -47,9 +47,9 @@ def _ours(process: Path) -> list[str]:
 
 
 def assert_same(pid: int, before: dict[str, Any]) -> None:
-    """Compare with what it was; the threads that there were then and are now. hookd's last thread has still to end.
+    """Compare with the earlier state of the threads that existed then and still do. hookd's last thread may still have to end.
 
-    Where there was an agent before, which another tool holds, it stays.
+    An earlier agent, which another tool holds, must stay.
     """
 
     def changed() -> list[tuple[Any, Any]]:
@@ -61,7 +61,7 @@ def assert_same(pid: int, before: dict[str, Any]) -> None:
         threads, main = now["threads"], before["threads"].get(pid, {}).get("name")
         for number in before["threads"].keys() & threads.keys():
             was, is_now = dict(before["threads"][number]), dict(threads[number])
-            if number != pid and was["name"] == main:  # one that was just beginning had not taken its own
+            if number != pid and was["name"] == main:  # one that was just starting had not set its own yet
                 was["name"] = is_now.get("name")
             pairs.append((was, is_now))
         ours = [("", one["name"]) for one in threads.values() if one["name"] == "hookd\n" and not was_attached]

@@ -1,4 +1,4 @@
-"""A process that forks holders of real pages by the dozen: targets without torch, of which one costs some milliseconds.
+"""A process that forks dozens of holders of real pages: targets without torch, each of which costs some milliseconds.
 
 Each line on stdin is a JSON object with one key, the name of a method of `Herd`, and its arguments by name; the answer
 is a line of JSON.
@@ -26,7 +26,7 @@ class Herd:
         self.serial = 0
 
     def start(self, count, run, modules=8):
-        """Fork holders, each of a run of its own, and give their pids once their pages are there."""
+        """Fork holders, each of a run of its own; return their pids once their pages exist."""
         pids = []
         for _ in range(count):
             self.serial += 1
@@ -43,7 +43,7 @@ class Herd:
         return pids
 
     def end(self, pids, how):
-        """End holders: by SIGKILL, as a script does that comes to its end, as one that is detached, with a page spoilt."""
+        """End holders: by SIGKILL, as a script at its end, as after a detach, or with a spoilt page."""
         for pid in pids:
             self.signal(pid, how)
         for pid in pids:
@@ -52,7 +52,7 @@ class Herd:
         return len(pids)
 
     def signal(self, pid, how):
-        """Tell one to end, and do not wait for it."""
+        """Send one holder the signal to end, and do not wait for it."""
         os.kill(pid, NUMBERS[how])
         return 1
 
@@ -61,7 +61,7 @@ class Herd:
 
 
 def _hold(run, serial, modules, told):
-    """Be a holder until a signal says how to end."""
+    """Hold a page until a signal says how to end."""
     sys.stdin = None
     page = PageWriter.create(_identity(run))
     steps = page.series(page.family("hookd_steps", "counter", "Steps.", ()), ())

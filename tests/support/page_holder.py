@@ -1,6 +1,6 @@
-"""A process that holds a real page and does as its stdin says: a target without torch and without an agent.
+"""A process that holds a real page and follows commands on stdin: a target without torch and without an agent.
 
-`python page_holder.py IDENTITY` takes a JSON object over the default identity and prints "ready"; each further line
+`python page_holder.py IDENTITY` merges a JSON object into the default identity and prints "ready"; each further line
 is a JSON object with one key, the name of a function below, and its arguments; it answers "done".
 """
 
@@ -36,7 +36,7 @@ class Holder:
         self.beat = self.page.thread(os.getpid(), "main")
 
     def put(self, name, kind, value, labels=None, buckets=()):
-        """Set the cells of a series, declared if need be; `value` is a list for a histogram."""
+        """Set the cells of a series, and declare it if it is new; `value` is a list for a histogram."""
         labels = labels or {}
         family = self.page.family(name, kind, "A test's family.", tuple(labels), tuple(buckets))
         first = self.page.series(family, tuple(labels.values()))
@@ -62,11 +62,11 @@ class Holder:
         self.page.incident(fields)
 
     def rename(self, **changes):
-        """Say in the page to be somebody else."""
+        """Claim another identity in the page."""
         self.page.update_identity(**changes)
 
     def silence(self):
-        """Say that an agent can be asked through a socket of ours, and never answer there."""
+        """Claim in the page that an agent answers at a socket of ours, and never answer there."""
         self.sockets = socket.socketpair()
         outer = self.sockets[0].fileno()
         self.page.update_identity(method="attach", control=f"@{outer}:{os.fstat(outer).st_ino}")
@@ -79,20 +79,20 @@ class Holder:
         os.pwrite(self.page.fd, b"\xff" * 4000, 0)
 
     def leave(self, sent_away=True):
-        """Go as an agent does that was sent away, or by itself."""
+        """Leave as an agent does that was detached, or that leaves by itself."""
         if sent_away:
             self.page.update_identity(sent_away=True)
         self.page.set_state("detached")
         self.page.close()
 
     def fork(self):
-        """Leave a child that has inherited the page and outlives us until its stdin ends."""
+        """Fork a child that inherits the page and outlives us until its stdin ends."""
         if os.fork() == 0:
             sys.stdin.read()
             os._exit(0)
 
     def end(self, code, state="running"):
-        """End with an exit code, by Python's own exit if `state` is that of one."""
+        """End with an exit code; by Python's own exit if `state` says so."""
         self.page.set_state(state)
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""Ranks of a job that are nothing but pages of this very process, for what the daemon makes of them."""
+"""Ranks of a job that are only pages of this very process, for the daemon's view of them."""
 
 from __future__ import annotations
 

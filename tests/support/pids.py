@@ -1,4 +1,4 @@
-"""Pids that go to other processes while hookd looks."""
+"""Pids that are reused while hookd looks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hookd.tool.linux import proc
 
 
 def reuse_pids(monkeypatch: Any, after: int) -> None:
-    """Have every pid belong to a younger process once hookd has asked so often when one was started."""
+    """Make every pid belong to a younger process once hookd has asked `after` times when a process was started."""
     real, asked = proc.start_ticks, []
 
     def start_ticks(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""What the report of a failed test says of its processes and of the machine."""
+"""Sections on a failed test's processes and on the machine, for its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_to(report: pytest.TestReport) -> None:
-    """Add sections to the report of a failed test: its processes' last lines, all states, the load of the machine."""
+    """Add sections to the report of a failed test: the last lines of its processes, all states, the load of the machine."""
     for process in STARTED:
         report.sections.append((f"process {process.pid}", process.describe()))
     report.sections.append(("processes at the failure", "\n".join(states(_pids()))))
@@ -36,7 +36,7 @@ def _pids() -> list[int]:
 
 
 def _descriptors() -> str:
-    """Count what this process has open; of more than 64 pages those that come last are not found (discover.find_page)."""
+    """Count the open descriptors of this process; discover.find_page does not find a page behind the 64th."""
     links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     maps = Path("/proc/self/maps").read_text().count("/memfd:hookd-page")
     return (

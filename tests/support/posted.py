@@ -1,4 +1,4 @@
-"""A small HTTP server that keeps what is posted to it."""
+"""A small HTTP server that keeps the bodies of POST requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start a process, follow what it prints, wait for conditions, end it by its handle."""
+"""Start a process, follow its output, wait for conditions, end it by its handle."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ STARTED: list[Process] = []
 def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str | Callable[[], str] = "") -> T:
     """Poll until `condition` returns something true, and return that.
 
-    A condition that takes long, because it runs a command, is asked less often: the processor is for what is waited for.
+    A slow condition, such as one that runs a command, is checked less often, to leave the processor to the process in question.
 
     Raises:
-        AssertionError: it did not in time; says `what` is missing.
+        AssertionError: it did not become true in time; the text says `what` is missing.
     """
     begun = time.monotonic()
     end = begun + timeout_s
@@ -52,10 +52,10 @@ class Process:
     """A child process whose lines are collected as they come.
 
     Args:
-        command: what is run.
+        command: the command line.
         env: its environment.
-        cwd: where it runs, None: here.
-        stdin: whether it is sent lines; else there is nothing to read for it.
+        cwd: its working directory, None: this one.
+        stdin: whether it is sent lines; otherwise its stdin is empty.
         popen: starts it, as `subprocess.Popen` does.
 
     Attributes:
@@ -143,7 +143,7 @@ class Process:
         self.popen.send_signal(number)
 
     def wait(self, timeout_s: float = 2 * PATIENCE_S) -> int:
-        """Wait for its end and its last line, and give the exit status."""
+        """Wait for its end and its last line; return the exit status."""
         try:
             status = self.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -153,7 +153,7 @@ class Process:
         return status
 
     def finish(self, timeout_s: float = 2 * PATIENCE_S) -> list[str]:
-        """Wait for an end without error, and give the lines of its stdout."""
+        """Wait for an end without error; return the lines of its stdout."""
         status = self.wait(timeout_s)
         assert status == 0, f"exit status {status}: {self.describe()}"
         return self.out

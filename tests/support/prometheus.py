@@ -82,7 +82,7 @@ def is_there():
 
 
 def started(stack, directory, url, config=None):
-    """Start a server for the daemon at a URL; it ends with `stack`. Skips where there is none."""
+    """Start a server for the daemon at a URL; it ends with `stack`. Skip the test if there is none."""
     if not is_there():
         pytest.skip("Prometheus is not installed here (Debian: apt install prometheus)")
     server = Prometheus(directory, url.partition("://")[2], config)

@@ -30,19 +30,19 @@ def started(**environment: str | Path) -> Iterator[Process]:
 
 
 def probe(process: Process) -> dict[str, Any]:
-    """Return what it finds in itself."""
+    """Return its answer about its own state."""
     found: dict[str, Any] = json.loads(process.ask("probe", "^probe (.*)").group(1))
     return found
 
 
 def assert_as_before(process: Process, before: dict[str, Any], kept: Collection[str] = ()) -> None:
-    """Compare two probes; new modules of the standard library change no import, one function is the fork residue.
+    """Compare two probes; new modules of the standard library do not count, one function is the residue of forks.
 
-    The last thread of the agent lets go of the page, for which the tool waits, and then has still to end.
+    The tool waits until the agent's last thread has closed the page; that thread then still has to end.
 
     Args:
-        process: that is asked.
-        before: what it found in itself before.
+        process: the puppet.
+        before: its probe from before.
         kept: objects of hookd's that stay, by their full names.
     """
     wait_until(lambda: probe(process)["tasks"] == before["tasks"], what="the last thread to end")

@@ -58,7 +58,7 @@ def _assigned(body: list[ast.stmt], name: str) -> Iterator[ast.expr]:
 
 
 def _words(value: ast.expr) -> list[str]:
-    """Return the words that an expression can be, none for what is computed."""
+    """Return the words that an expression can evaluate to, none if they are computed."""
     if isinstance(value, ast.IfExp):
         return _words(value.body) + _words(value.orelse)
     return [_word(value)] if _word(value) else []

@@ -22,13 +22,13 @@ _CONTROL = struct.Struct("iii20s200s")
 
 
 class Refusals:
-    """What a target is started with, and by which one call of it is refused at a time.
+    """The environment of a target, and control over which of its C library calls fails.
 
     Args:
-        directory: for the shared object, and the file by which it is told.
+        directory: for the shared object, and for the file that controls it.
 
     Attributes:
-        environment: what the target needs in its environment.
+        environment: the variables that the target needs.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,13 +44,13 @@ class Refusals:
         self.environment = {"LD_PRELOAD": str(library), "REFUSALS": str(told)}
 
     def refuse(self, nth: int, error: int, names: Collection[str] = ()) -> None:
-        """Have the nth call from now on fail with this errno, of all or of those of some names; 0: none."""
+        """Make the nth call from now on fail with this errno, of all calls or of those with some names; 0: none."""
         chosen = "".join(f" {name} " for name in names).encode()
         self._control[:] = _CONTROL.pack(0, error, 0, b"", chosen)  # nothing is counted until all is written
         self._control[:4] = nth.to_bytes(4, "little")
 
     def refused(self) -> str:
-        """Say which call was refused, "" where so many were not made."""
+        """Return the name of the call that was refused, or "" if there were not that many."""
         name: bytes = _CONTROL.unpack(self._control[:])[3]
         return name.rstrip(b"\0").decode()
 

@@ -1,4 +1,4 @@
-"""The shared objects compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and what a process needs that loads one."""
+"""The shared objects compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and the environment to load them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OPTIONS = ("-O2", "-g", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing"
 
 
 def build(name: str, directory: Path) -> Path:
-    """Compile the kernel or the entry with the sanitizers, and optimized as it is otherwise.
+    """Compile the kernel or the entry with the sanitizers, and with the usual optimization.
 
     Raises:
-        OSError: there is no gcc, or it cannot.
+        OSError: there is no gcc, or it has failed.
     """
     made = directory / f"{name}.so"
     native = REPOSITORY / "hookd" / "native"
@@ -61,11 +61,11 @@ def tested(directory: Path, file: str, chosen: str) -> subprocess.CompletedProce
 
     Args:
         directory: where the entry is compiled to.
-        file: of the tests.
-        chosen: pytest's expression of which ones.
+        file: the file of the tests.
+        chosen: the tests, as an expression for pytest's `-k`.
 
     Raises:
-        OSError: as of `build`.
+        OSError: as from `build`.
     """
     return subprocess.run(
         [sys.executable, "-c", _TESTS, build("entry", directory), file, "-k", chosen],

@@ -1,4 +1,4 @@
-"""Something that serves, in a thread of this process, and the certificates for it."""
+"""A server in a thread of this process, and its certificates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEB = Path(__file__).parents[2] / "deploy" / "web"
 
 @contextlib.contextmanager
 def in_thread(make):
-    """Enter an asynchronous context in an event loop of its own; give what it gives."""
+    """Enter an asynchronous context in an event loop of its own; yield its value."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -51,7 +51,7 @@ def in_thread(make):
 
 
 def certificates(directory, *names):
-    """Make, or renew, an authority and what it has signed, as docs/security.md says."""
+    """Make, or renew, an authority and its certificates, as docs/security.md says."""
     subprocess.run(
         ["sh", WEB / "certificates.sh", directory, *(names or ("127.0.0.1", "localhost"))], check=True, timeout=60
     )
@@ -66,7 +66,7 @@ def web_config(directory, text):
 
 
 def client_context(directory, *, has_certificate=False):
-    """What a client needs that trusts the authority, and has a certificate of it or not."""
+    """Return the TLS context of a client that trusts the authority, with or without a certificate."""
     context = ssl.create_default_context(cafile=directory / "ca.crt")
     if has_certificate:
         context.load_cert_chain(directory / "prometheus.crt", directory / "prometheus.key")
@@ -81,7 +81,7 @@ def connected(url, context=None, timeout_s=PATIENCE_S):
 
 
 def exchange(url, data, context=None, timeout_s=PATIENCE_S):
-    """Send bytes, and give all that comes back until the other side closes."""
+    """Send bytes; return everything that comes back until the other side closes."""
     with contextlib.closing(connected(url, context, timeout_s)) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(data)
@@ -93,7 +93,7 @@ def exchange(url, data, context=None, timeout_s=PATIENCE_S):
 
 
 def get(url, path="/", context=None, headers=()):
-    """Ask for a path; give the status and the whole answer."""
+    """Request a path; return the status and the whole answer."""
     lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
     answer = exchange(url, "\r\n".join(lines).encode(), context)
     return int(answer.split(b" ", 2)[1]) if answer else None, answer

@@ -1,4 +1,4 @@
-"""Targets that start in a moment: Python with a package called torch that has what an attach looks for, no more."""
+"""Targets that start in a moment: Python with a package called torch that has only the parts that an attach needs."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def orphan():
     pass
 """
 
-# What a target computes that must come out the same whatever is done to it.
+# A target computes this; the result must be the same, whatever is done to the target.
 queued = pytest.mark.skipif(
     sys.version_info >= (3, 14), reason="a script is run there, and no call is queued by a stop"
 )
-"""For tests of what happens around a stop and the call that it queues."""
+"""For tests of events around a stop and the call that it queues."""
 EXACT = """
 values = [i * 0.37 for i in range(300)]
 wanted = sum(v * v / 3.1 for v in values)
@@ -77,7 +77,7 @@ def step():
 
 
 def torch_directory(directory: Path) -> Path:
-    """Write the package; give what belongs on PYTHONPATH."""
+    """Write the package; return the entry for PYTHONPATH."""
     home = directory / "stub"
     modules = home / "torch" / "nn" / "modules"
     modules.mkdir(parents=True)
@@ -94,8 +94,8 @@ def start(directory: Path, body: str, python: Interpreter | None = None, **extra
 
     Args:
         directory: for the package, in the target's file system.
-        body: what it does, with `until_told` or `done` of TRAIN at its end.
-        python: what it runs on, this test's own if None.
+        body: its code, with `until_told` or `done` of TRAIN at its end.
+        python: its interpreter, this test's own if None.
     """
     home = directory / "stub" if (directory / "stub").exists() else torch_directory(directory)
     command = python.command if python else [sys.executable]
@@ -106,7 +106,7 @@ def start(directory: Path, body: str, python: Interpreter | None = None, **extra
 
 
 def finish(process: Process) -> None:
-    """Tell a target to end, and check that it ends as if nothing had been."""
+    """Send a target the word to end, and check that it ends as if nobody had attached."""
     process.send("end")
     assert process.finish()[-1] == checksum(), process.describe()
     assert process.err == [], process.describe()
@@ -118,7 +118,7 @@ def checksum() -> str:
 
 
 def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
-    """Return a payload whose agent is `bootstrap` alone, and makes room for the next when it has started."""
+    """Return a payload whose agent is `bootstrap` alone; the agent makes room for the next one when it has started."""
     files = {
         "hookd/__init__.py": b"",
         "hookd/target/__init__.py": b"",
@@ -130,7 +130,7 @@ def stub_payload(bootstrap: bytes = COUNTS) -> Payload:
 
 
 def inject(pid: int, bootstrap: bytes = COUNTS, request: AttachRequest | None = None) -> Delivery:
-    """Do what `attach` does, up to the agent's answer, with a stub for the agent; wait for one that is still there."""
+    """Attach as `attach` does, up to the agent's answer, with a stub as the agent; wait until an earlier one has gone."""
     request = request or AttachRequest(plugins=(), timeout_s=60)
 
     def injected() -> Delivery | None:
@@ -161,16 +161,16 @@ def own_memory() -> Opened:
 
 
 _STATEMENT = b"__import__('builtins').exec("
-"""How it begins. Of that, `__import__` alone also stands in the loader's source, of which freed memory keeps a copy."""
+"""The beginning of the mailbox's code. Only `__import__` is also in the loader's source, of which freed memory keeps a copy."""
 
 
 def mailboxes(pid: int) -> int:
-    """Count the pages of a process that begin as a mailbox does: its code at offset 128."""
+    """Count the pages of a process that begin like a mailbox, with its code at offset 128."""
     found = 0
     with Opened(pid, proc.program(pid)) as opened:
         for mapping in opened.mappings():
             if mapping.access == "rw-p" and not mapping.path and mapping.end - mapping.start < 1 << 24:
-                with contextlib.suppress(OSError):  # it works meanwhile, and has given this back
+                with contextlib.suppress(OSError):  # it works meanwhile, and may have freed this
                     memory = opened.read(mapping.start, mapping.end - mapping.start)
                     found += sum(memory.startswith(_STATEMENT, page + 128) for page in range(0, len(memory), 4096))
     return found

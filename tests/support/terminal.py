@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """A shell in a tmux server of its own. `environment` is what the shell has beside a tool's."""
+    """A shell in a tmux server of its own. `environment` is added to that of a tool."""
 
     def __init__(self, directory: Path, width: int = 80, height: int = 24, **environment: str) -> None:
         self._socket = directory / "tmux.sock"
@@ -51,7 +51,7 @@ class Terminal:
         return self.tmux("capture-pane", "-p").splitlines()
 
     def wait(self, wanted: str | Callable[[list[str]], object]) -> list[str]:
-        """Wait until a text stands there, or what is seen is as wanted, and give the lines."""
+        """Wait until a text is on the screen, or a condition holds for its lines; return the lines."""
         seen: list[str] = []
 
         def is_there() -> bool:
@@ -66,7 +66,7 @@ class Terminal:
         return self.tmux("display-message", "-p", "#{pane_current_command}").strip()
 
     def wait_for_shell(self) -> None:
-        """Wait until what was started has ended or is stopped: what is typed before, it may read or throw away."""
+        """Wait until the last command has ended or is stopped: it may read or discard input that is typed before."""
         wait_until(lambda: self.in_front() == "bash", what=lambda: "\n".join(["the shell", *self.screen()]))
 
     def resize(self, width: int, height: int) -> None:

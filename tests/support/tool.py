@@ -37,7 +37,7 @@ def start_hookd(*arguments: str | Path, cwd: Path | None = None, stdin: bool = F
 
 
 def hookd(*arguments: str | Path, status: int = 0, **extra: str | Path) -> str:
-    """Run a command to its end, and give its stdout."""
+    """Run a command to its end; return its stdout."""
     with start_hookd(*arguments, **extra) as process:
         assert process.wait() == status, process.describe()
         printed = "\n".join(process.out)
@@ -121,7 +121,7 @@ class Page:
 
     @classmethod
     def below(cls, process: Process, timeout_s: float = PATIENCE_S) -> Page:
-        """Wait for the page of a process or of one of its descendants, and give it."""
+        """Wait for the page of a process or of one of its descendants, and return it."""
 
         def search() -> Page | None:
             assert process.popen.poll() is None, f"ended without a page: {process.describe()}"

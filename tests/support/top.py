@@ -75,7 +75,7 @@ class Unclocked(TopApp):
 
 
 def on_screen(state, story, width=80, height=24):
-    """Run `story(pilot)` on the screen of a state, and give what it gives; errors of the app are raised."""
+    """Run `story(pilot)` on the screen of a state, and return its result; errors of the app are raised."""
 
     async def run():
         async with Unclocked(state).run_test(size=(width, height)) as pilot:
@@ -85,7 +85,7 @@ def on_screen(state, story, width=80, height=24):
 
 
 def text_of(app):
-    """Return the lines of the screen, each of which is as wide as that."""
+    """Return the lines of the screen, each as wide as the screen."""
     lines = [strip.text for strip in app.screen._compositor.render_strips()]
     assert len(lines) == app.size.height
     assert {cell_len(line) for line in lines} == {app.size.width}
@@ -93,7 +93,7 @@ def text_of(app):
 
 
 def shown(state, width=80, height=24, keys=()):
-    """Press keys, and give the lines of the screen."""
+    """Press keys; return the lines of the screen."""
 
     async def story(pilot):
         await pilot.press(*keys)
@@ -104,7 +104,7 @@ def shown(state, width=80, height=24, keys=()):
 
 
 def press(state, *keys):
-    """Press keys, and give the exit code, None if that was not the end."""
+    """Press keys; return the exit code, or None if that did not end the app."""
 
     async def story(pilot):
         await pilot.press(*keys)

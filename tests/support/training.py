@@ -1,4 +1,4 @@
-"""Training processes that know nothing of hookd, and what is read from their lines."""
+"""Training processes that know nothing of hookd, and the facts in their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the targets share: arguments, step lines, the closing checksum. They know nothing of hookd."""
+"""Shared by the targets: arguments, step lines, the closing checksum. They know nothing of hookd."""
 
 import argparse
 import hashlib
@@ -10,7 +10,7 @@ import torch
 
 
 def parse(**flags):
-    """Return the arguments; `flags` are further ones with their defaults."""
+    """Return the arguments; `flags` are additional ones with their defaults."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30, help="0: for ever")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep after each step")
@@ -24,7 +24,7 @@ def parse(**flags):
 
 
 def train(arguments, model, loss_of, optimizer=None):
-    """Take the steps, print a line for each, and at last the checksum of all parameters and buffers."""
+    """Take the steps, print a line for each, and at the end the checksum of all parameters and buffers."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in itertools.count(1) if arguments.steps == 0 else range(1, arguments.steps + 1):
         optimizer.zero_grad()
@@ -37,7 +37,7 @@ def train(arguments, model, loss_of, optimizer=None):
 
 
 def pause(arguments):
-    """Sleep as long as a step is to take longer."""
+    """Sleep for the time by which a step is to take longer."""
     if not (arguments.hurry and os.path.exists(arguments.hurry)):
         time.sleep(arguments.pause)
 

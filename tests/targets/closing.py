@@ -1,4 +1,4 @@
-"""A training that closes at SIGUSR1 what it has not opened, below `--to`, and takes all those numbers; at SIGTERM it uses them."""
+"""A training that at SIGUSR1 replaces all descriptors from 3 to `--to` by a file of its own, and writes to them at SIGTERM."""
 
 import itertools
 import os

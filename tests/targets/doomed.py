@@ -1,6 +1,6 @@
-"""Trains for ever, and lets happen what a line on its stdin names, between two steps or in the next forward.
+"""Trains for ever; a line on its stdin names a fault, which happens between two steps or in the next forward.
 
-`doomed.py [RANK WORLD_SIZE RENDEZVOUS]`: with those it is one rank of a job under gloo.
+`doomed.py [RANK WORLD_SIZE RENDEZVOUS]`: with these arguments it is one rank of a job under gloo.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def wait_for_ever(*_):
 
 
 def strike(fault):
-    """Do it; what returns stays in force from now on."""
+    """Make a fault happen. If this returns, the fault stays in effect from now on."""
     inner = model.module if hasattr(model, "module") else model
     if fault == "nan":
         inner[2].register_forward_hook(poison)
@@ -83,7 +83,7 @@ lines = queue.SimpleQueue()
 
 
 def listen():
-    """Ranks in a collective cannot look at their stdin, so a thread does."""
+    """Read stdin in a thread, because ranks in a collective cannot."""
     for line in sys.stdin:
         lines.put(line.strip())
     lines.put("quit")

@@ -1,6 +1,6 @@
-"""A small net in which one known fault happens at one known step and stays: `--fault KIND --at STEP`.
+"""A small net with one known fault that happens at one known step and stays: `--fault KIND --at STEP`.
 
-With `--when FILE` that is the step in which there is such a file.
+With `--when FILE`, it happens in the step in which that file exists.
 """
 
 import math
@@ -28,7 +28,7 @@ def poison(_module, _inputs, output):
 
 
 def strike(layer):
-    """Do what is done once."""
+    """Make those faults that happen once."""
     if arguments.fault == "forward-nan":
         layer.register_forward_hook(poison)
     elif arguments.fault == "grad-nan":

@@ -1,4 +1,4 @@
-"""Two ranks under gloo, of which the second stands in blocks.2 while a file is there. hanging.py DIRECTORY
+"""Two ranks under gloo; the second stops in blocks.2 while a file exists. hanging.py DIRECTORY
 
 DIRECTORY/sleep: it sleeps there. DIRECTORY/native: it sleeps once for some seconds in native code that holds the GIL.
 """

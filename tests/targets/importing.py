@@ -1,7 +1,7 @@
 """Trains for ever, and between steps answers the lines of its stdin, each with one line of JSON after `answer `.
 
-`modules` asks for the names in `sys.modules`, `import NAME…` imports modules and gives their files or the error, and
-`id NAME…` gives the identities of what stands there.
+`modules` returns the names in `sys.modules`, `import NAME…` imports modules and returns their files or the error, and
+`id NAME…` returns the identities of those modules.
 """
 
 import importlib

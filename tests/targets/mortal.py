@@ -1,4 +1,4 @@
-"""Trains for ever, and ends as a line of its stdin says: one of the functions below, or `quit` for a good end."""
+"""Trains for ever, and ends as a line of its stdin says: by one of the functions below, or by `quit` normally."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Trainings in which a tensor that hookd meets has no memory, or has it no longer.
+"""Trainings in which a tensor that hookd meets has no memory, or no longer has it.
 
     python no_memory.py PROGRAM [PLUGIN...]
 
@@ -20,7 +20,7 @@ STEPS = 4
 
 
 class Wrapped(torch.Tensor):
-    """A tensor without storage, whose numbers are in another one: the pattern of quantised and sharded parameters."""
+    """A tensor without storage; its numbers are in another one: the pattern of quantised and sharded parameters."""
 
     calls = 0
 
@@ -64,7 +64,7 @@ class View(nn.Module):
 
 
 class Outer(nn.Module):
-    """Calls a module, and then frees (and makes room for) what that has returned."""
+    """Calls a module, and then frees (and makes room for) its output."""
 
     def __init__(self, inner, grows):
         super().__init__()
@@ -87,7 +87,7 @@ class Outer(nn.Module):
 
 
 class Offloading(torch.optim.SGD):
-    """Takes the parameters, and what they were, out of memory after each step."""
+    """Takes the parameters, and their old values, out of memory after each step."""
 
     def step(self, closure=None):
         found = super().step(closure)
@@ -115,7 +115,7 @@ class Fetching(nn.Module):
 
 
 class Truncated(nn.Module):
-    """Has a parameter in a file that has been cut off, and that it never uses."""
+    """Has a parameter in a file that has been truncated, and never uses it."""
 
     def __init__(self, mapped):
         super().__init__()
@@ -215,7 +215,7 @@ def nested():
 
 
 def spoiled():
-    """What goes wrong is looked into, with all that is not there around it."""
+    """Make a bad value, which hookd then investigates, with tensors around it that have no memory."""
     held = torch.ones(64)[16:]
     held.untyped_storage().resize_(0)
 
@@ -247,7 +247,7 @@ def spoiled():
 
 
 def functional():
-    """Tensors that a transform has left behind, as outputs."""
+    """Train with outputs that are tensors that a transform has left behind."""
     left = []
     torch.vmap(lambda one: left.append(one) or one)(torch.ones(3, 8))
     torch.func.grad(lambda one: left.append(one) or one.sum())(torch.ones(8))
@@ -276,7 +276,7 @@ def functional():
 
 
 def rate():
-    """A learning rate that has been offloaded with all else that an optimizer has."""
+    """Train with a learning rate that has been offloaded together with the rest of its optimizer."""
     gone = torch.tensor(0.1)
     gone.untyped_storage().resize_(0)
 

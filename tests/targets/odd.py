@@ -1,7 +1,7 @@
-"""Trains every odd training once for each line of stdin, and prints for each a digest of all that could be seen.
+"""Trains every odd training once for each line of stdin, and prints for each a digest of everything visible.
 
 `tests.support.odd` has them; this program knows nothing of hookd. Versions of gradients are left out: a thread that looks at
-stacks keeps what is in their frames a moment longer, and autograd copies a gradient that somebody has.
+stacks keeps the objects in their frames a moment longer, and autograd copies a gradient that has another reference.
 """
 
 import hashlib

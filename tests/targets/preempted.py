@@ -13,11 +13,11 @@ from torch import nn
 
 
 class PreemptedError(Exception):
-    """What a cluster's SIGTERM handler may raise."""
+    """An exception as a cluster's SIGTERM handler may raise it."""
 
 
 class Leaving(SystemExit):
-    """Or this."""
+    """Another one."""
 
 
 arguments = parse(kind="custom")
@@ -46,7 +46,7 @@ def tell(*words):
 
 
 def report():
-    """Acknowledge a signal, once, inside of the `try` in which the next one is to arrive."""
+    """Acknowledge a signal, once, inside the `try` in which the next one is to arrive."""
     global reported, has_begun
     if not has_begun:
         has_begun = True
@@ -70,14 +70,14 @@ def train():
 
 
 def train_until_the_end():
-    """The loop is in here, so that no instruction between two steps is outside of the `try`."""
+    """Contain the loop, so that no instruction between two steps is outside of the `try`."""
     while not is_over:
         report()
         train()
 
 
 def came_while_torch_put_back(error):
-    """Whether it cut short the `finally` in which an optimizer's step puts the mode of gradients back: torch's own hole."""
+    """Return whether it cut short the `finally` in which an optimizer's step restores the gradient mode: torch's own flaw."""
     trace = error.__traceback__
     while trace.tb_next is not None and trace.tb_frame.f_code.co_name != "_use_grad":  # torch/optim/optimizer.py, 2.13
         trace = trace.tb_next

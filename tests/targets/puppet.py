@@ -120,7 +120,7 @@ def wakeup_fd():
 
 
 def objects_of_hookd():
-    """Name what the garbage collector still knows of the guest's: classes, functions, instances."""
+    """Return the names of the guest's objects that the garbage collector still knows: classes, functions, instances."""
     found = set()
     for thing in gc.get_objects():
         kind = type(thing)

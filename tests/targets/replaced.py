@@ -1,4 +1,4 @@
-"""A training in a process in which a library has replaced what the interpreter offers: `--by gevent`, or another of `BY`.
+"""A training in a process in which a library has replaced parts of the interpreter: `--by gevent`, or another of `BY`.
 
 It does so before the training, with `--late 1` at SIGUSR1; then it prints `replaced`. At SIGTERM it prints `checkpoint` and ends.
 """

@@ -1,4 +1,4 @@
-"""Two ranks, of which the second comes to the all-reduce of each step when it gets a line on stdin."""
+"""Two ranks; the second joins the all-reduce of each step only after it gets a line on stdin."""
 
 import sys
 

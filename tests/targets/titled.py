@@ -1,6 +1,6 @@
-"""Trains under a title of its own, which it has written over its words and its environment; at SIGTERM it ends.
+"""Trains under a title, written over its command line and its environment; at SIGTERM it ends.
 
-With `--hides 1` it has no environment for the C library any more either, but that which Python has read at its start. With
+With `--hides 1` the C library has no environment any more either, only the one that Python has read at its start. With
 `--gone 1` the standard library is gone from its disk.
 """
 

@@ -1,10 +1,10 @@
-"""Every module of torch's own test database: for each case a line with a digest of all that it computed and left.
+"""Every module of torch's own test database: for each case a line with a digest of all its results and lasting effects.
 
 A case is one module, made with one set of arguments, in one mode and dtype: called inside a holder, run backward,
 stepped, and in eval called once more without a graph (torch then takes other paths). The digest holds the outputs, the
 shape of the graph, the gradients of inputs and parameters, the state after the step, the hooks on the module and the
-state of the random generator, bit for bit; of a case that raises, the exception. The word before it says whether all
-was finite: some modules make infinities of what the database gives them.
+state of the random generator, bit for bit; or the exception, if the case raises. The word before it says whether all
+was finite: some modules return infinities for inputs from the database.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class Holder(nn.Module):
 
 
 class Digest:
-    """What was added to it, as one number."""
+    """A digest of all the values that were added to it."""
 
     def __init__(self):
         self._sum = hashlib.sha256()
@@ -71,7 +71,7 @@ def tensors(value):
 
 
 def copied(value):
-    """Copy what a graph is built on, so that a module may work on it in place."""
+    """Copy the leaves of a graph, so that a module may work on them in place."""
     if isinstance(value, torch.Tensor) and value.requires_grad:
         return value.clone()
     if type(value) in (tuple, list):
@@ -80,7 +80,7 @@ def copied(value):
 
 
 def graph(outputs):
-    """Name the nodes of the graph below `outputs`, breadth first."""
+    """Return the names of the nodes of the graph below `outputs`, breadth first."""
     names, seen, todo = [], set(), [t.grad_fn for t in outputs if t.grad_fn is not None]
     while todo and len(seen) < GRAPH_LIMIT:
         node = todo.pop(0)
@@ -92,7 +92,7 @@ def graph(outputs):
 
 
 def run(model, forward, digest):
-    """Take one step of training; add all that can be seen of it."""
+    """Take one step of training; add everything that is visible of it."""
     outputs = tensors(model(*copied(forward.args), **copied(forward.kwargs)))
     digest.add(outputs)
     digest.add(graph(outputs))
@@ -107,7 +107,7 @@ def run(model, forward, digest):
 
 
 def finish(model, digest):
-    """Add what is left when all is done."""
+    """Add the state that is left at the end."""
     for module in model.modules():
         digest.add(sorted(k for k in vars(module) if k != "_compiled_call_impl"))
         digest.add([len(v) for k, v in sorted(vars(module).items()) if k.endswith("_hooks")])
@@ -116,7 +116,7 @@ def finish(model, digest):
 
 
 def case(info, given, digest):
-    """Run one case; say how it went: finite, nonfinite, or the exception's name."""
+    """Run one case; return how it went: finite, nonfinite, or the exception's name."""
     given_to_make = given.constructor_input
     model = Holder(info.module_cls(*given_to_make.args, **given_to_make.kwargs)).train(info.training)
     try:
@@ -126,7 +126,7 @@ def case(info, given, digest):
             with torch.no_grad():
                 digest.add(tensors(model(*given.forward_input.args, **given.forward_input.kwargs)))
         return "finite" if digest.is_finite else "nonfinite"
-    except Exception as error:  # noqa: BLE001 - what torch refuses it must refuse in the same words
+    except Exception as error:  # noqa: BLE001 - hookd must not change the words with which torch refuses
         digest.add(str(error))
         return type(error).__name__
     finally:

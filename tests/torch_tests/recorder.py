@@ -1,4 +1,4 @@
-"""A pytest plugin that runs beside torch's own tests: writes what became of each test, line by line, as JSON.
+"""A pytest plugin that runs beside torch's own tests and writes the outcome of each test as a line of JSON.
 
 It is loaded with `-p` in another interpreter, which may have no hookd, so it imports only what that one has. A line is
 flushed at once: if a test ends the process, the last line names it. Environment variables, set by `runs.py`:
@@ -104,7 +104,7 @@ class Recorder:
 
 
 def watched() -> dict[str, object]:
-    """Return what hookd replaces, and its surroundings, by name: to be compared by identity."""
+    """Return the objects that hookd replaces, and their surroundings, by name: to be compared by identity."""
     found = {}
     for name in WATCHED:
         value = lookup(name)
@@ -122,7 +122,7 @@ def hooks() -> dict[str, object]:
 
 
 def lookup(name: str) -> object:
-    """Return what a dotted name stands for, without importing anything; None if it is not there."""
+    """Return the object with a dotted name, without importing anything; None if it does not exist."""
     module, _, rest = name.rpartition(".")
     if name in sys.modules:
         return sys.modules[name]

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MOST_STARTS = 25
-"""So often a file is started, each time without the tests that are done, where tests end the process."""
+"""How often a file is started, each time without the tests that are done, if tests end the process."""
 STAYS_S = 8.0
-"""How long an agent stays when it comes and goes while the tests run."""
+"""How long an agent stays if it comes and goes while the tests run."""
 POLL_S = 0.1
 
 
 @dataclass
 class Result:
-    """What became of a file's tests.
+    """The results of a file's tests.
 
     Attributes:
         outcomes: by the test's name: passed, failed, skipped, xfailed, xpassed, error, crashed (SIGNAL), timed out.
-        texts: of those that did not pass, by name.
-        findings: what hookd itself did wrong: errors of plugins, lines in its log, what a detach left.
+        texts: the messages of those that did not pass, by name.
+        findings: hookd's own faults: errors of plugins, lines in its log, leftovers of a detach.
         seen: sums of the agents' own figures: agents, modules, forward calls.
-        changed: what hookd replaces and is another object after the detach.
+        changed: the objects that hookd replaces and that are different ones after the detach.
         seconds: wall time.
     """
 
@@ -47,7 +47,7 @@ class Result:
     seconds: float = 0.0
 
     def look(self, page: Page) -> None:
-        """Note what an agent has seen and what went wrong in it."""
+        """Record the agent's figures, and its errors."""
         values, snapshot = page.values(), page.read()
         families = {"modules": "hookd_modules", "forward calls": "hookd_timing_forward_calls"}
         counts = {name: int(sum(values.get(family, {}).values())) for name, family in families.items()}
@@ -64,7 +64,7 @@ class Result:
         ]
 
     def detached(self, left: dict[str, Any]) -> None:
-        """Note what a detach said, if it was not that everything is as before."""
+        """Record the answer of a detach, unless it said that everything is as before."""
         if left.get("restored") != "identity" or left.get("residue"):
             self.findings.append(f"detach: {left}")
 
@@ -73,7 +73,7 @@ def run(program: Program, file: str, mode: str, limit_s: float) -> Result:
     """Run a file in one of the modes.
 
     Args:
-        limit_s: wall time for the file; a test that is running then has timed out, and those behind it are absent.
+        limit_s: wall time for the file; a test that is running then has timed out, and later ones are absent.
     """
     result, begun = Result(), time.monotonic()
     for _ in range(MOST_STARTS):
@@ -86,7 +86,7 @@ def run(program: Program, file: str, mode: str, limit_s: float) -> Result:
 
 
 class _Start:
-    """One start of a file, without the tests that have an outcome."""
+    """One start of a file, without the tests that have an outcome already."""
 
     def __init__(self, program: Program, file: str, mode: str, result: Result) -> None:
         self._mode, self._result = mode, result
@@ -105,10 +105,10 @@ class _Start:
         self._process.close()
 
     def accompany(self, limit_s: float) -> bool:
-        """Stay to the end of the process.
+        """Stay until the process ends.
 
         Returns:
-            Whether it ended in the middle of a test, so that others may be left.
+            Whether it ended in the middle of a test, so that there may be others left.
         """
         end = time.monotonic() + limit_s
         if self._mode in UNOBSERVED:
@@ -119,10 +119,10 @@ class _Start:
             self._process.wait()
         return self._conclude()
 
-    # -- what is seen from outside
+    # -- seen from outside
 
     def _stay(self, end: float) -> None:
-        """Look at the end at what the agent of the process itself has seen."""
+        """Read, at the end, the figures of the agent of the process itself."""
         with Page.below(self._process) as page:
             self._go("collected")
             if self._until("finished", end) and self._mode == RUN:
@@ -132,7 +132,7 @@ class _Start:
             self._result.look(page)
 
     def _come_and_go(self, end: float) -> None:
-        """Attach before the first test, and again and again while they run."""
+        """Attach before the first test, and then attach and detach again and again while tests run."""
         while not self._at("finished") and self._is_running() and time.monotonic() < end:
             try:
                 with self._attached() as page:
@@ -140,7 +140,7 @@ class _Start:
                     self._until("finished", min(end, time.monotonic() + STAYS_S))
                     self._result.look(page)
             except (AssertionError, HookdError) as exc:
-                if not self._is_running():  # a test has ended the process, and so the attach
+                if not self._is_running():  # a test has ended the process, and with it the attach
                     break
                 self._result.findings.append(f"attach: {exc}")
         self._go("finished")
@@ -148,10 +148,10 @@ class _Start:
 
     @contextlib.contextmanager
     def _attached(self) -> Iterator[Page]:
-        """Attach for the time of a block.
+        """Attach during the block.
 
         Raises:
-            AssertionError: the attach or the detach has failed; says what the tool has printed.
+            AssertionError: the attach or the detach has failed; the text is the tool's output.
         """
         with Attachment([self._pid()], *OBSERVERS, **WITHOUT_LIMIT) as attachment:
             attachment.process.expect("stopped for|never stopped")
@@ -179,7 +179,7 @@ class _Start:
         return next(line["pid"] for line in self._read() if line.get("at") == "collected")
 
     def _until(self, moment: str, end: float) -> bool:
-        """Wait for a moment; False where the process or the time ends before."""
+        """Wait for a moment; return False if the process or the time ends before it."""
         while self._is_running() and time.monotonic() < end and not self._at(moment):
             time.sleep(POLL_S)
         return self._at(moment)
@@ -207,7 +207,7 @@ class _Start:
             result.outcomes[line["name"]] = _outcome(line)
             if line["text"]:
                 result.texts[line["name"]] = line["text"]
-        elif "changed" in line and self._mode != RUN:  # there, hookd has come before the recorder
+        elif "changed" in line and self._mode != RUN:  # there, hookd has started before the recorder
             result.changed = sorted({*result.changed, *line["changed"]})
         elif line.get("left"):
             result.findings.append(f"left behind: {line['left']}")

@@ -60,7 +60,7 @@ def _asking_for_sources(text: str) -> str:
 
 
 def _unpack(archive: Path, directory: Path) -> None:
-    """Unpack what is below `*/test/` of an archive."""
+    """Unpack the files below `*/test/` of an archive."""
     with tarfile.open(archive) as tar:
         for member in tar:
             top, _, path = member.name.partition("/")

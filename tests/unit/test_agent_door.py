@@ -1,4 +1,4 @@
-"""Where a tool reaches an agent: a socket file in a usual place, or a pair of sockets where there is none."""
+"""The place where a tool reaches an agent: a socket file in a usual place, or a pair of sockets if there is none."""
 
 from __future__ import annotations
 

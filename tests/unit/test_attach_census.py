@@ -1,4 +1,4 @@
-"""The look at all processes: whose turn it is, and what is left alone."""
+"""The search of all processes: in which order, and which are left alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookd.tool.attach.discover import Candidate
 
 
 class Machine:
-    """Processes that are made up: their users, how long it takes to look at one, and what is found."""
+    """Simulated processes: their users, how long it takes to look at one, and the results."""
 
     def __init__(self, monkeypatch):
         self.now, self.users, self.takes_s, self.why = 100.0, {}, {}, {}
@@ -30,7 +30,7 @@ class Machine:
         return Candidate(pid, pid, (), self.users[pid], "skipped", self.why.get(pid, ""), has_torch=False)
 
     def look(self, after_s=1.0):
-        """Look once more, when all sizes have changed; give who was inspected."""
+        """Look once more, after all sizes have changed; return the processes that were inspected."""
         self.now += after_s
         self.seen.clear()
         self.census.scan()

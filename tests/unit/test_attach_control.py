@@ -1,4 +1,4 @@
-"""A target's agent may be anybody's program: what it answers, and how slowly, harms no more than its own request."""
+"""A target's agent may be anybody's program: its answers, however slow, harm only its own request."""
 
 from __future__ import annotations
 

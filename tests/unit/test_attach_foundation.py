@@ -1,4 +1,4 @@
-"""What an attach stands on in an interpreter and in torch, on tables made for it and with parts taken away."""
+"""Checks of an interpreter and of torch before an attach, on tables made for it and with parts removed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NEWER = (3, proven.NEWEST_PYTHON[1] + 1)
 
 
 class MadeUp:
-    """A runtime, its main interpreter and that one's main thread in our own memory, with a table like `layout`'s.
+    """A runtime, its main interpreter and its main thread in our own memory, with a table like `layout`'s.
 
     Args:
-        version: what the interpreter is, and its table is of unless `says` is given.
-        changed: fields of the table that are otherwise than they are.
+        version: the version of the interpreter, and of its table unless `says` is given.
+        changed: fields of the table with other values than usual.
     """
 
     def __init__(self, version, layout=debug_table.NEWEST, says=None, level=FINAL, **changed):

@@ -1,4 +1,4 @@
-"""What is read of an interpreter from memory alone, on images made for it."""
+"""Facts about an interpreter that are read from memory alone, on images made for it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_library_of_many_gigabytes_is_not_copied():
 
 
 def endless_image(memory):
-    """Write an ELF image whose only table of symbols is as long as a number can say, and has no names."""
+    """Write an ELF image whose only symbol table claims the largest possible length, and has no names."""
     base, table = address_of(memory), 4096
     memory[:64] = struct.pack("<4sBBB9xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     memory[64:120] = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, 4096, 4096, 4096)

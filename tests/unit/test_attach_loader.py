@@ -45,7 +45,7 @@ def _nothing_stays():
 
 
 def carried(files, *, gentle=False):
-    """Make a loader of one module and of what it imports, and give the module `single` of it."""
+    """Make a loader of one module and of its imports; return the module `single` of it."""
     loader = Loader(files, codes, gentle=gentle)
     return loader, loader.module("single")
 

@@ -1,4 +1,4 @@
-"""What an attach knows of the machine: symbols out of memory, registers, signal frames, remote debugging's fields."""
+"""Machine-level facts of an attach: symbols from memory, registers, signal frames, fields of remote debugging."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_memory_that_is_no_image_is_refused():
 
 @pytest.mark.parametrize("junk", [b"\xff", b"\0", b"\x40"])
 def test_an_image_that_lies_is_refused(junk):
-    """The header is right, all that follows is hostile."""
+    """The header is right, the rest is hostile."""
     image = ctypes.create_string_buffer(b"\x7fELF\2\1\1".ljust(16, b"\0") + junk * 4096)
     with pytest.raises((elf.NotElfError, OSError)):
         elf.Image(own_memory(), ctypes.addressof(image)).find(["Py_AddPendingCall"])
@@ -94,7 +94,7 @@ def xstate(size: int, features: int, in_use: int) -> bytes:
     [
         (2440, 0xE7, 0x7, (0xE7, 2440)),
         (2696, 0x2E7, 0x207, (0x2E7, 2696)),
-        (11008, 0x602E7, 0x207, (0x2E7, 2696)),  # AMX there and not used: most processes may not have it in a frame
+        (11008, 0x602E7, 0x207, (0x2E7, 2696)),  # AMX exists and is not used: most processes may not have it in a frame
         (11008, 0x602E7, 0x60207, (0x602E7, 11008)),
     ],
 )
@@ -116,7 +116,7 @@ def test_the_injected_statement_is_one_line_that_leaves_no_name():
     assert text.count(b"\n") == 1
     assert b"@" not in text
     namespace: dict[str, object] = {}
-    exec(text[:-1].decode(), namespace)  # no process has pid 0: it does nothing
+    exec(text[:-1].decode(), namespace)  # no process has pid 0, so it does nothing
     assert set(namespace) == {"__builtins__"}
 
 

@@ -1,4 +1,4 @@
-"""The code that is injected, run here."""
+"""The code that is injected, run in this process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.stub import own_memory
 SIZE = 2 * mmap.PAGESIZE
 PRIVATE, READ_WRITE = 0x2, 3
 NAME = "a-mailbox-of-this-test"
-"""By its name it is known from what the process maps at the same address once it is given back."""
+"""This name identifies it, even if the process maps something else at the same address after it was given back."""
 
 
 def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
-    """Who sees that it ran, and not that it has claimed, queues it again: the first page would stay for ever."""
+    """In the other order, a tool may see that it ran but not that it claimed, and queue it again: the first page stays."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     libc = proc.libc()
     libc.mmap.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Who was killed for want of memory: what cgroups count, what the kernel's log says, and what is no evidence."""
+"""Processes that were killed for lack of memory: counters of cgroups, the kernel's log, and data that prove nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ V2 = "29 23 0:26 {root} {mount} rw,nosuid - cgroup2 cgroup2 rw"
 KILLED = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB, UID:0 pgtables:1kB"
 
 NOBODY = 2**22 + 1
-"""No pid is as high as that (PID_MAX_LIMIT of include/linux/threads.h)."""
+"""No pid is as high as this (PID_MAX_LIMIT of include/linux/threads.h)."""
 
 
 @pytest.fixture
 def counter_of(tmp_path, monkeypatch):
-    """Find the counter of a process by what its /proc/PID/cgroup and our mountinfo say."""
+    """Return a function that finds the counter of a process from given texts of its /proc/PID/cgroup and our mountinfo."""
     mountinfo = tmp_path / "mountinfo"
     monkeypatch.setattr(cgroups, "_MOUNTS", mountinfo)
 
@@ -72,7 +72,7 @@ def test_the_kernels_log_names_who_was_killed_and_nobody_else_can():
     assert oom.victim("3,100,5000000,-;Out of memory: Killed process 7 (a) total-vm", 4.0) == 7
     assert oom.victim("3,100,5000000,-;Killed process 7 (a), UID 0, total-vm", 4.0) == 7
     for record in (
-        f"3,100,3999999,-;{KILLED}",  # before it began
+        f"3,100,3999999,-;{KILLED}",  # before the process began
         f"11,100,5000000,-;{KILLED}",  # written by a program
         "6,100,5000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=Killed process 4242 (,pid=1",
         "6,100,5000000,-;[ 7] 0 7 100 Killed process 4242 (x)",

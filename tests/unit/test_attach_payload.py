@@ -1,4 +1,4 @@
-"""The payload: what is in it, and how plugins are found without being imported."""
+"""The payload: its content, and how plugins are found without being imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a seccomp filter would do is told without making the system call; the kernel itself is the witness."""
+"""The effect of a seccomp filter is predicted without making the system call; the kernel itself confirms it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ call(60, 0)  # exit: `_exit` calls exit_group alone since glibc 2.42, and a prog
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 @pytest.mark.skipif(MACHINE != "x86_64", reason="numbers of harmless system calls of x86_64")
 def test_the_kernel_answers_the_same(program):
-    harmless = [39, 102, 104, 107, 108, 110, 111, 186]  # getpid and its like
+    harmless = [39, 102, 104, 107, 108, 110, 111, 186]  # getpid and the like
     told = [seccomp.run(program, number, HERE) for number in harmless]
     text = b"".join(struct.pack("<HBBI", code, yes, no, value) for code, yes, no, value in program)
     done = subprocess.run(

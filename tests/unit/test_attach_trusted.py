@@ -1,4 +1,4 @@
-"""What may be carried into a target, and what a target's or a stranger's files can do to a tool that is root."""
+"""Code that may be carried into a target, and the harm that a target's or a stranger's files can do to a tool run by root."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def found(directory, trust=OURS):
 
 
 def refused(directory, *words, trust=OURS):
-    """The plugin does not come, for this reason."""
+    """Check that the plugin is refused, with these words."""
     with pytest.raises(PluginError) as caught:
         found(directory, trust)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -152,11 +152,11 @@ SLEEPS = "import os, sys, time; os.chroot(sys.argv[1]); print('ready', flush=Tru
 
 @pytest.fixture
 def jail(stack, tmp_path):
-    """A process whose root is a directory that a stranger has prepared."""
+    """Start a process whose root is a directory that a stranger has prepared."""
     root = tmp_path / "root"
     for name in ("dev", "tmp", "var/tmp", "run/user/0"):
         (root / name).mkdir(parents=True)
-    (root / "tmp").chmod(0o777)  # not sticky: anybody may put another file in the place of ours
+    (root / "tmp").chmod(0o777)  # not sticky: anybody may replace our file
     (root / "var/tmp").chmod(0o1777)
     (root / "outside").mkdir()
     process = stack.enter_context(Process([sys.executable, "-c", SLEEPS, root], env=dict(os.environ)))
@@ -182,7 +182,7 @@ def test_a_link_in_the_targets_root_leads_a_tool_nowhere(jail, tmp_path):
 
 
 def test_a_file_is_put_only_where_the_kernel_itself_keeps_it(tmp_path):
-    """On another file system, of a network or served by the target's own user, each call may wait for ever."""
+    """On a file system of a network, or of the target's own user, each call may wait for ever."""
     local = tuple(tmp_path.parts[1:])
     os.close(bounded.open_local_directory(os.getpid(), local))
     with pytest.raises(UnexpectedError, match="0x9fa0 may wait for its server"):  # proc

@@ -1,4 +1,4 @@
-"""The child that reads a target's memory in our place: what it returns, and what happens where it never does."""
+"""The child that reads a target's memory in our place: its results, and what happens if it never answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def memory():
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Have every child answer its first call and no other, as if what it reads never came."""
+    """Make every child answer its first call and no other, as if a read never returned."""
     stopped = "import os\nfrom hookd.tool.linux import waiter_child\n"
     stopped += "waiter_child.CALLS['pread'] = lambda *_: os.kill(os.getpid(), 19)\nmain()\n"
     monkeypatch.setattr(waiter, "_CHILD", waiter._CHILD.replace("main()\n", stopped))

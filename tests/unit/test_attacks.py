@@ -1,4 +1,4 @@
-"""What `python -m tests.attacks` says before it attacks anything."""
+"""The output of `python -m tests.attacks` before it attacks anything."""
 
 from __future__ import annotations
 

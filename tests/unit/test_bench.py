@@ -1,4 +1,4 @@
-"""How the benches compare and what they write: the order of the blocks, the bounds, a section rewritten alone."""
+"""The comparisons and the output of the benches: the order of the blocks, the bounds, a section rewritten alone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def kept(tmp_path, monkeypatch):
 
 
 def listed(*words):
-    """Return the lines of `hookd incidents`, and what it says on stderr."""
+    """Return the lines of `hookd incidents`, and its output on stderr."""
     done = CliRunner().invoke(incidents, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines(), done.stderr

@@ -1,4 +1,4 @@
-"""What `hookd plugin list PID` tells of the plugins of a target's own environment."""
+"""`hookd plugin list PID` on the plugins of a target's own environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_one_that_cannot_be_carried_hides_no_other(tmp_path, monkeypatch):
     (installed / "entry_points.txt").write_text("[hookd.plugins]\nbroken = hookd_broken:Broken\n")
     (tmp_path / "hookd_widths.py").write_text(WIDTHS)
     monkeypatch.syspath_prepend(installed.parent)
-    monkeypatch.setattr(change, "environment", lambda _pid: THEIRS)  # what an agent answers
+    monkeypatch.setattr(change, "environment", lambda _pid: THEIRS)  # an agent's answer
     broken, widths = loaded._installed(4711, [tmp_path])
     assert "cannot be found" in broken.refused
     assert loaded._installed_line(broken, 4711) == (

@@ -1,4 +1,4 @@
-"""What `hookd ps` lists, and how it writes a command line."""
+"""The processes that `hookd ps` lists, and its form of a command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORKER = Candidate(12, 1, ("python", "train.py"), STRANGER, "skipped", "a data l
 
 @pytest.fixture
 def listed(monkeypatch):
-    """Run `hookd ps` where these processes have torch: `listed(candidates, *words)` gives what it prints, and says."""
+    """Return a function that runs `hookd ps` as if these processes had torch: `listed(candidates, *words)` returns its output."""
 
     def run(candidates, *words):
         monkeypatch.setattr("hookd.tool.attach.discover.candidates", lambda: list(candidates))

@@ -1,4 +1,4 @@
-"""What `hookd stack`, `snapshot` and `eval` make of answers, also of those that nobody should believe."""
+"""The output of `hookd stack`, `snapshot` and `eval` for answers, including implausible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hookd report` and `hookd status` make of a report."""
+"""The output of `hookd report` and `hookd status` for a report."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_what_hookd_itself_took_stands_below_its_plugins():
 
     assert told(own_seconds=0.05)[-1] == ["hookd", "itself", "-", "-", "-", "50", "ms"]
     assert told(own_seconds=None)[-1][0] == "nan"
-    assert told()[-1][0] == "nan"  # as an older daemon tells of it
+    assert told()[-1][0] == "nan"  # in the form of an older daemon
 
 
-# ---- what a person is to know
+# ---- notes for a person
 
 
 def report(state="running", incidents=(), phase="forward", **target):

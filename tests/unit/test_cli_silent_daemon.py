@@ -1,4 +1,4 @@
-"""A daemon that is there and says nothing, as one that is stopped: who looks does without it, unless it was named."""
+"""A daemon that does not answer, because it is stopped: read-only commands work without it, unless it was named."""
 
 from __future__ import annotations
 

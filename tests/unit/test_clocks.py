@@ -1,4 +1,4 @@
-"""No test sleeps, compares what a real clock shows, or waits for a short time alone: on a busy machine it would fail."""
+"""No test sleeps, compares readings of a real clock, or only waits for a short time: on a busy machine it would fail."""
 
 from __future__ import annotations
 

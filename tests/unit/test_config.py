@@ -151,7 +151,7 @@ def test_root_and_users_have_their_own_default_places():
 
 
 def test_a_user_without_a_home_and_an_entry_in_passwd_has_places_too(monkeypatch):
-    """As in a container that is given a random uid."""
+    """As in a container that gets a random uid."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     assert config.default_state_dir({}, 1000770000) == Path("/tmp/hookd-1000770000/state")

@@ -1,4 +1,4 @@
-"""A configuration that others can change is refused, with what to do about it."""
+"""A configuration that others can change is refused, with advice on how to fix it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def file(tmp_path):
 
 
 def refused(path, *words):
-    """The file is not read, for this reason."""
+    """Check that the file is refused, with these words."""
     with pytest.raises(ConfigError) as caught:
         config.check(path)
     assert caught.value.reason == "unsafe-config"
@@ -90,7 +90,7 @@ CHECK = "import sys; from hookd.tool import cli; sys.exit(cli.main(['config', 'c
 
 
 def volume(place, owner=0):
-    """Lay out a directory as the kubelet does; give the configuration in it."""
+    """Lay out a directory as the kubelet does; return the path of the configuration in it."""
     (place / VERSION).mkdir(parents=True)
     place.chmod(0o777)
     (place / VERSION).chmod(0o755)
@@ -121,7 +121,7 @@ def is_refused(done, directory):
 
 
 def test_a_directory_that_is_read_only_to_the_daemon_alone_is_refused(file, in_mounts):
-    """As under systemd's ProtectSystem=strict, and for a hostPath with readOnly: others have a view of their own."""
+    """As under systemd's ProtectSystem=strict, and for a hostPath with readOnly: others see the directory as writable."""
     file.parent.chmod(0o777)
     for script in (
         'mount --bind / /; mount -o remount,bind,ro "$(stat -c %m "$3")"',
@@ -132,14 +132,14 @@ def test_a_directory_that_is_read_only_to_the_daemon_alone_is_refused(file, in_m
 
 
 def test_a_configmap_of_kubernetes_is_taken(tmp_path, in_mounts):
-    """On the node's disk, where the kubelet has them."""
+    """On the node's disk, where the kubelet keeps them."""
     place, mounted = tmp_path / KUBELETS, tmp_path / "etc"
     volume(place)
     mounted.mkdir(mode=0o755)
     done = in_mounts('mount --bind "$3" "$4"; mount -o remount,bind,ro "$4"', mounted / "hookd.toml", place, mounted)
     assert done.returncode == 0, done
     done = in_mounts('mount --bind "$3" "$4"', mounted / "hookd.toml", place, mounted)
-    assert is_refused(done, mounted)  # it can be written
+    assert is_refused(done, mounted)  # it is writable
 
 
 @pytest.mark.parametrize(("owner", "options", "is_taken"), [(0, "ro", True), (STRANGER, "ro", False), (0, "rw", False)])
@@ -162,7 +162,7 @@ def test_a_read_only_tmpfs_that_is_no_volume_is_refused(tmp_path, file, in_mount
 
 
 def put_after_look(monkeypatch, file, other):
-    """Have another file put in the place of this one right after its check."""
+    """Replace a file with another one right after its check."""
     real = Path.lstat
 
     def lstat(path):

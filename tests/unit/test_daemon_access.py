@@ -42,7 +42,7 @@ def directory(made, tmp_path):
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    """What a stranger has made in the same way."""
+    """Certificates that a stranger has made in the same way."""
     return served.certificates(tmp_path_factory.mktemp("other"))
 
 
@@ -71,7 +71,7 @@ def serial(url, directory):
 
 
 def refused(url, context):
-    """Whether no answer comes: with TLS 1.3 a client learns only then that it has no right certificate."""
+    """Return whether no answer comes: with TLS 1.3 a client only learns then that its certificate is not accepted."""
     try:
         return served.get(url, context=context)[0] is None
     except (ssl.SSLError, ConnectionError):
@@ -114,7 +114,7 @@ def test_chosen_ciphers_hold_in_tls_1_2(serve, directory):
     ("how", "without"),
     [
         ("RequireAndVerifyClientCert", False),
-        ("RequireAnyClientCert", False),  # stricter than Go, which takes a stranger's
+        ("RequireAnyClientCert", False),  # stricter than Go, which accepts a stranger's
         ("VerifyClientCertIfGiven", True),
     ],
 )
@@ -376,5 +376,5 @@ def test_a_wrong_configuration_is_refused_before_anything_is_served(directory):
 def test_a_name_with_several_addresses_has_one_port(serve):
     url = serve(host="localhost")
     assert served.get(url)[0] == 200
-    with contextlib.suppress(ConnectionRefusedError):  # without IPv6 there is one address alone
+    with contextlib.suppress(ConnectionRefusedError):  # without IPv6 there is only one address
         assert served.get(url.replace("[::1]", "127.0.0.1"))[0] == 200

@@ -1,4 +1,4 @@
-"""What comes into the store of a flood: so many rows, so many kinds, and one word on the rest."""
+"""The part of a flood that the store accepts: so many rows, so many kinds, and one line on the rest."""
 
 from __future__ import annotations
 

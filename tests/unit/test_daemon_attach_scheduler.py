@@ -1,4 +1,4 @@
-"""Whose turn it is to be attached to by rule: users beside users, and one user's job beside that user's own fakes."""
+"""The order of attaches by rule: users take turns, and so do one user's job and that user's own fakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALICE, BOB, MALLORY = 1000, 1001, 1002
 
 
 class Daemon:
-    """Makes the attempts that are due, in time of its own: those in fakes end after the timeout, without an answer."""
+    """Makes the attempts that are due, in a simulated time: those on fakes end with the timeout, without an answer."""
 
     def __init__(self):
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""What one scrape gives, over real pages of this very process."""
+"""The results of one scrape, over real pages of this very process."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def scrape(fleet):
 
 
 def assert_as_prometheus_client(collector):
-    """Our text is byte for byte that of prometheus_client's own encoders, in each format that can be asked for."""
+    """Check that our text equals the output of prometheus_client's own encoders byte for byte, in each available format."""
     families = collector.families()
     for accept in ("", OPENMETRICS, "application/openmetrics-text; version=2.0.0", "text/plain; version=1.0.0"):
         encoder, _ = choose_encoder(accept)
@@ -107,7 +107,7 @@ class Given:
 
 
 def samples_of(families):
-    """Return the values by name and sorted labels; a series that comes twice is an error."""
+    """Return the values by name and sorted labels; a duplicate series is an error."""
     found = {}
     for family in families:
         for sample in family.samples:
@@ -388,7 +388,7 @@ def test_a_histogram_whose_counts_add_up_to_infinity_is_none(fleet, scrape):
 
 
 def test_a_script_whose_name_is_no_text_is_served(tmp_path):
-    """As the kernel gives it, before an attach or where the page is another version's."""
+    """In the form of the kernel, before an attach or if the page has another version."""
     script = os.fsencode(tmp_path) + b"/bad\xff.py"
     Path(os.fsdecode(script)).write_text("import sys; print('ready', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -444,7 +444,7 @@ class Waiting:
     families = (WAITED,)
 
     def look(self, targets):
-        """Nothing to see."""
+        """Look at nothing."""
 
     def samples(self, target):
         return [Sample(WAITED, {"phase": "data"}, 7.0)]

@@ -1,4 +1,4 @@
-"""Whose replica differs, from the checksums of each rank: real pages."""
+"""The replica that differs, found from the checksums of each rank: real pages."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_it_is_told_once_and_once_more_when_they_are_alike_again(job, fleet):
 
 
 def test_ranks_are_compared_at_the_same_mark_only(job, fleet):
-    """Each poll finds them at different ones; what differs between marks is the training."""
+    """Each poll finds the ranks at different marks; differences between marks are the training's progress."""
     training = job()
     for mark in range(100, 1000, 100):
         for rank in range(3):

@@ -1,4 +1,4 @@
-"""What a fleet makes of targets that lie, fail, or come under a name that is taken."""
+"""The fleet's treatment of targets that lie, fail, or ask for a name that is taken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.pids import reuse_pids
 from tests.support.processes import Process, wait_until
 
 NOBODY = 1 << 30
-"""From here on no process has a pid (the kernel's PID_MAX_LIMIT is 1 << 22)."""
+"""No process has a pid as high as this (the kernel's PID_MAX_LIMIT is 1 << 22)."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def fleet(stack):
 
 @pytest.fixture
 def pair(stack, fleet):
-    """Return two targets that the fleet holds."""
+    """Return two targets of the fleet."""
     targets = Ranks(stack, 2).targets
     fleet._living = dict(enumerate(targets, start=NOBODY))
     for pid, target in fleet._living.items():
@@ -95,7 +95,7 @@ def test_a_process_that_ends_has_not_spoilt_its_page_where_its_memory_is_gone_be
     target = Ranks(stack, 1).targets[0]
     fleet._living[os.getpid()] = target
     assert fleet._corrupted(os.getpid(), None) is target
-    monkeypatch.setattr("hookd.tool.linux.proc.size", lambda _: b"0")  # the kernel cannot be held there
+    monkeypatch.setattr("hookd.tool.linux.proc.size", lambda _: b"0")  # no kernel object can be held there
     assert fleet._corrupted(os.getpid(), None) is None
 
 
@@ -190,7 +190,7 @@ def test_who_ends_under_a_name_that_another_has_by_now_does_not_linger(fleet, pa
 
 
 def started_by_hand(stack, rank, port):
-    """Start a rank below a shell of its own, and give what the daemon sees of it from outside."""
+    """Start a rank below a shell of its own; return the daemon's view of it from outside."""
     where = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shell = stack.enter_context(Process(["sh", "-c", "sleep 60 & echo $!; wait; :"], env={**os.environ, **where}))
     pid = int(shell.expect(r"^(\d+)$").group(1))
@@ -236,7 +236,7 @@ def test_where_a_job_meets_is_noted_in_few_bytes_however_much_its_environment_sa
 
 
 def of_user(target, uid):
-    """Have a target belong to a user."""
+    """Make a target belong to a user."""
     target.identity = replace(target.identity, uid=uid)
     target.claim.uid = uid
     return target
@@ -270,7 +270,7 @@ def test_names_of_an_earlier_daemon_are_kept_for_as_long_as_an_ended_target_is_s
 
 
 def test_a_process_that_an_earlier_daemon_has_served_keeps_its_name_when_the_first_of_that_name_has_gone(fleet):
-    """Otherwise the counters and incidents of one go on under the name of the other, which may be another user's."""
+    """Otherwise its counters and incidents would continue under the name of another process, which may be another user's."""
     identity = replace(Identity.of_process(os.getpid()), run="job", rank="0")
     for uid in (20001, 20002):
         fleet.reserve([reserved(99, "job~99", uid=uid)])

@@ -63,9 +63,9 @@ def daemon(tmp_path_factory):
 
 
 def answers(daemon, data, path=None, *, is_whole=False):
-    """Send bytes to the port, or to a Unix socket; give the statuses of all answers.
+    """Send bytes to the port, or to a Unix socket; return the statuses of all answers.
 
-    An end of what is sent ends a wait for more, but may take the answer with it: not where it is a whole request.
+    Closing our end ends a wait for more, but may lose the answer; so it stays open after a whole request.
     """
     if path is None:
         connection = served.connected(daemon.url, timeout_s=15)  # longer than the daemon waits

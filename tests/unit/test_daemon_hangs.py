@@ -1,4 +1,4 @@
-"""Hangs as a daemon sees them: real pages of this very process, read through real targets, with a clock of the test's."""
+"""Hangs as a daemon sees them: real pages of this very process, read through real targets, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Rank:
         self.page.cells[self.page.series(family, (group,))] = count
 
     def at(self, phase, module=None, step=None):
-        """An event: it is there now."""
+        """Record an event: the rank is now in this phase."""
         cells = self.page.cells
         cells[self.base + EVENTS] += 1
         cells[self.base + MODULE] = self.ids[module] if module else 0
@@ -62,7 +62,7 @@ class Rank:
             cells[self.base + STEP] = step
 
     def steps(self, count, seconds=1.0):
-        """It has made so many steps, each of which took so long."""
+        """Take steps, each of this length."""
         cells = self.page.cells
         cells[self.done] += count
         cells[self.seconds + next(n for n, bound in enumerate(BOUNDS) if seconds <= bound)] += count
@@ -84,7 +84,7 @@ class Node:
         self.hangs = Hangs(self.fleet, patience or Patience(), clock=lambda: self.now)
 
     def restart(self):
-        """Another daemon comes after this one: it knows the pages and the store."""
+        """Replace the daemon by a new one, which knows only the pages and the store."""
         self.fleet.store.close()
         self.start()
         for rank in self.ranks:
@@ -99,7 +99,7 @@ class Node:
             rank.page.close()
 
     def job(self, count, *, steps=10, **identity):
-        """Return so many ranks that have made some steps."""
+        """Return ranks that have taken some steps."""
         self.ranks = [Rank(lambda: self.now, os.getpid(), str(n), world_size=count, **identity) for n in range(count)]
         for rank in self.ranks:
             if steps:
@@ -108,7 +108,7 @@ class Node:
         return self.ranks
 
     def watch(self, seconds, every=1.0):
-        """Let time go by while nothing happens."""
+        """Advance the clock while nothing happens."""
         end = self.now + seconds
         while self.now < end:
             self.now += min(every, end - self.now)
@@ -117,7 +117,7 @@ class Node:
             self.hangs.look([rank.target for rank in self.ranks])
 
     def told(self):
-        """Return the kinds of what was told, the first first."""
+        """Return the kinds of all incidents, in order."""
         return [row["kind"] for row in reversed(self.fleet.store.query())]
 
     def last(self):
@@ -132,7 +132,7 @@ def node(tmp_path):
 
 
 def stall(node, step=20):
-    """Rank 1 stands in a forward, and the others wait for it in their backward."""
+    """Stop rank 1 in a forward, and let the others wait for it in their backward."""
     for rank in node.ranks:
         rank.at("backward", step=step)
     node.ranks[1].at("forward", "blocks.2", step=step)
@@ -272,7 +272,7 @@ def test_a_daemon_that_comes_into_a_hang_says_that_it_may_be_older(node):
 
 @pytest.mark.parametrize("gap", [120.0, 86400.0, -3600.0])
 def test_no_time_in_which_the_daemon_did_not_look_is_held_against_a_target(node, gap):
-    """It was stopped, its machine slept, its clock was set."""
+    """It was stopped, its machine slept, or its clock was set."""
     (rank,) = node.job(1)
     rank.at("forward", "head", step=20)
     node.watch(20)
@@ -340,7 +340,7 @@ def test_who_waits_for_a_rank_that_still_works_does_not_hang(node):
 
 
 def test_who_waits_for_a_rank_whose_long_silence_is_usual_does_not_hang(node):
-    """Rank 0 alone writes checkpoints, which take a minute and more; the others wait for it now here, now there."""
+    """Only rank 0 writes checkpoints, which take a minute and more; the others wait for it in varying places."""
     ranks = node.job(4)
     for seconds, phase in ((50, "optimizer"), (55, "optimizer"), (100, "backward"), (200, "forward")):
         for rank in ranks:
@@ -379,7 +379,7 @@ def test_who_waits_for_a_paused_rank_does_not_hang_nor_when_it_goes_on(node):
 
 @pytest.mark.parametrize("identity", [{}, {"script": "/usr/lib/python3/ipykernel_launcher.py"}])
 def test_a_process_that_only_waits_for_a_person_does_not_hang(node, identity):
-    """A service that has never trained before its next request; a notebook before its next cell."""
+    """For example a service that has never trained, before its next request, or a notebook before its next cell."""
     (rank,) = node.job(1, steps=50 if identity else 0, **identity)
     rank.at("other")
     node.watch(3600, every=5)

@@ -1,4 +1,4 @@
-"""What the daemon says of incidents as they come."""
+"""The daemon's log lines about new incidents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one daemon notes for the next: who is alive, and so who has gone."""
+"""The notes of one daemon for the next: which processes are alive, and therefore which have gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fleet(stack, tmp_path):
 
 @pytest.fixture
 def note(tmp_path):
-    """Write what an earlier daemon has left: of a process that is gone, unless said otherwise."""
+    """Return a function that writes the notes of an earlier daemon: by default about a process that is gone."""
 
     def write(**changes):
         row = {

@@ -1,4 +1,4 @@
-"""What one scraper, or many, may take of the port: time, connections, bytes."""
+"""The time, connections and bytes that one scraper, or many, may take of the port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import served
 from tests.support.processes import wait_until
 
 HOURS = {"handshake_s": 3600, "header_s": 3600, "idle_s": 3600, "sending_s": 3600}
-"""Who waits for any of these waits longer than a test may take."""
+"""Each of these timeouts is longer than a test may take."""
 USUAL = tcp.Limits(**{**HOURS, "connections": 8, "idle_s": 0.4})
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
@@ -55,7 +55,7 @@ def serve(stack):
 
 
 def require_end(connection):
-    """Read until the other side has closed; return what came."""
+    """Read until the other side has closed; return the bytes."""
     received = bytearray()
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 20):
@@ -152,7 +152,7 @@ def test_connections_that_ask_nothing_give_way_to_one_that_does(serve):
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(served.connected(url)) for _ in range(50)]
         assert served.get(url)[0] == 200
-        require_end(idle[0])  # the oldest went, long before its time
+        require_end(idle[0])  # the oldest ends, long before its time
         idle[-1].sendall(ASK)
         assert b"hello" in idle[-1].recv(4096)
 

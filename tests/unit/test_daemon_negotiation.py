@@ -1,4 +1,4 @@
-"""What is chosen by the headers of a scrape."""
+"""The format that the headers of a scrape choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon tells the service manager, on a real socket as systemd gives one."""
+"""The daemon's messages to the service manager, on a real socket like systemd's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookd.tool.daemon import notify
 
 @pytest.fixture(params=["file", "abstract"])
 def manager(request, tmp_path):
-    """Listen as a service manager; give the socket and the environment that it starts its services with."""
+    """Listen as a service manager; yield the socket, and the environment with which it starts its services."""
     name = str(tmp_path / "notify") if request.param == "file" else f"@hookd-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + name[1:] if request.param == "abstract" else name)
@@ -23,7 +23,7 @@ def manager(request, tmp_path):
 
 
 def drain(listener):
-    """Read what lies there already."""
+    """Read what has arrived already."""
     listener.settimeout(0)
     with contextlib.suppress(BlockingIOError):
         while listener.recv(100):
@@ -50,7 +50,7 @@ def test_a_watchdog_hears_of_a_loop_that_turns_and_of_none_that_hangs(manager):
             assert told == [b"READY=1", *[b"WATCHDOG=1"] * 3]
             drain(listener)
             listener.settimeout(0.1)
-            with pytest.raises(TimeoutError):  # this loop does not turn while it waits here
+            with pytest.raises(TimeoutError):  # this loop does not run while it waits here
                 listener.recv(100)
 
     asyncio.run(serve())

@@ -1,4 +1,4 @@
-"""Scrapes that wait: those that ask for the same share a text, and unusual ones send no Prometheus away."""
+"""Scrapes that wait: equal requests share a text, and unusual ones do not cause a Prometheus to be refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMETHEUS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=
 
 
 class Gated(FleetCollector):
-    """Makes nothing until its gate is open, and counts how often it is asked."""
+    """Makes nothing until its gate is open, and counts its requests."""
 
     begun: threading.Event
     gate: threading.Event
@@ -62,7 +62,7 @@ async def begun(collector):
 
 
 async def others_turns():
-    """Let every other task of the loop come as far as it can without the collector."""
+    """Run every other task of the loop as far as it gets without the collector."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""The daemon's life: what it waits for before it lets go of everything."""
+"""The daemon's life: what it waits for before it closes everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where there are no descriptors the log says so once, until all that were turned away are served."""
+"""If there are no descriptors left, the log says so once, until all targets that were turned away are served."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ def limit():
     os.close(newest)
 
     def set_free(free):
-        """Leave so many descriptors free, besides the reserve."""
+        """Leave this many descriptors free, besides the reserve."""
         wanted = newest + free
         soft = next(n for n in range(wanted, 2 * wanted + RESERVE) if n - min(RESERVE, n // 4) == wanted)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

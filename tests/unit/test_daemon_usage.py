@@ -1,4 +1,4 @@
-"""What the operating system counts for a target: as psutil reads it."""
+"""The operating system's counters of a target, compared with psutil's."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def test_it_is_what_psutil_says():
         used_before_s = sum(me.cpu_times()[:2])
         usage = usage_of(os.getpid(), Usage())
         assert usage.threads == me.num_threads() >= 4
-        assert usage.fds == len(os.listdir("/proc/self/fd")) - 1  # that of the list itself
+        assert usage.fds == len(os.listdir("/proc/self/fd")) - 1  # that of the listing itself
         assert usage.rss_bytes == pytest.approx(me.memory_info().rss, rel=0.2)
         assert used_before_s - 0.02 <= usage.cpu_s <= sum(me.cpu_times()[:2]) + 0.02  # psutil's are ticks of 10 ms each
     finally:

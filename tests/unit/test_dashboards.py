@@ -1,4 +1,4 @@
-"""The dashboards for Grafana: as their generator makes them, valid PromQL, of metrics that there are, clean by Grafana's linter.
+"""The dashboards for Grafana: as generated, valid PromQL, of existing metrics, clean by Grafana's linter.
 
 The rules are those of grafana/dashboard-linter (docs/rules), by their names there. All of its rules for Prometheus are here;
 where a rule cannot hold for a dashboard or a panel, an exception says why.
@@ -23,11 +23,11 @@ needs_sdk = pytest.mark.skipif(
 )
 all_dashboards = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 OF_NODES = ("hookd-fleet", "hookd-health")
-"""The others are of one run, whose ranks are scraped from several instances, and from several jobs where some pods have a
-sidecar: there a choice of job or instance would cut a run into pieces. hookd's names are no other exporter's."""
+"""The others are of one run. Its ranks are scraped from several instances, and from several jobs if some pods have a sidecar,
+so a choice of job or instance would split a run. No other exporter uses hookd's names."""
 
 
-# ---- what is generated
+# ---- generation
 
 
 @needs_sdk
@@ -42,7 +42,7 @@ def test_the_dashboards_are_those_that_the_generator_makes(tmp_path):
 @pytest.mark.filterwarnings("ignore:Prefer using dashboardv2")
 @all_dashboards
 def test_grafanas_own_model_reads_a_dashboard_and_writes_it_alike(path):
-    """The model is generated from Grafana's schema; @grafana/schema, which is published, holds the same as TypeScript."""
+    """The model is generated from Grafana's schema; the published @grafana/schema contains the same as TypeScript."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
     from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -53,7 +53,7 @@ def test_grafanas_own_model_reads_a_dashboard_and_writes_it_alike(path):
 
 
 def lost(before, after, place=""):
-    """Return the places of what is in one JSON and not in the other."""
+    """Return the paths in one JSON that are missing in the other."""
     if isinstance(before, dict):
         return [one for key in before for one in lost(before[key], (after or {}).get(key), f"{place}/{key}")]
     if isinstance(before, list):
@@ -108,7 +108,7 @@ def test_links_lead_to_dashboards_that_there_are_and_keep_time_and_choices(path)
 
 
 def test_every_query_is_promql(tmp_path):
-    """`promtool check rules` takes no query that Prometheus would not."""
+    """`promtool check rules` accepts only queries that Prometheus accepts."""
     found = every_query()
     assert len(found) > 100
     rules = [{"record": f"hookd:query:{n}", "expr": chosen(query.expr)} for n, query in enumerate(found)]
@@ -159,7 +159,7 @@ def test_template_job_rule_and_template_instance_rule_and_template_variable_matc
 @all_dashboards
 def test_template_label_promql_rule_and_template_on_time_change_reload_rule(path):
     dashboard = read(path)
-    assert variables(dashboard)  # what is in them is parsed above
+    assert variables(dashboard)  # their contents are parsed above
     asked = [one for one in dashboard["templating"]["list"] if one["type"] == "query"]
     assert {one["refresh"] for one in asked} == {2}
 
@@ -182,12 +182,12 @@ def test_panel_title_description_rule(path):
 
 
 UNITS = {"none", "string", "short", "percentunit", "sci", "flops", "bytes", "s", "cps", "bool_yes_no"}
-"""Those that the linter and Grafana know, as far as they are used."""
+"""Units that the linter and Grafana know, as far as they are used."""
 
 
 @all_dashboards
 def test_panel_units_rule(path):
-    """What has words for its values needs no unit."""
+    """Panels with words for their values need no unit."""
     found = [one["fieldConfig"] for one in panels(read(path))]
     assert {one["defaults"]["unit"] for one in found} <= UNITS
     overridden = [value for one in found for override in one["overrides"] for value in override["properties"]]
@@ -205,8 +205,8 @@ def test_panel_no_targets_rule(path):
 GROWING = re.compile(r"(\w*)\(\s*(\w+(?:_total|_sum|_count|_bucket))\{[^}]*\}(\[[^]]*\])?")
 STANDING = {"hookd_incidents_total", "hookd_nan_nonfinite_total", "hookd_series_dropped_total", "hookd_attach_total",
             "hookd_attach_pause_seconds_bucket"}  # fmt: skip
-"""Counters that are shown as they stand. Most series of these begin with their first event, which `increase` does not see; and
-the few events of a day would be gone from every panel of the last hour."""
+"""Counters that are shown as they are. Most of these series begin with their first event, which `increase` misses; and
+the few events of a day would be missing from every panel of the last hour."""
 
 
 @all_dashboards

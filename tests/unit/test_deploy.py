@@ -109,7 +109,7 @@ def test_the_image_is_pinned_and_nobodys_by_default():
 
 
 def locked(name):
-    """Read a lock file: requirements without their hashes, each of which has some."""
+    """Read a lock file; return its requirements without their hashes, after checking that each has some."""
     entries = re.split(r"\n(?=\w)", (DEPLOY / "docker" / name).read_text().partition("make lock\n")[2].strip())
     assert all(re.search(r" \\\n +--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
     return [Requirement(entry.partition(" \\\n")[0]) for entry in entries]
@@ -248,7 +248,7 @@ def test_a_script_is_clean(path):
 
 
 def script(name, **variables):
-    """Run one of the scripts as Slurm would, with little around it."""
+    """Run one of the scripts as Slurm would, in a small environment."""
     environ = {"PATH": os.environ["PATH"], **variables}
     return run("/bin/sh", DEPLOY / "slurm" / name, env=environ)
 

@@ -17,7 +17,7 @@ from tests.support.deployment import DEPLOY, RIGHTS, ROOT, documents, run
 
 KUBERNETES = DEPLOY / "kubernetes"
 VERSIONS = ("1.29", "1.33")
-"""Of Kubernetes: the oldest that has sidecars, and a newer one."""
+"""Versions of Kubernetes: the oldest that has sidecars, and a newer one."""
 
 
 def rendered(directory):
@@ -46,7 +46,7 @@ def check_object(one, version):
 
 
 def plain_objects():
-    """Return what the manifests hold, without kubectl: enough for the schemas."""
+    """Return the objects of the manifests, without kubectl: enough for the schemas."""
     files = [
         *(
             KUBERNETES / "base" / f"{name}.yaml"

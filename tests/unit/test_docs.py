@@ -1,4 +1,4 @@
-"""The documentation: it becomes a site without a warning, no link is dead, and what repeats the code says what it says."""
+"""The documentation: its site builds without a warning, no link is dead, and generated parts match the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, and what was said while it was made."""
+    """The site, and the output of its build."""
     directory = tmp_path_factory.mktemp("site")
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")

@@ -1,4 +1,4 @@
-"""Whose an exception is that leaves a plugin: what it raises itself is its own, what a signal does is the training's."""
+"""The owner of an exception that leaves a plugin: the plugin if it raised it, the training if a signal handler did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing does: the tool side loads no torch, the side of the target needs no site-packages, help is quick."""
+"""Effects of imports: the tool side loads no torch, the target side needs no site-packages, help is quick."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ INJECTED = """api.context api.events api.hookspecs api.metrics api.nested api.pl
 wire.page""".split()
 REPLACED = """_thread asyncio builtins datetime fcntl io os pathlib posixpath queue select selectors shutil signal socket subprocess
 tempfile threading time""".split()
-"""What gevent, eventlet, freezegun, time-machine, pyfakefs and their like replace, as a whole or in parts."""
+"""Modules that gevent, eventlet, freezegun, time-machine, pyfakefs and the like replace, as a whole or in parts."""
 MAY_IMPORT = {
-    "hookd/target/boot/queued.py": {"_thread"},  # comes before `originals`
+    "hookd/target/boot/queued.py": {"_thread"},  # loaded before `originals`
     "hookd/target/boot/stub.py": {"threading"},  # to forget the thread that it runs in
     "hookd/target/remote/evaluate.py": {"builtins"},  # the names that an expression may use
-    "hookd/target/plugins/global_state.py": {"threading"},  # what the training may change there is put back
+    "hookd/target/plugins/global_state.py": {"threading"},  # changes that the training may make there are undone
     "hookd/target/boot/loader.py": {
         "builtins",
         "time",
-    },  # comes before `originals`; `thread_time`, which is no clock to freeze
+    },  # loaded before `originals`; `thread_time`, which is not a clock to freeze
     "hookd/target/boot/spawn.py": {"threading"},  # its list of threads
     "hookd/target/remote/stacks.py": {"threading"},  # names of threads
     "hookd/target/entry/threads.py": {"threading"},  # which there are
     "hookd/wire/originals.py": {"_thread", "time"},
-    "hookd/wire/page/reader.py": {"threading", "time"},  # the daemon's end
+    "hookd/wire/page/reader.py": {"threading", "time"},  # the daemon's side
 }
 
 
 def loaded_by(code: str, *flags: str, env: dict[str, str] | None = None) -> set[str]:
-    """Run code in a fresh interpreter and give the top-level names of what it had loaded at the end."""
+    """Run code in a fresh interpreter; return the top-level names of the modules that it had loaded at the end."""
     report = f"{code}\nimport sys\nprint(' '.join({{name.partition('.')[0] for name in sys.modules}}))"
     words = [sys.executable, *flags, "-c", report]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
@@ -65,7 +65,7 @@ def test_the_help_pages_load_nothing_heavy(words):
 
 @pytest.mark.parametrize("module", INJECTED)
 def test_what_is_injected_imports_without_site_packages(module, tmp_path):
-    # As in a payload: nothing else is to be found (-I: no environment, -S: no site).
+    # As in a payload: nothing else can be found (-I: no environment, -S: no site).
     payload._write(dict(payload._agent_files()), tmp_path)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport hookd.{module}"
     loaded = loaded_by(code, "-I", "-S", env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
@@ -92,7 +92,7 @@ assert threading.active_count() == 1, threading.enumerate()
 
 
 def modules_used(source: bytes) -> set[str]:
-    """Return the top-level modules that code imports, but for `from os import environ`, and `open` where it calls that."""
+    """Return the top-level modules that code imports, except `from os import environ`; and `open` if the code calls it."""
     used: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -124,5 +124,5 @@ def test_one_module_closes_descriptors_in_a_target():
         "hookd/target/boot/queued.py",  # the mailbox's, likewise
         "hookd/target/boot/stub.py",  # the mailbox's, before there is a payload: it looks, too
         "hookd/wire/descriptors.py",
-        "hookd/wire/page/reader.py",  # the daemon's end
+        "hookd/wire/page/reader.py",  # the daemon's side
     }

@@ -50,7 +50,7 @@ def test_what_no_terminal_should_see_is_replaced_and_long_names_are_cut():
         ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, ("3", 1, 8)),
         ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "9"}, ("3", 0, 8)),
         ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}, ("2", 0, 4)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("0", 0, 1)),  # an sbatch script itself is no task of a step
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("0", 0, 1)),  # an sbatch script itself is not a task of a step
         ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, ("5", 0, 6)),
         ({"RANK": "x", "WORLD_SIZE": "-1"}, ("0", 0, 1)),
         ({"RANK": "\N{ARABIC-INDIC DIGIT THREE}", "WORLD_SIZE": "8", "SLURM_PROCID": "2"}, ("2", 0, 1)),
@@ -65,7 +65,7 @@ def test_rank_local_rank_and_world_size_come_from_one_launcher(environ, expected
 
 
 def settle(*jobs, chosen=False):
-    """Claim for (pid, launcher, rank) in this order, all wanting the run "train.py", and give the runs they got."""
+    """Claim for (pid, launcher, rank) in this order, all asking for the run "train.py"; return the runs that they get."""
     claims = []
     for pid, job, rank in jobs:
         claims.append(labels.claim(pid, job, rank, "train.py", chosen=chosen, others=claims))

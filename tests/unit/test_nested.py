@@ -1,4 +1,4 @@
-"""Which tensors are found in what a module is given or gives back, and whether those are all."""
+"""The tensors that are found in the inputs and outputs of a module, and whether those are all."""
 
 from __future__ import annotations
 

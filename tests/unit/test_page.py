@@ -1,4 +1,4 @@
-"""The page, written and read in one process: whatever was written is read back."""
+"""The page, written and read in one process: every value is read back as it was written."""
 
 from __future__ import annotations
 
@@ -239,12 +239,12 @@ def test_a_number_that_a_copy_has_torn_is_read_again(written, reader, monkeypatc
     offset, pread, torn = 8 * numbers[1], posix.pread, [0]
 
     def interrupted(fd, length, start):
-        """As a kernel that was interrupted in the middle of a number; and that number goes on changing."""
+        """Read like a kernel that is interrupted in the middle of a number; and that number keeps changing."""
         found = bytearray(pread(fd, length, start))
         if start <= offset < start + length:
             written.cells[numbers[1]] += 1.0
             torn[0] += 1
-            if torn[0] <= 2:  # in both copies, each in another way
+            if torn[0] <= 2:  # in both copies, differently in each
                 found[offset - start : offset - start + torn[0]] = b"\xaa" * torn[0]
         return bytes(found)
 
@@ -282,7 +282,7 @@ def test_the_257th_thread_shares_the_last_heartbeat(written, reader):
 
 @pytest.fixture
 def now(monkeypatch):
-    """Have a writer take this for the time."""
+    """Stop a writer's clock at this time; return the time."""
     monkeypatch.setattr("hookd.wire.page.writer.clock", types.SimpleNamespace(time=lambda: 1234.5))
     return 1234.5
 
@@ -454,7 +454,7 @@ def test_a_lost_lock_costs_series_and_never_a_hang(written, monkeypatch):
     waits = []
 
     class Lock:
-        """As it is while another thread has it, for a time that is noted."""
+        """A lock that another thread holds; it records for how long it is waited for."""
 
         def acquire(self, timeout):
             waits.append(timeout)
@@ -516,7 +516,7 @@ def bits(values) -> bytes:
 
 
 class PageMachine(RuleBasedStateMachine):
-    """One writer, one reader that reads all along, one that comes late; a model of dicts."""
+    """One writer, one reader that reads all the time, one that comes late; a model of dicts."""
 
     families = Bundle("families")
     series = Bundle("series")

@@ -149,7 +149,7 @@ def test_random_bytes_behind_a_true_header(valid, seed):
 
 @pytest.fixture(scope="module")
 def places(valid: bytes) -> list[int]:
-    """Where a change can matter: the bytes in use, and what is near them."""
+    """Where a change can matter: the bytes in use, and those near them."""
     return [start + n for start in range(0, MIN_SIZE, 512) if any(valid[start : start + 512]) for n in range(512)]
 
 

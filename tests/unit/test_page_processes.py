@@ -492,7 +492,7 @@ def test_a_pipe_under_the_pages_name_is_not_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_page_of_another_process_is_let_go_of(start):
-    """As of a forked child, which holds the page of its parent."""
+    """As from a forked child, which holds the page of its parent."""
     process = start("""
 page = PageWriter.create({"pid": 1, "start_ticks": 1})
 print("made", flush=True)

@@ -26,7 +26,7 @@ VOID = {"br", "input", "link", "meta"}
 
 
 class Checked(html.parser.HTMLParser):
-    """Reads a page as a browser does, and fails at what our policy forbids or what is not closed."""
+    """Reads a page as a browser does, and fails at unclosed elements and at anything that our policy forbids."""
 
     def __init__(self, page):
         super().__init__()
@@ -297,7 +297,7 @@ def test_a_name_says_where_a_module_is(name, above, label):
 
 
 def test_names_of_a_thousand_levels_cost_no_more_than_they_are_worth(scene):
-    """A target says what it likes: with a node for each level a page of names would be gigabytes."""
+    """A target chooses its names: with a node for each level, a page of names would be gigabytes."""
     named(scene.ranks.pages[0], 100, "{}" + ".x" * 500)
     named(scene.ranks.pages[0], 1, "." * 1000)
     assert len(Tree(scene.targets[0].read()).nodes) < 101 * 70

@@ -1,4 +1,4 @@
-"""What a module, an optimizer and a tensor hold is read, and nothing of theirs runs."""
+"""The attributes of a module, an optimizer and a tensor are read without running any of their code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import hookd
 
 
 class Guarded(nn.Linear):
-    """Raises whatever is asked for."""
+    """Raises at any access."""
 
     constant = 3
     computed = property(lambda self: 1 / 0)

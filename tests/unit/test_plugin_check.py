@@ -577,7 +577,7 @@ class TestDaemonHalf:
 
 @pytest.fixture
 def both(tmp_path):
-    """Write a package of both sides; a test gives what is at the top of a file."""
+    """Write a package of both sides; a test supplies the beginning of a file."""
 
     def make(**heads):
         package = tmp_path / "hookd_two"

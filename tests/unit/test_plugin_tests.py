@@ -30,7 +30,7 @@ OF_TORCH = {
 
 
 def private(source: str) -> Iterator[str]:
-    """Yield what a source uses of hookd that is not public: imports, texts that name a module, names with an underscore."""
+    """Yield uses of hookd in a source that are not public: imports, texts that name a module, names with an underscore."""
     for node in ast.walk(ast.parse(source)):
         for found in (*_modules(node), *_names(node)):
             yield f"line {node.lineno}: {found}"

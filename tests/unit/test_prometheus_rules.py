@@ -93,7 +93,7 @@ def of_the_daemon():
 
 
 def of_the_agent():
-    """Yield what the code that runs in targets makes, by the calls that make it."""
+    """Yield the metrics that code in targets makes, by the calls that make them."""
     for path in (REPOSITORY / "hookd" / "target").rglob("*.py"):
         for kind, name in re.findall(r'\b(Counter|Gauge)\(\s*page,\s*"(\w+)"', path.read_text()):
             yield name + ("_total" if kind == "Counter" else "")

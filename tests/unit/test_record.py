@@ -21,10 +21,10 @@ FORWARD, BACKWARD, OTHER = (PHASES.index(name) for name in ("forward", "backward
 
 
 class Target:
-    """This process as a target whose page the test writes, and a clock that the sampler's sleeping moves on.
+    """This process as a target whose page the test writes, and a clock that advances when the sampler sleeps.
 
     Args:
-        script: for each look at the page, what the main thread does then: (phase, module, step).
+        script: the main thread's state at each look at the page: (phase, module, step).
     """
 
     def __init__(self, script):

@@ -1,4 +1,4 @@
-"""Which processes the rules of a configuration choose, and what is said of rules that are written wrong."""
+"""The processes that the rules of a configuration choose, and the messages on faulty rules."""
 
 from __future__ import annotations
 

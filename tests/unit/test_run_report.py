@@ -1,4 +1,4 @@
-"""`hookd report '#ID'`: what it makes of an incident's detail."""
+"""`hookd report '#ID'`: its text for an incident's detail."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""docs/security.md: each claim names tests, and attacks where there are such, and all of these exist."""
+"""docs/security.md: each claim names tests, and attacks if there are any, and all of these exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hookd top` shows of targets and modules, and what that costs: pages of this process stand for targets."""
+"""The targets and modules that `hookd top` shows, and its cost: pages of this process stand for targets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_targets_of_one_user_can_be_asked_for(job):
 def test_what_has_grown_is_that_of_the_last_interval_and_not_of_all_time():
     growth = Growth()
     growth.advance(10.0, 1, [100.0, 7.0], [1.0, 1.0])
-    assert growth.columns == [[100.0, 7.0], [1.0, 1.0]]  # no interval yet: all that is known
+    assert growth.columns == [[100.0, 7.0], [1.0, 1.0]]  # no interval yet: totals are shown
     assert growth.elapsed_s == 0
     growth.advance(12.0, 2, [103.0, 7.0], [1.0, 2.0])
     assert growth.columns == [[3.0, 0.0], [0.0, 1.0]]
@@ -201,13 +201,13 @@ def test_a_backward_that_is_sampled_counts_for_as_many_steps_as_the_forward(job)
     table = ModuleTable()
     job.call([1.0] * 8, [2.0] * 8)
     table.take(0.0, job.target._reader.read())
-    job.call([10.0] * 8, calls=10)  # ten steps, of which none was sampled
+    job.call([10.0] * 8, calls=10)  # ten steps, none of which was sampled
     table.take(1.0, job.target._reader.read())
     assert table.build().values["backward_share"][0] == pytest.approx(20 / 30)
 
 
 def test_no_module_has_taken_more_than_the_one_that_it_is_in(job):
-    """The root's call goes on at the end of the interval; those of its modules are over."""
+    """The root's call is still open at the end of the interval; those of its modules are over."""
     table = ModuleTable()
     job.call([1.0] * 8)
     table.take(0.0, job.target._reader.read())
@@ -262,12 +262,12 @@ def test_the_loss_is_shown_where_the_page_has_it(job):
     assert "2.35" in text[2]
 
 
-# What it costs
+# Cost
 
 
 @pytest.mark.alone
 def test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second(stack):
-    """The median of processor time: reading the page, the table, sorted, as a tree and filtered, and the lines."""
+    """The median processor time for reading the page, for the table (sorted, as a tree, filtered), and for the lines."""
     names = ["(root)"] + [
         f"layers.{n // 10}" if n % 10 == 0 else f"layers.{n // 10}.part{n % 10}" for n in range(9_999)
     ]

@@ -1,4 +1,4 @@
-"""The screen of `hookd top` on a pseudo-terminal: what it reads and writes there, and how it leaves it."""
+"""The screen of `hookd top` on a pseudo-terminal: its input and output there, and the state in which it leaves it."""
 
 from __future__ import annotations
 

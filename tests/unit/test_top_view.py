@@ -1,4 +1,4 @@
-"""What `hookd top` does at a key or a click, in how much room, and with hostile text: without a terminal."""
+"""The reactions of `hookd top` to keys and clicks, to the size of the screen, and to hostile text: without a terminal."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def test_a_module_of_the_tree_hides_its_submodules_and_shows_them_again(opened):
     assert named(opened) == ["(root)", "blocks", "head"]
     assert text[5].startswith("  blocks +5 ")
     press(opened, "/", *"attn", "enter")
-    assert "blocks.0.attn" in named(opened)  # a filter shows what it finds
+    assert "blocks.0.attn" in named(opened)  # a filter shows its matches
     press(opened, "escape", "left")
-    assert opened.view.at == 0  # nothing left to hide: its parent
+    assert opened.view.at == 0  # nothing is left to collapse: it goes to the parent
     press(opened, "down", "right", "down", "enter")
     assert "blocks.0" in named(opened)
     assert "blocks.0.attn" not in named(opened)
@@ -136,7 +136,7 @@ def test_a_help_that_does_not_fit_is_scrolled_and_left_by_another_key(opened):
         return "\n".join(shown(opened, 40, 10, ("h", *keys)))
 
     assert seen().startswith("Up Down PageUp")
-    assert "double-click" in seen()  # the end of a line that is longer than the screen is wide
+    assert "double-click" in seen()  # the end of a line that is wider than the screen
     assert seen("down").startswith("move;")
     assert "Press any key to go back." in seen("end")
     assert seen("end", "home", "pagedown", "up", "pageup").startswith("Up Down PageUp")

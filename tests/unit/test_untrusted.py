@@ -1,4 +1,4 @@
-"""What a target controls is opened by `hookd.tool.linux.untrusted` alone, which looks before it opens."""
+"""Only `hookd.tool.linux.untrusted` opens paths that a target controls, and it checks them before it opens them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OPENS = {
     "tool/daemon/fleet/fd_budget.py": {"_has_opened": KERNEL},
     "tool/daemon/fleet/last_session.py": {"_read": OURS, "_write": OURS},
 }
-"""The functions of the tool side that open by a name, and whose name that is: never a target's."""
+"""The functions of the tool side that open a file by name, and the owner of that name: never a target."""
 _OPENING = re.compile(r"(^|\.)(open|read_bytes|read_text|write_bytes|write_text|copy|copy2|copyfile|copytree|connect)$")
 _NO_PATH = re.compile(
     r"^((untrusted|bounded)\.connect|Control\.connect|control\.Control\.connect|IncidentStore\.open|port\.open|build_opener\(.*"
@@ -102,7 +102,7 @@ NAMES = {
     "tool/config/ownership.py": {"open_checked": "opens what it holds", "_require_held": "the list of what is held"},
     "tool/daemon/fleet/usage.py": {"_fds": "counts the numbers"},
 }  # fmt: skip
-"""The functions that make a path of a process's descriptors, root or program, and to what end."""
+"""The functions that build a path below a process's descriptors, root or program, and for which purpose."""
 
 
 def functions():

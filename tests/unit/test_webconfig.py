@@ -1,4 +1,4 @@
-"""The file that says who may read over TCP: what is taken as exporter-toolkit takes it, and what is refused at its line."""
+"""The file that says who may read over TCP: accepted as by exporter-toolkit, and refused with the line of the error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A small training, which does as the lines of its stdin say and answers each with a line of JSON.
+"""A small training that follows commands on its stdin, and answers each with a line of JSON.
 
-`ask`: ask for hookd; its environment has HOOKD=1 from then on, as if from its start. `probe`: tell what was done, and
-what hookd has left. `block S`: wait for S seconds in uninterruptible sleep, as the parent of a vfork. `quit`: end.
+`ask`: ask for hookd; its environment has HOOKD=1 from then on, as if from its start. `probe`: report its own work, and
+what hookd has left behind. `block S`: wait for S seconds in uninterruptible sleep, as the parent of a vfork. `quit`: end.
 """
 
 import ctypes

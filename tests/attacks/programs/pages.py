@@ -1,7 +1,7 @@
-"""Forks processes that hold pages, each a run of its own with so many modules, and do nothing.
+"""Forks processes that hold pages, each a run of its own with some modules, and do nothing.
 
-A line on stdin says how many shall live; the answer is that number, once their pages are there. The argument is the
-number of modules of each; those after the first LARGE, of which a daemon serves none, have a tenth.
+A line on stdin is the number of processes that shall live; the answer is that number, once their pages exist. The argument
+is the number of modules of each; those after the first LARGE, of which a daemon serves none, have a tenth.
 """
 
 import ctypes

@@ -37,7 +37,7 @@ def serve(fd):
 
 
 def read_pages(memory, address):
-    """Read one page after the other, for each of which the kernel asks the server."""
+    """Read one page after the other; for each, the kernel asks the server."""
     for number in range(os.getpid() % 100 * READ_AHEAD, silent_files.SIZE // mmap.PAGESIZE):
         os.pread(memory, 1, address + number * mmap.PAGESIZE)
 

@@ -1,4 +1,4 @@
-"""Busy and hostile processes to inject into. Each checks its own work; see `tests/support/stub.py` for what is around."""
+"""Busy and hostile processes to inject into. Each checks its own work; `tests/support/stub.py` has the code around it."""
 
 from tests.support.stub import EXACT
 

@@ -1,11 +1,11 @@
-"""Attach to one training with hookd and with the tools that use a debugger, in turn; for how long does each stop it?
+"""Attach to one training with hookd and with debugger-based tools, in turn; measure for how long each stops it.
 
     python -m tests.bench.attach.peers [--rounds N] [--peers PYTHON]
 
-PYTHON is of an environment with torch, and with memray and debugpy as far as they are to be compared; gdb is sought on
-PATH. The stop is the largest step that the training saw in the time of the attach, less its median step; hookd also
-tells its stop itself. The wall time lasts until the tool has reached the training: for hookd until a step was counted.
-What debugpy and memray bring in stays, so each round has a training of its own, and they come last.
+PYTHON must be in an environment with torch, and with memray and debugpy if they are to be compared; gdb is looked up in
+PATH. The stop is the longest step of the training during the attach, minus its median step; hookd also
+reports its stop itself. The wall time lasts until the tool has reached the training: for hookd, until a step was counted.
+What debugpy and memray load stays in the process, so each round has a training of its own, and they come last.
 Prints one JSON object, times in ms.
 """
 
@@ -63,16 +63,16 @@ class Peers:
         return 1e3 * result.pause_s
 
     def gdb(self, pid: int) -> None:
-        """Only stop and let go: what every tool that uses gdb pays at least."""
+        """Only stop the process and let it go: the least that every tool pays that uses gdb."""
         self._run("gdb", "-nx", "-p", str(pid), "-batch")
 
     def memray(self, pid: int) -> None:
-        """Track into a file, by gdb."""
+        """Track allocations into a file, by gdb."""
         out = self._directory / f"memray-{pid}-{time.monotonic_ns()}"
         self._run(self.python, "-m", "memray", "attach", "--method", "gdb", "-o", str(out), str(pid))
 
     def debugpy(self, pid: int) -> None:
-        """Have it listen, and connect."""
+        """Make the training listen for debuggers, and connect."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -84,7 +84,7 @@ class Peers:
             return False
 
         wait_until(listens, PATIENCE_S)
-        # Its adapter listens, which is a process of its own, whether or not the training was reached.
+        # Its adapter, which listens, is a process of its own, whether or not the training was reached.
         wait_until(lambda: any("attach_linux" in one.path for one in proc.maps(pid)), 10, "debugpy in the training")
 
     def _run(self, *command: str) -> None:
@@ -94,7 +94,7 @@ class Peers:
 def measure(python: str, rounds: int) -> dict[str, object]:
     target = interpreters.at(python)
     if target is None or target.torch is None:
-        raise SystemExit(f"{python} is no Python with torch that hookd attaches to")
+        raise SystemExit(f"{python} is not a Python with torch that hookd can attach to")
     figures: dict[str, object] = {"python": str(target), "rounds": rounds}
     with tempfile.TemporaryDirectory() as directory:
         peers = Peers(python, Path(directory))

@@ -1,9 +1,9 @@
-"""Attach again and again to busy and hostile processes on every Python that is found; count what goes wrong.
+"""Attach again and again to busy and hostile processes on every Python that is found; count the failures.
 
     python -m tests.bench.attach.soak [--injections N] [--cycles M] [--python TEXT]
 
-An injection brings in an agent of five lines (a stub package stands in for torch). A cycle is a whole attach to a real
-training with every plugin that only looks on, a step seen, and a detach. No process gets more than 100 cycles.
+An injection loads an agent of five lines (a stub package stands in for torch). A cycle is a whole attach to a real
+training with every observing plugin, a step observed, and a detach. No process gets more than 100 cycles.
 Prints a line for each process and one JSON object at the end: crashes, hangs, leftovers, wrong results, the stops.
 """
 
@@ -51,7 +51,7 @@ def start(config, loader=None):
 
 @dataclass
 class Tally:
-    """What became of the attaches to one process."""
+    """The results of all attaches to one process."""
 
     python: str
     kind: str
@@ -91,7 +91,7 @@ def inject_into(python: Interpreter, kind: str, count: int, *, force: bool) -> T
 
 
 def _once(tally: Tally, target: Process, act: Callable[[], float]) -> bool:
-    """Attach once more; False when there is no point in going on."""
+    """Attach once more; return False if it is pointless to go on."""
     try:
         tally.pauses_ms.append(1e3 * act())
     except (HookdError, AssertionError) as exc:
@@ -124,7 +124,7 @@ def _descriptors(pid: int) -> int:
 
 
 def _close(tally: Tally, target: Process) -> None:
-    """End a target and read what it says of itself."""
+    """End a target and read what it reports about itself."""
     target.send("end")
     try:
         lines = target.finish()
@@ -156,7 +156,7 @@ def cycle_in(python: Interpreter, kind: str, count: int) -> Tally:
 
 
 def _cycle(pid: int) -> float:
-    """Attach, see a step, detach; give the seconds of the stop."""
+    """Attach, wait for a step, detach; return the seconds of the stop."""
     result = attach(pid, REQUEST)
     page = Page.of(pid)
     assert page is not None, "no page after an attach"
@@ -172,7 +172,7 @@ _plain: dict[str, str] = {}
 
 
 def plain_checksum(python: Interpreter) -> str:
-    """Return the checksum of a training that nobody has attached to."""
+    """Return the checksum of a training to which nobody has attached."""
     if str(python) not in _plain:
         with Training(python) as training:
             _plain[str(python)] = training.finish()
@@ -180,7 +180,7 @@ def plain_checksum(python: Interpreter) -> str:
 
 
 def run(injections: int, cycles: int, wanted: str = "") -> list[Tally]:
-    """Spread the work evenly over all processes."""
+    """Distribute the work evenly over all processes."""
     pythons = [one for one in interpreters.found() if wanted in str(one)]
     builds = {(one.version, one.is_shared, one.root): one for one in pythons}.values()
     targets = [(one, kind, force) for one in builds for force in _ways(one) for kind in KINDS]
@@ -196,7 +196,7 @@ def run(injections: int, cycles: int, wanted: str = "") -> list[Tally]:
 
 
 def _ways(python: Interpreter) -> tuple[bool, ...]:
-    """From 3.14 on nothing is stopped; the stop, which is what is left where there is no place for a file, is tried too."""
+    """From 3.14 on nothing is stopped; the stop, which remains for targets without a place for a file, is tried too."""
     return (False, True) if python.minor >= (3, 14) else (False,)
 
 

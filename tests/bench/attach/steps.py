@@ -33,7 +33,7 @@ AFTER_S = 2.0
 
 
 def shape(depth: int) -> tuple[str, ...]:
-    """Return the trainer's arguments for so many pairs of inner layers."""
+    """Return the trainer's arguments for this number of pairs of inner layers."""
     return () if depth == 1 else ("--depth", str(depth), "--width", "16")
 
 

@@ -1,12 +1,12 @@
-"""A training job that knows nothing of hookd: the target of what is measured here.
+"""A training job that knows nothing of hookd: the target of the measurements.
 
     python trainer.py FILE [--beside KIND] [--width N] [--depth N]
 
 It trains the same rounds of 50 steps again and again, each from the same parameters, and compares the parameters at
-the end of every round bit by bit with those of the first. What it sees goes into FILE, which is mapped and never
-blocks it: 64-bit words, `STEPS` (taken so far), `STOP` (set by the bench), `ROUNDS`, `WRONG` (rounds that came out
-otherwise), then from `TIMES` on two for each step: its end in ns of the monotonic clock, and for how many ns the thread
-has waited for a processor so far (`/proc/PID/task/TID/schedstat`): other processes have had it, which is nobody's fault.
+the end of every round bit by bit with those of the first. Its measurements go into FILE, which is mapped and never
+blocks it: 64-bit words, `STEPS` (taken so far), `STOP` (set by the bench), `ROUNDS`, `WRONG` (rounds with another
+result), then from `TIMES` on two for each step: its end in ns of the monotonic clock, and for how many ns the thread
+has waited for a processor so far (`/proc/PID/task/TID/schedstat`): in that time other processes had it.
 
 Its stdout says "ready" after the first round, and at the end the checksum, which a run without any tool must repeat.
 """
@@ -64,7 +64,7 @@ def open_words(path):
 
 
 def train(model, data, first, words):
-    """Take one round's steps; give the checksum of the parameters."""
+    """Take one round's steps; return the checksum of the parameters."""
     model.load_state_dict(first)
     waited = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -1,4 +1,4 @@
-"""A running `trainer.py`, as a bench sees it: its steps, read from shared memory without disturbing it."""
+"""A running `trainer.py` as a bench sees it: its steps, read from shared memory without disturbing it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
     Attributes:
         end: ns of the monotonic clock.
-        length: ns, without the time in which other processes had the processor.
+        length: ns, without the time in which other processes ran on the processor.
     """
 
     end: int
@@ -36,10 +36,10 @@ class Step(NamedTuple):
 
 
 class Training:
-    """Starts a training on a Python with torch, and waits until it trains.
+    """Starts a training on a Python with torch, and waits for its first steps.
 
     Args:
-        python: what it runs on.
+        python: the interpreter.
         arguments: for `trainer.py`.
     """
 
@@ -57,7 +57,7 @@ class Training:
 
     @property
     def wrong(self) -> int:
-        """How many rounds have not repeated the first one bit by bit."""
+        """The number of rounds that have not repeated the first one bit by bit."""
         return self._words[trainer.WRONG]
 
     @property
@@ -65,7 +65,7 @@ class Training:
         return self._words[trainer.STEPS]
 
     def taken(self) -> list[Step]:
-        """Return the steps so far, without the first of each round: it loads the weights and makes an optimizer."""
+        """Return the steps so far, without the first of each round, which loads the weights and makes an optimizer."""
         assert 2 * self.steps <= trainer.WORDS - trainer.TIMES, "more steps than there is room for"
         words = list(self._words[trainer.TIMES : trainer.TIMES + 2 * self.steps])
         ends, waited = words[::2], words[1::2]
@@ -75,7 +75,7 @@ class Training:
         return [step for number, step in enumerate(steps, 1) if number % trainer.ROUND]
 
     def finish(self) -> str:
-        """Have it end after its round; give its checksum."""
+        """End the training after its round; return its checksum."""
         self._words[trainer.STOP] = 1
         return self.process.finish(PATIENCE_S)[-1]
 

@@ -1,4 +1,4 @@
-"""What these scripts share: a step's line, and at the end what the script itself has counted. Knows nothing of hookd."""
+"""Shared by these scripts: a line for each step, and at the end what the script itself has counted. Knows nothing of hookd."""
 
 import argparse
 import hashlib
@@ -38,7 +38,7 @@ def norms(**modules):
 
 
 def finish(*modules, **counted):
-    """Print what was counted, and a checksum of all parameters and buffers."""
+    """Print the counts, and a checksum of all parameters and buffers."""
     digest = hashlib.sha256()
     for module in modules:
         for name, value in sorted(torch.nn.Module.state_dict(module).items()):

@@ -1,4 +1,4 @@
-"""No optimizer: `p.data` is written to, of which no version tells, and a batch is accumulated over three backwards.
+"""No optimizer: the script writes to `p.data`, which changes no version, and accumulates a batch over three backwards.
 
 Follows pytorch.org/tutorials/beginner/blitz/neural_networks_tutorial.html.
 """

@@ -1,4 +1,4 @@
-"""S3: what a pre-hook returns is the input, what a forward hook returns is the result, and the next hook sees it.
+"""S3: the return value of a pre-hook is the input, that of a forward hook is the result, and the next hook sees it.
 
 `torch` as argument registers torch's own hooks, the oracle of plugins/inputs.py.
 """

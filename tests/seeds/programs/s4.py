@@ -35,7 +35,7 @@ def show(value):
 
 
 class ChosenTimes(nn.Module):
-    """x * 4, or as often as asked."""
+    """Returns x * 4, or another multiple on request."""
 
     def __init__(self, by=4.0):
         super().__init__()
@@ -66,7 +66,7 @@ class ChosenSecond(nn.Module):
 
 
 class ChosenUnused(nn.Module):
-    """Two outputs from one input; who uses only one of them must not lose its gradient."""
+    """Returns two outputs of one input; a caller that uses only one of them must not lose its gradient."""
 
     def forward(self, x):
         x * 11  # a branch that nobody uses
@@ -109,7 +109,7 @@ class ChosenInPlace(nn.Module):
 
 
 class ChosenInPlaceInput(nn.Module):
-    """Changes its input itself in place."""
+    """Changes its own input in place."""
 
     def forward(self, x):
         return x.mul_(3) if ORACLE is None else x * 3
@@ -121,7 +121,7 @@ class ChosenStops(nn.Module):
 
 
 def middle():
-    """Return a leaf and a tensor that is none: [1, -2, 3] and twice that."""
+    """Return a leaf and a tensor that is not a leaf: [1, -2, 3] and twice that."""
     a = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
     return a, a * 2
 
@@ -440,7 +440,7 @@ def gradients_accumulate_over_calls():
 
 @case
 def a_list_as_input():
-    """What is inside of containers is left alone, as torch leaves it."""
+    """hookd leaves gradients of tensors inside containers alone, as torch does."""
 
     class ChosenList(nn.Module):
         def forward(self, xs):

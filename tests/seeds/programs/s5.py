@@ -1,4 +1,4 @@
-"""S5: what a hook of `Tensor.register_hook` returns becomes the tensor's gradient, whoever else looks at it.
+"""S5: the return value of a hook of `Tensor.register_hook` becomes the tensor's gradient, whoever else looks at it.
 
 Arguments: `plain`, or `torch`: torch's own hooks on the outputs of the chosen modules, the oracle of `output` in
 plugins/gradients.py. Every number is a small integer, so that no order of summation matters.

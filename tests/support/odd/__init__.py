@@ -1,4 +1,4 @@
-"""Odd trainings, of which none may notice that it is observed."""
+"""Odd trainings, which must not notice that they are observed."""
 
 from tests.support.odd import attributes, changing, containers, optimizers, parametrized
 from tests.support.odd.table import TABLE

@@ -1,4 +1,4 @@
-"""Compare odd trainings with hookd and without it, where there is no pytest: `python -m tests.support.odd [NAME...]`."""
+"""Compare odd trainings with hookd and without it, also without pytest: `python -m tests.support.odd [NAME...]`."""
 
 import sys
 import traceback

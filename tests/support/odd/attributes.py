@@ -31,7 +31,7 @@ def a_weight_that_is_a_property():
 
 
 class WeightRaises(WeightIsAProperty):
-    """Has no weight for anybody else."""
+    """Has no weight for other code."""
 
     @property
     def weight(self):
@@ -48,7 +48,7 @@ def a_weight_that_raises():
 
 
 def properties(*names):
-    """Make a class whose plain attributes have become properties that note their use."""
+    """Make a class whose plain attributes are properties that note their use."""
 
     def one(name):
         def get(self):
@@ -103,7 +103,7 @@ def a_recurrent_module_whose_settings_are_properties():
 
 
 class LooksUp(nn.Module):
-    """Finds nothing without a note."""
+    """Notes each lookup that `__getattr__` handles."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ def a_module_whose_getattr_raises_something_else():
 
     kind = type("Linear", (nn.Linear,), {})
     model = nn.Sequential(kind(4, 4), kind(4, 4))
-    kind.__getattr__ = lookup  # torch's own constructor asks for what is not there
+    kind.__getattr__ = lookup  # torch's own constructor looks for missing attributes
     return sgd(model, 2, 4)
 
 
@@ -156,7 +156,7 @@ def a_module_that_notes_every_attribute():
 
 
 class Built(nn.Linear):
-    """Builds parts of it when they are first asked for."""
+    """Builds its parts when they are first accessed."""
 
     def __init__(self):
         nn.Module.__init__(self)
@@ -189,7 +189,7 @@ METHODS = (
 
 
 def noting(base, names=METHODS):
-    """Make a class that notes each use of its methods, of which some make no sense."""
+    """Make a class that notes each use of its methods, some of which make no sense."""
 
     def one(name):
         def method(self, *args, **kwargs):
@@ -243,7 +243,7 @@ def a_module_that_says_it_is_another():
 
 
 class Meta(type):
-    """Notes what a class is asked for."""
+    """Notes each access to the class."""
 
     def __getattr__(cls, name):
         ran(f"{cls.__name__}.{name}")
@@ -265,7 +265,7 @@ def a_module_with_a_metaclass():
 
 
 class Descriptor:
-    """Notes where it is asked for, also on the class."""
+    """Notes each access, also those on the class."""
 
     def __init__(self, value):
         self.value = value
@@ -283,7 +283,7 @@ def a_forward_that_is_a_descriptor():
 
 @odd
 def modules_that_are_never_called_and_odd():
-    """What is never called is looked at, to see whether its parameters get gradients."""
+    """hookd inspects a module that is never called, to see whether its parameters get gradients."""
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "direct": LooksUp(), "idle": noting(nn.Linear)(4, 4)})
     model.forward = lambda x: model["direct"].forward(model["used"](x))
     return sgd(model, 2, 4)
@@ -306,7 +306,7 @@ def a_module_with_a_call_of_its_own():
 @odd
 def a_module_that_was_never_initialized():
     class Bare(nn.Module):
-        def __init__(self):  # the classical mistake: torch tells of it in words of its own
+        def __init__(self):  # the classical mistake: torch has a message of its own for it
             self.scale = 2.0
 
         def forward(self, x):

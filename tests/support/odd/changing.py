@@ -304,7 +304,7 @@ def a_wrapped_model():
 
 @odd
 def shared_tables_of_parameters():
-    """As DeepSpeed does: the dict of parameters gathers what it is asked for."""
+    """Train with a dict of parameters that acts at each access, as DeepSpeed's does."""
 
     class Table(dict):
         def __getitem__(self, key):

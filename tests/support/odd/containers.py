@@ -1,4 +1,4 @@
-"""What modules are given and give back: containers and tensors with code of their own."""
+"""Inputs and outputs of modules: containers and tensors with code of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READING = "__getitem__ __iter__ __len__ __bool__ __eq__ __contains__ values item
 
 
 def noting(base, names=READING):
-    """Make a container that notes each look into it."""
+    """Make a container that notes each access to it."""
 
     def one(name):
         def method(self, *args, **kwargs):
@@ -36,7 +36,7 @@ def noting(base, names=READING):
 
 
 class Wraps(nn.Module):
-    """Gives its output in something, and takes that as an input as well."""
+    """Wraps its output in a container, and accepts such a container as an input."""
 
     def __init__(self, wrap, unwrap):
         super().__init__()
@@ -47,7 +47,7 @@ class Wraps(nn.Module):
 
 
 def through(wrap, unwrap):
-    """Hand containers from module to module, and take the loss of what is in the last one."""
+    """Pass containers from module to module, and compute the loss of the last one's content."""
     return sgd(nn.Sequential(Wraps(wrap, unwrap), Wraps(wrap, unwrap)), 2, 4, loss=lambda y: unwrap(y).square().mean())
 
 
@@ -105,7 +105,7 @@ def a_named_tuple_of_its_own():
 
 @dataclasses.dataclass
 class Output(OrderedDict):
-    """As Hugging Face's outputs: a dataclass that is a dict of its fields, and says what it is asked for."""
+    """Like Hugging Face's outputs: a dataclass that is a dict of its fields, and notes each access."""
 
     y: torch.Tensor
 
@@ -182,7 +182,7 @@ def a_namespace_of_its_own():
 
 
 class Lazy:
-    """Makes its value when anybody asks for anything, as the lazy objects of Django and werkzeug do."""
+    """Makes its value at any access, as the lazy objects of Django and werkzeug do."""
 
     def __init__(self, make):
         object.__setattr__(self, "make", make)
@@ -218,7 +218,7 @@ def an_object_that_refuses_everything():
 
 
 class Noted(torch.Tensor):
-    """Notes every function of torch that it is used in."""
+    """Notes every torch function that uses it."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -238,7 +238,7 @@ def tensors_that_note_every_function():
 
 
 class NotedParameter(nn.Parameter):
-    """Notes every function of torch that it is used in; as a parameter."""
+    """Notes every torch function that uses it; as a parameter."""
 
     __torch_function__ = Noted.__torch_function__
 
@@ -291,7 +291,7 @@ def tensors_whose_attributes_are_their_own():
 
 
 def backward_from(several):
-    """Begin the backward at several losses at once."""
+    """Start the backward at several losses at once."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -344,7 +344,7 @@ ASKED = ("numel", "dim", "size", "stride", "detach", "reshape", "element_size", 
 
 
 def watchful(base, name):
-    """Make a class of tensors that notes what is asked of it."""
+    """Make a class of tensors that notes each access."""
 
     def attribute(name):
         found = getattr(torch.Tensor, name)
@@ -368,7 +368,7 @@ WatchfulParameter, WatchfulTensor = (
 
 
 class Layer(nn.Linear):
-    """A linear layer with parameters of that class, whose forward asks nothing of them."""
+    """A linear layer with parameters of that class, whose forward reads none of their attributes."""
 
     def __init__(self, width):
         super().__init__(width, width)
@@ -382,7 +382,7 @@ class Layer(nn.Linear):
 
 
 class Past(torch.optim.Optimizer):
-    """Asks past the class of its parameters."""
+    """Bypasses the class of its parameters."""
 
     def zero_grad(self):
         for parameter in self.param_groups[0]["params"]:
@@ -406,7 +406,7 @@ def parameters_whose_attributes_are_their_own():
 
 
 class Looking(type):
-    """A metaclass that notes what its classes are asked for that they have not."""
+    """A metaclass that notes which missing attributes its classes are asked for."""
 
     @property
     def __module__(cls):

@@ -25,7 +25,7 @@ def trained_by(kind, **options):
 
 
 class Groups(torch.optim.SGD):
-    """Notes who looks at its groups and at its state."""
+    """Notes each access to its groups and to its state."""
 
     @property
     def param_groups(self):
@@ -52,7 +52,7 @@ def groups_that_are_a_property():
 
 
 class Lookup(torch.optim.SGD):
-    """Notes what it is asked for and has not got."""
+    """Notes lookups of missing attributes."""
 
     def __getattr__(self, name):
         ran(f"Optimizer.{name}")
@@ -76,7 +76,7 @@ def an_optimizer_that_cannot_be_hashed_or_compared():
 
 
 class Mapping(dict):
-    """Notes who looks into it."""
+    """Notes each access."""
 
     def __getitem__(self, key):
         ran(f"group[{key}]")
