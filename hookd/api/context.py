@@ -6,15 +6,14 @@ import sys
 from math import inf
 from typing import TYPE_CHECKING, Any, Callable, Protocol, TypeVar
 
-from hookd.api.compatibility import nearest
 from hookd.api.globs import Globs
 from hookd.api.metrics import Counter, Gauge, Histogram
 from hookd.api.passive import groups_of
+from hookd.api.requests import Requests
 from hookd.api.shown import STATISTICS, ZEROS, Shown
 from hookd.api.totals import BackwardTotals, Families, Totals
 from hookd.errors import PluginError
 from hookd.wire.page.layout import PHASES
-from hookd.wire.page.series import Bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from hookd.api.events import Module, Returned
-    from hookd.api.metrics import CounterChild
     from hookd.api.summary import Largest, Summary
     from hookd.wire.page import PageWriter
 
@@ -98,26 +96,15 @@ class Context:
     Attributes:
         options: the user's `-p NAME:key=value,...`, unparsed; use `option` to read them.
         settings: every option that the plugin has read, with its effective value.
-        bound: limits the number of the plugin's series.
-        totals: requests of `add_up`, like `backward_totals`; `shown` has those of `show_outputs`. Internal.
-        phases: requests of `add_up_phases`, by the page's number of the phase. Internal.
+        requests: what the agent reads. Internal.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:
         self.plugin = plugin
         self.options = dict(options)
-        self.metrics: list[Counter | Gauge | Histogram] = []
-        self.bound = Bound()
-        self._per_module: list[dict[int, Any]] = []
-        self._host = host
         self.settings: dict[str, object] = {}
-        self._fixed: dict[str, int | None] = {}  # by hook; "": all others
-        self._held: dict[str, int] = {}  # by hook; "": all
-        self.totals: Totals | None = None
-        self.backward_totals: BackwardTotals | None = None
-        self.shown: Shown | None = None
-        self.phases: list[dict[int, CounterChild]] = []
-        self._unwanted: set[str] = set()
+        self.requests = Requests()
+        self._host = host
 
     # -- options
 
@@ -170,30 +157,13 @@ class Context:
         """Read an option that selects names by patterns: `encoder.*|head`."""
         return Globs(name, self.option(name, default))
 
-    def check_options(self) -> None:
-        """Refuse options that `configure` never read.
-
-        Raises:
-            PluginError: with the nearest known name.
-        """
-        known = {"every", "readmit", *self.settings}
-        for name in self.options:
-            if name not in known:
-                raise PluginError(f"{self.plugin}: no such option: {name!r}", hint=nearest(name, known))
-
     # -- modules
 
     def per_module(self) -> dict[int, Any]:
         """Return an empty dict for per-module data, by module `id`; entries of modules that are gone are removed."""
         table: dict[int, Any] = {}
-        self._per_module.append(table)
+        self.requests.tables.append(table)
         return table
-
-    def forget_modules(self, numbers: Iterable[int]) -> None:
-        """Remove modules from these dicts; hookd calls this a minute after a model has gone."""
-        for number in numbers:
-            for table in self._per_module:
-                table.pop(number, None)
 
     def add_up(
         self,
@@ -220,13 +190,13 @@ class Context:
                 wants these totals of a module, but not the hook, returns `backward_totals` from `select` instead of `backward`.
         """
         if backward:
-            if self.backward_totals is None:
-                self.backward_totals = BackwardTotals(self._host.page.cells, self.per_module())
-            self.backward_totals.families.append(Families(seconds, self_seconds, calls))
+            if self.requests.backward_totals is None:
+                self.requests.backward_totals = BackwardTotals(self._host.page.cells, self.per_module())
+            self.requests.backward_totals.families.append(Families(seconds, self_seconds, calls))
             return
-        if self.totals is None:
-            self.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
-        self.totals.families[recompute].append(Families(seconds, self_seconds, calls))
+        if self.requests.totals is None:
+            self.requests.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
+        self.requests.totals.families[recompute].append(Families(seconds, self_seconds, calls))
 
     def show_outputs(self, gauges: Mapping[str, Gauge], *, zeros: float = inf) -> Shown:
         """Set gauges to output statistics of the modules at which the plugin listens to `output_summary`. In `configure` only.
@@ -251,11 +221,11 @@ class Context:
                 )
             if gauge.kind != "gauge" or gauge.label_names != ("module",):
                 raise PluginError(f"{self.plugin}: {gauge.name} is not a gauge with the single label `module`")
-        if self.shown is None:
-            self.shown = Shown(self, self._host.page.cells)
-        self.shown.gauges.update(gauges)
-        self.shown.standing[ZEROS] = zeros
-        return self.shown
+        if self.requests.shown is None:
+            self.requests.shown = Shown(self, self._host.page.cells)
+        self.requests.shown.gauges.update(gauges)
+        self.requests.shown.standing[ZEROS] = zeros
+        return self.requests.shown
 
     @property
     def shows_in_c(self) -> bool:
@@ -270,26 +240,31 @@ class Context:
                 Together they are the time since a thread's first change of phase; a thread that never runs a backward or a step is not counted.
         """
         names = ("data", "forward", "backward", "optimizer", "other")
-        self.phases.append({PHASES.index(name): seconds.labels(name) for name in names})
+        self.requests.phases.append({PHASES.index(name): seconds.labels(name) for name in names})
 
     # -- metrics
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
         """Declare the counter `hookd_<plugin>_<name>` (exposed with `_total`, which `name` does not carry)."""
-        return self._declare(Counter(self._host.page, self._full(name), help, tuple(labels), bound=self.bound))
+        return self._declare(Counter(self._host.page, self._full(name), help, tuple(labels), bound=self.requests.bound))
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
         """Declare the gauge `hookd_<plugin>_<name>`."""
-        return self._declare(Gauge(self._host.page, self._full(name), help, tuple(labels), bound=self.bound))
+        return self._declare(Gauge(self._host.page, self._full(name), help, tuple(labels), bound=self.requests.bound))
 
     def histogram(self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
         """Declare the histogram `hookd_<plugin>_<name>` with these upper bounds, ascending, without +Inf."""
         return self._declare(
-            Histogram(self._host.page, self._full(name), help, tuple(labels), tuple(buckets), bound=self.bound)
+            Histogram(self._host.page, self._full(name), help, tuple(labels), tuple(buckets), bound=self.requests.bound)
         )
 
+    @property
+    def metrics(self) -> Sequence[Counter | Gauge | Histogram]:
+        """The metrics that the plugin has declared: in `succeed`, a gauge can `adopt` that of the predecessor."""
+        return self.requests.metrics
+
     def _declare(self, metric: M) -> M:
-        self.metrics.append(metric)
+        self.requests.metrics.append(metric)
         return metric
 
     def _full(self, name: str) -> str:
@@ -529,11 +504,11 @@ class Context:
             interval: in steps.
             hooks: names of hooks; empty means all.
         """
-        held = {hook: steps for hook, steps in self._held.items() if hook not in hooks} if hooks else {}
+        held = {hook: steps for hook, steps in self.requests.held.items() if hook not in hooks} if hooks else {}
         if interval is not None:
             held.update(dict.fromkeys(hooks or ("",), interval))
-        if held != self._held:
-            self._held = held
+        if held != self.requests.held:
+            self.requests.held = held
             self._host.resample()
 
     def has_seen_all(self) -> bool:
@@ -550,24 +525,6 @@ class Context:
         A hook called at every step costs up to 0.1 ms even if it does nothing, since its data has left the processor's cache
         since the last step. Disable a hook that seldom has work, if another hook knows when.
         """
-        if wanted == (hook in self._unwanted):
-            (self._unwanted.discard if wanted else self._unwanted.add)(hook)
+        if wanted == (hook in self.requests.unwanted):
+            (self.requests.unwanted.discard if wanted else self.requests.unwanted.add)(hook)
             self._host.resample()
-
-    def is_wanted(self, hook: str) -> bool:
-        """Whether the plugin has left a hook enabled."""
-        return hook not in self._unwanted
-
-    def fix(self, interval: int, *, but: Iterable[str]) -> None:
-        """Keep all sampled hooks `but` these at an interval that the user set."""
-        self._fixed = {"": interval, **dict.fromkeys(but)}
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the interval of some hook does not depend on the budget."""
-        return bool(self._held or self._fixed)
-
-    def fixed(self, hook: str) -> int | None:
-        """Return the interval set by `hold` or by the user, which ignores the budget; None: the governor sets it."""
-        found = (by.get(hook, by.get("")) for by in (self._held, self._fixed))
-        return next((interval for interval in found if interval is not None), None)

@@ -73,7 +73,7 @@ def tables(parts) -> list[int]:
         known.coverage._called,
     ]
     contexts = [entry.context for entry in parts.registry.loaded.values()]
-    held += [table for context in contexts for table in context._per_module]
+    held += [table for context in contexts for table in context.requests.tables]
     return [len(one) for one in held] + [parts.page._series_count, len(parts.page._modules)]
 
 

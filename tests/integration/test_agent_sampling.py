@@ -242,7 +242,7 @@ def test_what_was_held_for_a_while_is_as_rare_again_as_the_budget_asks_for(clock
         alone = {step for step in agent.plugin("looker").steps if step > 400} - set(agent.plugin("looker").forwards)
         assert alone <= {step for step in range(400, 462) if (step - 1) % 3 == 0}
         context.hold(None)
-        assert not context.is_fixed
+        assert not context.requests.is_fixed
 
 
 def test_every_fixes_the_hooks_without_a_rate_of_their_own_and_the_budget_stretches_the_others(clock) -> None:

@@ -88,7 +88,7 @@ class Phases:
 
     def _find(self) -> None:
         active = [entry.context for entry in self._registry if entry.state == "active"]
-        counters = [series for context in active for series in context.phases]
+        counters = [series for context in active for series in context.requests.phases]
         if [id(series) for series in counters] != [id(series) for series in self._counters]:
             self._counters = counters
         self._active = [listener for listener in self._listeners("phase", None) if listener.is_on]

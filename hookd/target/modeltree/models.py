@@ -428,9 +428,9 @@ class Models:
         self._parameters.forget(model)
         names = {module.name for module in model.names.values()}
         for entry in self._registry:
-            for metric in entry.context.metrics:
+            for metric in entry.context.requests.metrics:
                 metric.remove_modules(names)
-            entry.context.forget_modules([module.id for module in model.names.values()])
+            entry.context.requests.forget_modules([module.id for module in model.names.values()])
         self._forget_outputs(model.names.values())
         for module in model.names.values():
             self._page.retire_module(module.id)

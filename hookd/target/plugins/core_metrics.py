@@ -82,7 +82,7 @@ class CoreMetrics:
 
     def show_interval(self, loaded: Loaded) -> None:
         """Publish a plugin's sampling interval: the fixed one, or else the one that the budget allows; 0 for never."""
-        fixed = [loaded.context.fixed(hook) for hook, rate in loaded.rates.items() if rate.is_usual]
+        fixed = [loaded.context.requests.interval(hook) for hook, rate in loaded.rates.items() if rate.is_usual]
         asked = min((interval for interval in fixed if interval is not None), default=0)
         never = not self._has_budget and loaded.is_governed
         self.sampling_interval.labels(loaded.name).set(asked or (0 if never else loaded.interval))
@@ -101,5 +101,5 @@ class CoreMetrics:
             self.plugin_series_refused, self.plugin_held,
         ):  # fmt: skip
             metric.remove(loaded.name)
-        for name in loaded.context.bound.bad:
+        for name in loaded.context.requests.bound.bad:
             self.plugin_bad_values.remove(loaded.name, name)

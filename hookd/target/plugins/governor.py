@@ -84,7 +84,7 @@ class _Draw(NamedTuple):
     @classmethod
     def of(cls, loaded: Loaded, listener: Listener) -> _Draw:
         """Return the draw of a listener."""
-        rate, fixed = loaded.rates[listener.hook], loaded.context.fixed(listener.hook)
+        rate, fixed = loaded.rates[listener.hook], loaded.context.requests.interval(listener.hook)
         tier = ALL if rate.longest else LAST if rate.stretched_last else USUAL
         costliest = ALL if tier == USUAL and not loaded.rarest else tier
         totals = listener.totals if isinstance(listener.totals, Switched) else None
@@ -198,9 +198,13 @@ class Governor:
         for loaded in self._all():
             draws = []
             for listener in loaded.listeners:
-                on = loaded.state == "active" and loaded.context.is_wanted(listener.name)
+                on = loaded.state == "active" and listener.name not in loaded.context.requests.unwanted
                 is_sampled = loaded.is_sampled(listener)
-                if on and is_sampled and (self.budget > 0 or loaded.context.fixed(listener.hook) is not None):
+                if (
+                    on
+                    and is_sampled
+                    and (self.budget > 0 or loaded.context.requests.interval(listener.hook) is not None)
+                ):
                     draws.append(_Draw.of(loaded, listener))
                 else:
                     listener.is_on = on and not is_sampled
@@ -362,7 +366,7 @@ class Governor:
 
     def _watch(self, loaded: Loaded, ns: int, elapsed: int) -> None:
         """Quarantine a plugin that takes much of the training's time, if its interval cannot be stretched."""
-        is_runaway = ns > limit_of(loaded) * elapsed and not (loaded.plugin.mutates or loaded.context.is_fixed)
+        is_runaway = ns > limit_of(loaded) * elapsed and not (loaded.plugin.mutates or loaded.context.requests.is_fixed)
         self._runaway[loaded.number] = self._runaway.get(loaded.number, 0) + 1 if is_runaway else 0
         if self._runaway[loaded.number] >= RUNAWAY_STEPS and not self.stretch(loaded):
             share = f"{100 * ns / elapsed:.0f} % of a step"

@@ -50,7 +50,7 @@ class Refusals:
     def tick(self) -> None:
         """Publish each plugin's number of series over its limits, and of invalid values; log the first of each."""
         for loaded in self._registry:
-            bound = loaded.context.bound
+            bound = loaded.context.requests.bound
             more = bound.refused - bound.published
             if more:
                 if not bound.published:

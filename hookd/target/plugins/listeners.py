@@ -272,7 +272,7 @@ class Loaded:
     @property
     def is_governed(self) -> bool:
         """Whether it has a hook whose interval depends on the budget."""
-        return any(self.is_sampled(one) and self.context.fixed(one.hook) is None for one in self.listeners)
+        return any(self.is_sampled(one) and self.context.requests.interval(one.hook) is None for one in self.listeners)
 
 
 def is_drawn(number: int, interval: int) -> bool:
@@ -360,7 +360,8 @@ class Registry:
         loaded.longest = max(plugin.longest, loaded.stretch)
         loaded.readmits = wanted_readmission(plugin, context)
         if "every" in context.options:
-            context.fix(loaded.interval, but=[hook for hook, rate in loaded.rates.items() if not rate.is_usual])
+            governed = (hook for hook, rate in loaded.rates.items() if not rate.is_usual)
+            context.requests.fixed = {"": loaded.interval, **dict.fromkeys(governed)}
         self.loaded = {**self.loaded, loaded.number: loaded}
         return loaded
 
@@ -389,7 +390,7 @@ class Registry:
         for hook in sorted(hookspecs.HOT | {"tick"}):
             for impl in getattr(self._manager.hook, hook).get_hookimpls():
                 if impl.plugin is loaded.plugin and hook == "output_summary":
-                    shown = loaded.context.shown or loaded.context.show_outputs({}, zeros=0.0)
+                    shown = loaded.context.requests.shown or loaded.context.show_outputs({}, zeros=0.0)
                     shown.callback = _picking(impl.function, impl.argnames)
                 elif impl.plugin is loaded.plugin:
                     names = tuple(impl.argnames)
@@ -398,15 +399,15 @@ class Registry:
                     listeners.append(
                         Listener(loaded.number, hook, names, *rights, impl.function, unless_finite=rate.unless_finite)
                     )
-        totals = loaded.context.totals
+        totals = loaded.context.requests.totals
         if totals is not None:
             names = ("module", "elapsed_ns", "self_ns", "recompute", "is_again")
             listeners.append(Listener(loaded.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
-        back = loaded.context.backward_totals
+        back = loaded.context.requests.backward_totals
         if back is not None:
             names = ("module", "elapsed_ns", "self_ns")
             listeners.append(Listener(loaded.number, "backward", names, False, False, back.add, back))  # noqa: FBT003
-        outputs = loaded.context.shown
+        outputs = loaded.context.requests.shown
         if outputs is not None:
             names = ("module", "output")
             listeners.append(Listener(loaded.number, "output_summary", names, False, False, outputs.add, outputs))  # noqa: FBT003

@@ -87,7 +87,7 @@ class Loading:
             self._rest()
             wanted_interval(plugin, context)
             wanted_readmission(plugin, context)
-            context.check_options()
+            rules.check_options(context)
             loaded = self._registry.add(plugin, context, by_name=by_name)
             self._rest()
             self._models.prepare_plugin(loaded)
@@ -149,14 +149,14 @@ class Loading:
 
 
 def _retire(context: Context, heir: Loaded | None) -> None:
-    continued = {metric.name: metric for metric in heir.context.metrics} if heir is not None else {}
-    for metric in context.metrics:
+    continued = {metric.name: metric for metric in heir.context.requests.metrics} if heir is not None else {}
+    for metric in context.requests.metrics:
         metric.retire(continued.get(metric.name))
 
 
 def _count_on(old: Context, new: Context) -> None:
     """Carry counts over to the plugin's new object, even before it uses them: a counter never falls."""
-    continued = {metric.name: metric for metric in new.metrics}
-    for metric in old.metrics:
+    continued = {metric.name: metric for metric in new.requests.metrics}
+    for metric in old.requests.metrics:
         if metric.kind in ("counter", "histogram") and metric.name in continued:
             continued[metric.name].adopt(metric)

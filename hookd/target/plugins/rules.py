@@ -12,6 +12,7 @@ from hookd.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hookd.api.context import Context
     from hookd.api.plugin import Plugin
 
 
@@ -120,3 +121,15 @@ def _class_line(kind: type[Plugin]) -> str:
         return f" ({inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]})"
     except (OSError, TypeError):
         return ""
+
+
+def check_options(context: Context) -> None:
+    """Refuse options that `configure` never read.
+
+    Raises:
+        PluginError: with the nearest known name.
+    """
+    known = {"every", "readmit", *context.settings}
+    for name in context.options:
+        if name not in known:
+            raise PluginError(f"{context.plugin}: no such option: {name!r}", hint=nearest(name, known))

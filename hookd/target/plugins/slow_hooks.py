@@ -133,7 +133,7 @@ class SlowHooks:
         if loaded.is_sampled(listener) and self._put_off(loaded, share):
             now = f"is called once in {loaded.interval} steps now"
             self._page.log("info", f"plugin {loaded.name}: {why}, and {now}{at}")
-        elif not (loaded.plugin.mutates or loaded.context.is_fixed):
+        elif not (loaded.plugin.mutates or loaded.context.requests.is_fixed):
             self._errors.late(loaded, listener.hook, why + at, where)
         elif loaded.number not in self._reported:  # the person accepted its cost: only log
             self._reported.add(loaded.number)
@@ -146,7 +146,7 @@ class SlowHooks:
         if not self._governor.stretch(loaded, times):
             return False
         for listener in loaded.listeners:
-            if loaded.is_sampled(listener) and loaded.context.fixed(listener.hook) is None:
+            if loaded.is_sampled(listener) and loaded.context.requests.interval(listener.hook) is None:
                 listener.is_on = False
         self._turned()
         return True
