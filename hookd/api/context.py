@@ -96,7 +96,7 @@ class Context:
     Attributes:
         options: the user's `-p NAME:key=value,...`, unparsed; use `option` to read them.
         settings: every option that the plugin has read, with its effective value.
-        requests: what the agent reads. Internal.
+        requests: its requests to the agent. Internal.
     """
 
     def __init__(self, plugin: str, options: Mapping[str, str], host: Host) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Requests:
-    """What a plugin has asked for: the context writes it, and the agent reads it.
+    """The requests of a plugin: its context writes them, and the agent reads them.
 
     Attributes:
         metrics: the metrics that it has declared.
