@@ -50,9 +50,9 @@ class Totals:
             known[module.id] = [_places(families, module.name) for families in self.families[recompute]]
         return known[module.id]
 
-    def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_again: bool) -> None:  # noqa: PLR0913, PLR0917 - one call
-        """Add one call; `is_again`: it is nested in another call of the same module, which includes its time."""
-        if is_again:
+    def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_nested: bool) -> None:  # noqa: PLR0913, PLR0917 - one call
+        """Add one call; `is_nested`: it is nested in another call of the same module, which includes its time."""
+        if is_nested:
             elapsed_ns = 0
         try:
             # For a single plugin, without a loop: where calls are not entered in C, these are the hottest lines of all.

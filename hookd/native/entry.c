@@ -149,12 +149,12 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     if (result && (counted || (notice.values && entry.counts))) {
         long long elapsed = ended - started, self = is_timed ? elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner : 0;
         size_t count = counted ? counted->count : 0;
-        int is_again = (count || notice.wants & WANTS_IS_AGAIN) && is_inside(outer, module);
+        int is_nested = (count || notice.wants & WANTS_IS_NESTED) && is_inside(outer, module);
         for (size_t i = 0; i < count; i++)
-            add_to(&counted->totals[i], 1.0, is_again ? 0 : elapsed, self);
+            add_to(&counted->totals[i], 1.0, is_nested ? 0 : elapsed, self);
         if (is_timed)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
-        if (notify_after(&notice, state, result, elapsed, self, is_again)) {
+        if (notify_after(&notice, state, result, elapsed, self, is_nested)) {
             Py_DecRef(result);
             result = NULL;
         }
@@ -201,7 +201,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
  * not part of the training. */
 static int may_count(const Count *counted, PyObject *state) {
     const Host *host = &entry.host;
-    return counted && state && !entry.armed[counted->group] && *at(state, host->top) != &_Py_NoneStruct &&
+    return counted && state && !entry.uses_plans[counted->group] && *at(state, host->top) != &_Py_NoneStruct &&
            *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
 }
 
@@ -365,7 +365,7 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
     return 0;
 }
 
-/* Count the calls of a module that has a plan here, unless its group is armed. `cells` has three indices for each of
+/* Count the calls of a module that has a plan here, unless its group uses plans. `cells` has three indices for each of
  * `count` totals of its calls and of `back` totals of its backward, -1 for one that is not wanted. `places` has arrays
  * that live as long as the plan: the `standing` of each of the `back` totals, then both fields of `Shown` for each of
  * `shows`. Return -1 if there is no memory. */
@@ -420,9 +420,9 @@ EXPORTED int hookd_entry_deep(void) {
 }
 
 /* Let the calls of a group go through their plans, or count them in C. */
-EXPORTED int hookd_entry_arm(size_t group, int is_armed) {
+EXPORTED int hookd_entry_use_plans(size_t group, int uses_plans) {
     if (group < GROUPS)
-        entry.armed[group] = is_armed != 0;
+        entry.uses_plans[group] = uses_plans != 0;
     return 0;
 }
 
@@ -487,7 +487,7 @@ static PyObject *since_span(PyObject *self, PyObject *const *args, Py_ssize_t co
     int is_found = state && spans_since(state, PyLong_AsUnsignedLongLong(args[0]), PyLong_AsUnsignedLongLong(args[1]), PyLong_AsUnsignedLongLong(args[2]), &since);
     PyErr_Clear();
     PyObject *answer = is_found ? PyTuple_New(4) : &_Py_NoneStruct;
-    int64_t numbers[] = {now() - since.started, since.inner, since.lost, since.again};
+    int64_t numbers[] = {now() - since.started, since.inner, since.lost, since.recomputed};
     if (!is_found)
         Py_IncRef(answer);
     for (Py_ssize_t i = 0; answer && is_found && i < 4; i++)

@@ -79,8 +79,8 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 24, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
-enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_AGAIN = 8, WANTS_QUIET = 16 }; /* `CallValues` of c_entry.py */
+enum { VERSION = 25, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_NESTED = 8, WANTS_QUIET = 16 }; /* `CallValues` of c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* limits of a call whose gradients are observed in C; Python handles calls with more */
 
 typedef struct { /* the cells of the page to which each call is added; any may be NULL */
@@ -95,7 +95,7 @@ typedef struct { /* where a plugin shows statistics of module outputs; both arra
     const double *module; /* of one module: the cell indices of its gauges, -1 for none; at STATE, 0 unless Python has to be called */
 } Shown;
 
-typedef struct { /* a module whose calls are counted in C; calls of a group that is armed go through the plan instead */
+typedef struct { /* a module whose calls are counted in C; calls of a group that uses plans go through the plan instead */
     uint64_t number; /* unique, never reused */
     PyObject *module, *cell;
     double value; /* value of `cell`: the module's id in a heartbeat */
@@ -128,7 +128,7 @@ typedef struct { /* one call: its listeners, and the values that they get (hookd
 typedef struct Probe Probe; /* see spans.c */
 
 typedef struct { /* when the backward of a call began, and the thread's times at that moment, in ns (hookd/target/entry/threads.py) */
-    int64_t started, inner, lost, again;
+    int64_t started, inner, lost, recomputed;
 } Since;
 
 typedef struct { /* where the interpreter's thread state stores the recursion depth; `offset` is 0 if unknown */
@@ -168,7 +168,7 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     size_t kind;                     /* kind of the record of a call */
     size_t ring, records;            /* where the recorder begins, in cells, and its number of records */
     size_t most, each;               /* limit of elements kept alive, and the overhead of a call, in elements */
-    size_t top, busy, backwards, beat, inner, lost, again, flows, kept, returned, latest, newest, hidden, base, profiled; /* byte offsets in a ThreadState */
+    size_t top, busy, backwards, beat, inner, lost, recomputed, flows, kept, returned, latest, newest, hidden, base, profiled; /* byte offsets in a ThreadState */
     size_t waits;                    /* offset in a hookd Module, in bytes */
 } Host;
 
@@ -200,7 +200,7 @@ struct State { /* all state of the entry; one instance in the process */
     PyObject *state;              /* of the thread that came last, whose id is `thread`; no two threads share a state */
     uint64_t thread, numbers;
     uint64_t freed;               /* number of `Count` structs that were freed */
-    unsigned char armed[GROUPS];  /* calls of this group go through their plans */
+    unsigned char uses_plans[GROUPS]; /* calls of this group go through their plans */
     Listening listening[GROUPS];  /* the Python functions that are called for calls of this group that are counted in C */
     unsigned char hands[GROUPS];  /* large outputs of this group are checked too, and Python checks those that C cannot */
     PyObject *listeners[GROUPS];  /* the listeners to gradients of calls of this group; NULL: none */
@@ -302,7 +302,7 @@ uint64_t number_of(PyObject *node);
 void dropped_one(void);
 
 /* notify.c */
-int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again);
+int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_nested);
 int notify_before(Notice *notice, size_t group, PyObject *state, PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 void forget_notice(const Notice *notice);
 

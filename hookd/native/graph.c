@@ -615,7 +615,7 @@ static int opened(Flow *flow, const Hook *hook, PyObject *state, int64_t now_ns)
     Py_IncRef(state);
     PyObject *before = flow->thread;
     flow->thread = state, flow->is_open = 1, flow->is_bad = 0;
-    flow->since = (Since){now_ns, whole(*at(state, host->inner)), whole(*at(state, host->lost)), whole(*at(state, host->again))};
+    flow->since = (Since){now_ns, whole(*at(state, host->inner)), whole(*at(state, host->lost)), whole(*at(state, host->recomputed))};
     spans_since(state, flow->maker, flow->low, flow->ordinal, &flow->since);
     if (before)
         Py_DecRef(before);
@@ -630,7 +630,7 @@ static int finished(Flow *flow, PyObject *state, int64_t now_ns) {
     int64_t spent = now_ns - flow->since.started, elapsed = spent, self = spent;
     if (state == flow->thread) {
         spent -= whole(*at(state, host->lost)) - flow->since.lost;
-        elapsed = spent - (whole(*at(state, host->again)) - flow->since.again);
+        elapsed = spent - (whole(*at(state, host->recomputed)) - flow->since.recomputed);
         self = spent - (whole(*at(state, host->inner)) - flow->since.inner);
         set_to(at(state, host->inner), PyLong_FromLongLong(flow->since.inner + spent));
     }

@@ -1,7 +1,7 @@
 /* Calls Python listeners for the calls that are counted in C; they change nothing. */
 #include "entry.h"
 
-enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_AGAIN_AT, VALUES }; /* hookd/target/plugins/values.py */
+enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_NESTED_AT, VALUES }; /* hookd/target/plugins/values.py */
 
 static void fill(PyObject *values, Py_ssize_t place, PyObject *value) {
     if (!value)
@@ -80,11 +80,11 @@ int notify_before(Notice *notice, size_t group, PyObject *state, PyObject *modul
 }
 
 /* Call the listeners to a call that has returned. Return -1 if an exception is set. */
-int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_again) {
+int notify_after(const Notice *notice, PyObject *state, PyObject *output, int64_t elapsed, int64_t self, int is_nested) {
     if (!notice->values || !PyList_Size(notice->after))
         return 0;
     fill(notice->values, OUTPUT_AT, ours(output));
-    fill(notice->values, IS_AGAIN_AT, ours(is_again ? &_Py_TrueStruct : &_Py_FalseStruct));
+    fill(notice->values, IS_NESTED_AT, ours(is_nested ? &_Py_TrueStruct : &_Py_FalseStruct));
     if (notice->wants & WANTS_TIMES)
         fill(notice->values, ELAPSED_AT, PyLong_FromLongLong(elapsed)), fill(notice->values, SELF_AT, PyLong_FromLongLong(self));
     return notify(state, notice->after, notice->values, notice->wants);

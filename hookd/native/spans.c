@@ -192,7 +192,7 @@ static void end(const Open *open, int64_t now_ns) {
     PyObject *state = open->state;
     int64_t spent = now_ns - open->since.started - (stored(*at(state, host->lost)) - open->since.lost), inner = stored(*at(state, host->inner));
     int64_t self = spent - (inner - open->since.inner);
-    add(open->span, spent - (stored(*at(state, host->again)) - open->since.again), self > 0 ? self : 0);
+    add(open->span, spent - (stored(*at(state, host->recomputed)) - open->since.recomputed), self > 0 ? self : 0);
     if (open->since.inner + spent > inner)
         set_to(at(state, host->inner), PyLong_FromLongLong(open->since.inner + spent));
 }
@@ -302,7 +302,7 @@ static void begin(Span *span, const Which *here, int64_t now_ns) {
     while (*place && is_of(*place, &(Which){here->state, here->task, here->thread, span->low, span->ordinal}))
         place = &(*place)->below;
     PyObject *state = here->state;
-    Since since = {now_ns, stored(*at(state, host->inner)), stored(*at(state, host->lost)), stored(*at(state, host->again))};
+    Since since = {now_ns, stored(*at(state, host->inner)), stored(*at(state, host->lost)), stored(*at(state, host->recomputed))};
     *open = (Open){*place, state, here->task, here->thread, span, since};
     *place = open, spans.count++, span->refs++;
     Py_IncRef(state);

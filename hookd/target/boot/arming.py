@@ -55,7 +55,7 @@ class Arming:
         with self._installing:
             if self._life.is_live:
                 self._imported = len(sys.modules)
-                self._models.patch.register()
+                self._models.observer.register()
                 self._data.install()
 
     def disarm(self) -> str:

@@ -104,17 +104,17 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
 ) -> Parts:
     """Create all parts of an agent, which does nothing until it is armed.
 
-    Sampled hooks may take the share `budget` of the step time. `clock` returns the time in ns; steps and plugins are measured
+    Hookd and all plugins may take the share `budget` of the step time; sampling keeps it. `clock` returns the time in ns; steps and plugins are measured
     by it. `rest` leaves the interpreter to the training for a while.
     """
 
-    def host_calls(entry: Entry) -> None:
-        entry.host(
+    def start_counting(entry: Entry) -> None:
+        entry.start_counting(
             calls.for_entry(), local=local, page=page, numeric=numeric, remember=portions.remember_call,
             suspect=portions.suspect, shown=calls.output_shown, hand=portions.hold_counted,
         )  # fmt: skip
 
-    def forget_outputs(modules: Collection[Module]) -> None:
+    def forget_outputs(modules: Collection[Module]) -> None:  # `portions` is made later
         portions.forget(modules)
 
     no_frame = dynamo.no_frame()
@@ -147,7 +147,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     rest()
     models = Models(
         page=page, no_frame=no_frame, clock=clock, life=life, local=local, count=count,
-        registry=registry, routing=routing, dispatch=dispatch, numeric=numeric, gauge=core.modules, host=host_calls,
+        registry=registry, routing=routing, dispatch=dispatch, numeric=numeric, gauge=core.modules, start_counting=start_counting,
         forget=forget_outputs, rest=rest, gentle=process.method == "attach",
     )  # fmt: skip
     counting = models.counting

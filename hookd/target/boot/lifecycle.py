@@ -23,7 +23,7 @@ from hookd.target.boot.spawn import Thread, note_visitor
 from hookd.target.boot.standby import Standby
 from hookd.target.boot.work import Work
 from hookd.target.entry import dynamo
-from hookd.target.entry.threads import frames_inside
+from hookd.target.entry.threads import threads_inside
 from hookd.target.plugins.background import DETACH_S, EXIT_S
 from hookd.target.plugins.faults import Failure
 from hookd.target.remote.control import Control
@@ -183,7 +183,7 @@ class Agent:
         return {
             "version": __version__, "state": "running" if parts.life.is_live else "detaching", "pid": self._pid,
             "step": parts.count.done, "step_offset": parts.count.offset, "plugins": plugins,
-            "modules": parts.models.size(), "why_patched": parts.models.patch.why_patched, "leases": self._control.leases,
+            "modules": parts.models.size(), "why_patched": parts.models.observer.why_patched, "leases": self._control.leases,
             "holders": self._control.holders, "age_s": self._control.age_s,
             "torch": list(foundation.checks(sys.modules["torch"])),
             **change,
@@ -359,9 +359,9 @@ class Agent:
         self._page.set_state("detaching")
         restored = self.parts.arming.disarm()
         deadline = clock.monotonic() + timeout_s
-        while frames_inside() and clock.monotonic() < deadline:
+        while threads_inside() and clock.monotonic() < deadline:
             clock.sleep(0.002)
-        restored = "pending" if frames_inside() else restored
+        restored = "pending" if threads_inside() else restored
         ours = self.parts
         for loaded in ours.registry:
             ours.lifecycle_hooks.unconfigure(loaded)
@@ -394,9 +394,9 @@ class Agent:
         set_at_fork(None)
         if self._control is not None:
             self._control.end()
-        while frames_inside():  # an observed call still stores to the page
+        while threads_inside():  # an observed call still stores to the page
             clock.sleep(0.05)
-        self.parts.models.patch.close()
+        self.parts.models.observer.close()
         self.parts.numeric.close()
         self.parts.background.close(DETACH_S)
         self.parts.lifecycle_hooks.close()

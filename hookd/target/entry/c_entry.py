@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 24
+VERSION = 25
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 GROUPS = 256
 """Number of groups that entry.c can distinguish."""
@@ -57,7 +57,7 @@ _SEARCHED_INTS = 32
 The thread state has more than 200 bytes. Source: Include/cpython/pystate.h `_ts`, 3.10 to 3.14.
 """
 _OF_THREAD = (
-    "top", "busy", "backwards", "beat", "inner", "lost", "again", "flows", "kept", "returned", "latest", "newest", "hidden",
+    "top", "busy", "backwards", "beat", "inner", "lost", "recomputed", "flows", "kept", "returned", "latest", "newest", "hidden",
     "base", "profiled",
 )  # fmt: skip
 """Attributes of a `ThreadState` that entry.c reads and sets, in its order."""
@@ -128,7 +128,7 @@ class CallValues(IntFlag):
     INPUTS = 1
     VERSIONS = 2
     TIMES = 4
-    IS_AGAIN = 8
+    IS_NESTED = 8
     QUIET = 16
 
     @classmethod
@@ -140,7 +140,7 @@ class CallValues(IntFlag):
             (cls.INPUTS, {"inputs", "kwargs"}),
             (cls.VERSIONS, {"versions"}),
             (cls.TIMES, TIMES),
-            (cls.IS_AGAIN, {"is_again"}),
+            (cls.IS_NESTED, {"is_nested"}),
         ):
             if not names.isdisjoint(ours):
                 flags |= flag
@@ -174,7 +174,7 @@ class _Host(ctypes.Structure):
 class Counted(NamedTuple):
     """The configuration for counting a module's calls; an attribute of the plan.
 
-    Calls are counted unless the group is armed (`Entry.arm`); the listeners to counted calls are called from C (`Entry.set_listeners`,
+    Calls are counted unless the group uses plans (`Entry.use_plans`); the listeners to counted calls are called from C (`Entry.set_listeners`,
     `Entry.set_flow_listeners`). The entry reads the memory of `totals`, `backward` and `shown`, and does not keep them alive: the plan does.
 
     Attributes:
@@ -250,20 +250,20 @@ class Plans(dict[int, Any]):
 
 
 class CannotEnterError(Exception):
-    """Calls cannot be entered in C; the message is the reason."""
+    """Calls cannot be observed in C; the message is the reason."""
 
 
 class Entry:
-    """The C entry of `nn.Module.__call__`, until it gets its own entry back.
+    """The C entry of `nn.Module.__call__`, until `restore`.
 
     Attributes:
         original: the function, which is not replaced.
         why_patched: "", because `nn.Module.__call__` is not replaced.
         hidden: calls a function of hookd's, with args and kwargs, hidden from a profiler (`hookd.target.entry.hidden`).
-        arm: sets whether a group's calls go through their plans, or are counted.
+        use_plans: sets whether a group's calls go through their plans, or are counted.
         check: sets whether `Portions.suspect` is called for outputs of counted calls that are not finite, and whether for all
             others as well; returns the number of outputs since the last time that could not be looked at.
-        hand: sets whether large outputs of a group are looked at as well, and those handed over that C cannot look at.
+        hand: sets whether large outputs of a group are checked as well, and passed to Python where C cannot check them.
         meter: sets whether the time of counted calls is measured.
         let_go: keeps only the last recorded calls of a thread, with weak references; returns how many records are left as
             they are.
@@ -283,7 +283,9 @@ class Entry:
         there, size = ctypes.py_object, ctypes.c_size_t
         self._watch = native.function(library, "hookd_entry_watch", there, size)
         self._unwatch = native.function(library, "hookd_entry_unwatch", there, size)
-        self.arm: Callable[[int, bool], int] = native.function(library, "hookd_entry_arm", size, ctypes.c_int)
+        self.use_plans: Callable[[int, bool], int] = native.function(
+            library, "hookd_entry_use_plans", size, ctypes.c_int
+        )
         self._set_listeners = native.function(library, "hookd_entry_listen_calls", size, there, there, ctypes.c_int)
         made = {function.__name__: function for function in native.objects(library, "hookd_entry_methods")}
         self.check: Callable[[bool, bool], int] = made["check"]
@@ -345,10 +347,10 @@ class Entry:
             raise CannotEnterError(str(error)) from None
 
     def install(self) -> None:
-        """Enter the function.
+        """Make Python run hookd's C function when it calls `__call__`.
 
         Raises:
-            AttachError: another tool has entered it since `load`.
+            AttachError: another tool has put a function of its own there since `load`.
         """
         if self._watch(self.original, _SIZE):
             raise AttachError(
@@ -381,7 +383,7 @@ class Entry:
             self._found.append(layout.find(_DTYPES))
         return self._found[0]
 
-    def host(
+    def start_counting(
         self,
         names: dict[str, Any],
         *,
@@ -439,12 +441,12 @@ class Entry:
         self._set_listeners(group, before if listeners else None, after, CallValues.of(listeners))
 
     def set_flow_listeners(self, group: int, listeners: list[Listener] | None) -> None:
-        """Hook the graph of a group's counted calls for these observers, in a list that is not changed later; None: hook nothing."""
+        """Set the observers of gradients for a group's counted calls; None: none. The list must not change later."""
         called = None if listeners is None else [listener for listener in listeners if listener.totals is None]
         self._set_flow_listeners(group, called, Gradients.of(listeners or []))
 
     def metered_ns(self) -> list[int]:
-        """Return the [4] ns spent in C since the last time: on counted calls, graph hooks, shown outputs, large outputs."""
+        """Return four times in ns, spent in C since the last call: on counted calls, graph hooks, shown outputs, large outputs."""
         spent = (ctypes.c_int64 * 4)()
         self._spent(spent)
         return list(spent)
@@ -461,7 +463,7 @@ class Entry:
         """No-op: torch.compile reads the code of a function, never its entry."""
 
     def restore(self) -> str:
-        """Restore the function's own entry; return a message if that is impossible, because another tool has entered it, else ""."""
+        """Restore the function's own entry; return a message if that is impossible, because another tool has replaced hookd's, else ""."""
         is_foreign = self._unwatch(self.original, _SIZE)
         message = "nn.Module.__call__: another tool has entered it after hookd; hookd's entry stays and calls through"
         return message if is_foreign else ""

@@ -1,6 +1,6 @@
-"""Hookd's own work at the beginning and end of a call.
+"""Hookd's own work at the beginning and at the end of a call, also of one that ends by an exception.
 
-A call may also end by an exception. The plans (`hookd.target.entry.plan`) and the C entry call it.
+The plans (`hookd.target.entry.plan`) and the C entry call these functions.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Calls:
         self.accounts = dispatch.accounts
         self._notifier = notifier
         self._page, self._life, self._clock = page, life, dispatch.accounts.clock
-        self.bare, self.visible_call = bare_of(models.patch.original), counting.visible_call
+        self.bare, self.visible_call = bare_of(models.observer.original), counting.visible_call
         self._models, self._counting, self._registry = models, counting, registry
         self._set_phase, self._call_begins, self._require_alone = set_phase, begins, require_alone
         self._is_unobserved_logged = False

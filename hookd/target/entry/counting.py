@@ -33,18 +33,20 @@ CALLED_FROM_C = ("forward_pre", "forward")
 
 
 class Counting:
-    """Configures the entry for the calls of modules.
+    """Configures the entry: what it counts and checks, and which listeners it calls.
 
     Switches and groups change; the modules' plans do not.
 
     Attributes:
         hidden: calls a function of hookd's hidden from a profiler; None if calls are not entered in C.
-        looks: whether outputs are looked at, for listeners to `suspect`.
+        looks: whether outputs are checked for NaN and infinities, for listeners to `suspect`.
         is_alert: whether every call is reported when it returns, because the output of one was not finite.
     """
 
-    def __init__(self, patch: Entry | ClassPatch, *, registry: Registry, dispatch: Dispatch, numeric: Numeric) -> None:
-        self._entry = patch if isinstance(patch, Entry) else None
+    def __init__(
+        self, observer: Entry | ClassPatch, *, registry: Registry, dispatch: Dispatch, numeric: Numeric
+    ) -> None:
+        self._entry = observer if isinstance(observer, Entry) else None
         self._registry, self._dispatch, self._numeric = registry, dispatch, numeric
         self.hidden = None if self._entry is None else self._entry.hidden
         self.looks = self.is_alert = False
@@ -90,7 +92,7 @@ class Counting:
             is_one_more = len(self._groups) < GROUPS // 2
             group = self._groups[listeners] = ModuleGroup(listeners, next(self._numbers) if is_one_more else GROUPS)
             self._in_use.append(weakref.ref(group))
-            self._arm(group)
+            self._choose_path(group)
         return group
 
     def counted(self, module: Module, group: ModuleGroup) -> Counted | None:
@@ -143,10 +145,10 @@ class Counting:
 
     def _arm_all(self) -> None:
         for group in list(self._groups.values()):
-            self._arm(group)
+            self._choose_path(group)
         self._check()
 
-    def _arm(self, group: ModuleGroup) -> None:
+    def _choose_path(self, group: ModuleGroup) -> None:
         """Decide whether the calls of a group go through their plans.
 
         They do if C can neither count them nor call their listeners, for example while totals are switched off.
@@ -155,7 +157,7 @@ class Counting:
             return
         listeners, number, is_seen = group.listeners, group.number, self._numeric.looks_in_c()
         switches = (is_seen, *[listener.is_on for listener in listeners])
-        if switches == group.armed:  # only switches of other groups were turned
+        if switches == group.switches:  # only switches of other groups were turned
             return
         flowing = [listener for listener in listeners if listener.hook in FLOWS and listener.is_on]
         # Mutators of gradients are called by hooks in Python.
@@ -165,9 +167,9 @@ class Counting:
         self._entry.hand(number, is_seen and _looks_at_all(listeners))
         is_in_c = all(listener.hook in CALLED_FROM_C and not listener.mutates for listener in called)
         is_stopped = any(isinstance(listener.totals, Totals) and not listener.is_on for listener in listeners)
-        self._entry.arm(number, is_stopped or not is_in_c)
+        self._entry.use_plans(number, is_stopped or not is_in_c)
         self._entry.set_listeners(number, called if is_in_c else [])
-        group.armed = switches
+        group.switches = switches
 
     # -- outputs
 

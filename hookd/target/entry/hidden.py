@@ -5,7 +5,7 @@ model. So while a profiler listens to a thread, hookd's code there runs as the p
 `PyThreadState_EnterTracing` and `PyThreadState_LeaveTracing` (CPython 3.11 and newer). Code of the training that is called from
 there stays visible. While no profiler listens, nothing is hidden, and a debugger stops in a plugin as usual.
 
-Only `hookd/native/entry.c` calls these two. No signal handler and no function of a debugger may run between them, and no Python
+Only `hookd/native/calls.c` calls these two. No signal handler and no function of a debugger may run between them, and no Python
 function may begin hidden and continue visible (CPython 3.15 crashes if an exception passes through such a function).
 """
 

@@ -32,7 +32,7 @@ class ActiveListeners:
         suspects: whether the call is checked and reported if it is a suspect.
         remembers: whether the output is recorded here; a portion records its outputs itself.
         wants_versions: whether the versions of the inputs are needed.
-        wants_is_again: whether a listener asks if the call is inside another call of the same module.
+        wants_is_nested: whether a listener asks if the call is inside another call of the same module.
         is_timed: whether a listener takes the time, in this or in other steps. The time is needed in all steps, because it is
             deducted from the caller's own time.
         is_replaced: whether a listener may replace the output, so that nothing can be inferred from the inputs.
@@ -41,7 +41,7 @@ class ActiveListeners:
 
     __slots__ = (
         "acts_after", "acts_before", "after", "before", "has_flows", "holds", "is_replaced", "is_timed", "remembers",
-        "root_after", "root_before", "suspects", "wants_is_again", "wants_versions",
+        "root_after", "root_before", "suspects", "wants_is_nested", "wants_versions",
     )  # fmt: skip
 
     def __init__(self, listeners: tuple[Listener, ...], *, recompute: bool) -> None:
@@ -65,7 +65,7 @@ class ActiveListeners:
         after = [listener for listener in called if listener.hook in _AFTER]
         asked = {name for listener in after if listener.is_on for name in listener.arguments}
         self.wants_versions = self.holds or self.suspects or "versions" in asked
-        self.wants_is_again = "is_again" in asked
+        self.wants_is_nested = "is_nested" in asked
         self.is_timed = is_timed(called)
         self.is_replaced = any(listener.mutates and listener.hook != "root_forward" for listener in after)
         self.has_flows = any(listener.hook in FLOWS for listener in listeners)
@@ -79,16 +79,16 @@ class ModuleGroup:
     Attributes:
         mutates: whether any listener may change the training.
         active: the active listeners for a call, and for a recompute; None until `find` has set them.
-        armed: the switches for which the C entry was last set; None if it was not set yet.
+        switches: the switches for which the C entry was last set; None if it was not set yet.
     """
 
-    __slots__ = ("__weakref__", "active", "armed", "listeners", "mutates", "number")
+    __slots__ = ("__weakref__", "active", "listeners", "mutates", "number", "switches")
 
     def __init__(self, listeners: tuple[Listener, ...], number: int) -> None:
         self.listeners, self.number = listeners, number
         self.mutates = any(listener.mutates for listener in listeners)
         self.active: list[ActiveListeners | None] = [None, None]
-        self.armed: tuple[bool, ...] | None = None
+        self.switches: tuple[bool, ...] | None = None
 
     def find(self, recompute: bool) -> ActiveListeners:
         """Return the listeners for a call that is made now, and cache them."""

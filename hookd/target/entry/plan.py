@@ -1,6 +1,7 @@
-"""The plan of an observed module, which runs at each of its calls.
+"""The plan of a module: runs those of its calls that C cannot handle alone.
 
-Calls that no Python function listens to are counted in C (`hookd/native/entry.c`) and do not come here.
+These are the outermost calls, calls inside of a backward, and calls whose listeners need what C cannot do. All others stay in
+`hookd/native/entry.c`, which counts them and calls their listeners.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookd.target.entry.module_group import without_output
 from hookd.target.entry.threads import graph_task, is_inside
 from hookd.target.events.phases import STEP
-from hookd.target.plugins.values import ELAPSED, INPUTS, IS_AGAIN, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
+from hookd.target.plugins.values import ELAPSED, INPUTS, IS_NESTED, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
 from hookd.target.tensors.torch_state import is_unreal, versions_of
 from hookd.wire.page import CALL_RECORD
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hookd.target.events.backward import Entered
 
     Start = tuple[int, int, int]
-    """`ThreadState.inner` and `ThreadState.again` when a call began, and the time in ns."""
+    """`ThreadState.inner` and `ThreadState.recomputed` when a call began, and the time in ns."""
 
 FILE = "<hookd plan>"
 """File name of a plan's frame in a traceback, so that a traceback of the training does not show hookd's source."""
@@ -41,7 +42,7 @@ class Plan:
         is_wrapped: whether the module may be inside a wrapper of the same name.
 
     Attributes:
-        counted: what the C entry counts while no Python function listens.
+        counted: what the C entry needs to handle calls of the module; None: it cannot.
     """
 
     __slots__ = ("__weakref__", "_calls", "_group", "_is_wrapped", "_module", "_number", "counted")
@@ -91,7 +92,7 @@ class Plan:
             if listeners.acts_before:
                 args, kwargs, flow = self._notify_before(thread, top, listeners, values, is_metered)
             if listeners.is_timed:
-                start = thread.inner, thread.again, accounts.clock()
+                start = thread.inner, thread.recomputed, accounts.clock()
             if is_metered:
                 accounts.settle(*left_at)
             output = bare(*args, **kwargs)
@@ -151,8 +152,8 @@ class Plan:
     ) -> Any:
         """Call the listeners after the module, and return its output."""
         calls, module = self._calls, self._module
-        if listeners.wants_is_again:
-            values[IS_AGAIN] = is_inside(top, module)
+        if listeners.wants_is_nested:
+            values[IS_NESTED] = is_inside(top, module)
         if listeners.after:
             calls.notify(thread, listeners.after, values, is_metered)
         if listeners.holds or listeners.suspects:
@@ -171,7 +172,7 @@ class Plan:
     def _notify_stopped(self, thread: ThreadState, top: Any, values: list[Any], is_metered: bool) -> None:
         """Call the listeners for a recompute that torch has ended early. It has taken time as well."""
         active = self._group.find(recompute=True)
-        values[IS_AGAIN] = is_inside(top, self._module)
+        values[IS_NESTED] = is_inside(top, self._module)
         listeners = active.after if self._is_nested(top) else active.after + active.root_after
         if listeners := without_output(listeners):
             self._calls.notify(thread, listeners, values, is_metered)
@@ -179,13 +180,13 @@ class Plan:
 
 def _take_time(thread: ThreadState, ended: int, start: Start, flow: Entered | None, values: list[Any]) -> None:
     """Store `elapsed_ns` and `self_ns` of a call that returned at `ended` ns, and add them to the thread's times."""
-    inner, again, started = start
+    inner, recomputed, started = start
     elapsed = ended - started if flow is None else ended - started - (thread.lost - flow.lost)
     values[ELAPSED], values[SELF] = elapsed, elapsed - thread.inner + inner
     # One store each: an exception leaves them consistent, and an inner call is not counted twice.
     thread.inner = inner + elapsed
     if values[RECOMPUTE]:
-        thread.again = again + elapsed
+        thread.recomputed = recomputed + elapsed
 
 
 def was_stopped(error: BaseException) -> bool:

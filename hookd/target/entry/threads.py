@@ -27,7 +27,7 @@ OTHER = PHASES.index("other")
 RING = 32
 """Number of calls in `ThreadState.latest`; the same as in `hookd/native/entry.h`."""
 _HERE = __file__.rpartition("target/")[0]
-_DAEMON = f"{_HERE}tool/"
+_TOOL = f"{_HERE}tool/"
 _FORK = f"{_HERE}target/boot/fork.py"
 graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 """Returns the number of the backward that the calling thread runs; -1 outside of one."""
@@ -52,7 +52,7 @@ class ThreadState:
         outside: phase in which the outermost call was made; the thread returns to it after the call.
         inner: ns spent so far in timed calls and their backwards; nested ones are counted once.
         lost: ns spent so far in hookd's own hooks on the graph.
-        again: ns spent so far in recomputes.
+        recomputed: ns spent so far in recomputes.
         returned: outputs of the calls inside the outermost call, recorded if a plugin asks for them, until the next outermost
             call. Small outputs are kept alive during the outermost call.
         kept: number of elements in the outputs that are kept alive.
@@ -71,7 +71,31 @@ class ThreadState:
     """
 
     __slots__ = (
-        "again", "backwards", "base", "beat", "busy", "flows", "handed", "held", "held_size", "hidden", "inner", "is_engine", "kept", "latest", "lost", "native", "newest", "outside", "passed", "passing", "profiled", "returned", "spent", "switching", "top",
+        "backwards",
+        "base",
+        "beat",
+        "busy",
+        "flows",
+        "handed",
+        "held",
+        "held_size",
+        "hidden",
+        "inner",
+        "is_engine",
+        "kept",
+        "latest",
+        "lost",
+        "native",
+        "newest",
+        "outside",
+        "passed",
+        "passing",
+        "profiled",
+        "recomputed",
+        "returned",
+        "spent",
+        "switching",
+        "top",
     )  # fmt: skip
 
     def __init__(self, native: int, beat: int, *, is_engine: bool) -> None:
@@ -83,7 +107,7 @@ class ThreadState:
         self.switching = 0
         self.is_engine = is_engine
         self.outside = OTHER
-        self.inner = self.lost = self.again = self.base = 0
+        self.inner = self.lost = self.recomputed = self.base = 0
         self.returned: list[Call | Returned] = []
         self.latest: list[Any] = [None] * (3 * RING)
         self.newest = 0
@@ -168,8 +192,8 @@ def _name() -> str:
     return known.name if known is not None else "thread"
 
 
-def frames_inside() -> list[str]:
-    """Return the idents of threads with a frame of hookd's on their stack.
+def threads_inside() -> list[str]:
+    """Return the idents of the threads with a frame of hookd's on their stack.
 
     This thread and hookd's own are left out. Frames of a daemon in this process (`hookd.testing`) do not count: they are
     not in a call of the training, and stay as long as the daemon. Nor do frames above a fork's handler, which waits for
@@ -186,7 +210,7 @@ def frames_inside() -> list[str]:
                 file = top.f_code.co_filename
                 if file == _FORK:
                     is_inside = False
-                elif is_ours(file) and not file.startswith(_DAEMON):
+                elif is_ours(file) and not file.startswith(_TOOL):
                     is_inside = True
                 top = top.f_back
             if is_inside:

@@ -60,7 +60,7 @@ class Spans(NamedTuple):
         next_ordinal: returns a number that is higher than the ordinals of all calls inside of the one that has returned.
         close: ends what is timed inside of a call; takes the time at which the call ended, in ns of the monotonic clock.
         since: returns, of what is timed inside of a call and has begun before it, how many ns ago it began, and the thread's
-            times at that moment (`inner`, `lost`, `again`); None if there is nothing.
+            times at that moment (`inner`, `lost`, `recomputed`); None if there is nothing.
     """
 
     next_ordinal: Callable[[], int]
@@ -147,7 +147,6 @@ class Flow:
     """
 
     __slots__ = (
-        "again",
         "dispatch",
         "due",
         "due_in",
@@ -168,6 +167,7 @@ class Flow:
         "module",
         "mutates",
         "ordinal",
+        "recomputed",
         "self_ns",
         "started",
         "thread",
@@ -187,7 +187,7 @@ class Flow:
         self.is_timed = bool(asked & TIMES)
         self.is_open = self.was_used = False
         self.due_out = self.due_in = self.elapsed_ns = self.self_ns = 0
-        self.started = self.inner = self.lost = self.again = self.maker = self.low = self.ordinal = 0
+        self.started = self.inner = self.lost = self.recomputed = self.maker = self.low = self.ordinal = 0
         self.thread: ThreadState | None = None
         self.grads_in: list[Any] = []
         self.grads_out: list[Any] = []
@@ -201,11 +201,11 @@ class Flow:
         """Begin a backward whose first hook was called at `begun` ns; `due_out` nodes with outputs and the entries `ends` will run."""
         self.is_open = self.was_used = True
         self.thread = thread = self.local.thread
-        self.started, self.inner, self.lost, self.again = begun, thread.inner, thread.lost, thread.again
+        self.started, self.inner, self.lost, self.recomputed = begun, thread.inner, thread.lost, thread.recomputed
         now = self.dispatch.accounts.clock()  # before `spans.since`, so that this call does not begin later
         before = spans.since(self.maker, self.low, self.ordinal)
         if before is not None:
-            ago, self.inner, self.lost, self.again = before
+            ago, self.inner, self.lost, self.recomputed = before
             self.started = now - ago
         self.elapsed_ns = self.self_ns = 0
         self.due_out, self.due_in = due_out, len(ends)
@@ -224,7 +224,7 @@ class Flow:
         self.elapsed_ns = self.self_ns = spent
         if thread is self.thread:
             spent -= thread.lost - self.lost
-            self.elapsed_ns = spent - (thread.again - self.again)
+            self.elapsed_ns = spent - (thread.recomputed - self.recomputed)
             self.self_ns = max(0, spent - (thread.inner - self.inner))
             thread.inner = self.inner + spent
 

@@ -62,7 +62,7 @@ class Models:
     Args:
         no_frame: switches dynamo's frame evaluation.
         gauge: `hookd_modules`.
-        host: makes the entry count calls; called at each `install`.
+        start_counting: makes the entry count calls; called at each `install`.
         forget: called with the modules of a model that is gone.
         rest: yields the interpreter to the training for a while.
         gentle: learn a model in portions, one at each call of its root. A module costs about half a millisecond until it
@@ -89,7 +89,7 @@ class Models:
         dispatch: Dispatch,
         numeric: Numeric,
         gauge: Gauge,
-        host: Callable[[Entry], None],
+        start_counting: Callable[[Entry], None],
         forget: Callable[[Collection[Module]], None],
         rest: Callable[[], None],
         gentle: bool = False,
@@ -97,15 +97,15 @@ class Models:
         self._page, self._no_frame, self._clock = page, no_frame, clock
         self._life, self._local, self._count, self._registry = life, local, count, registry
         self._dispatch, self._numeric = dispatch, numeric
-        self._host, self._forget_outputs, self._rest = host, forget, rest
+        self._start_counting, self._forget_outputs, self._rest = start_counting, forget, rest
         self._gentle = gentle
         self._calls: Calls | None = None
         self.learning: set[Model] = set()
         self.closed: set[int] = set()
         self.names = Names(page.module, self._forget)
-        self.patch = call_patch(self._make_missing())
-        self.plans = self.patch.plans
-        self.counting = Counting(self.patch, registry=registry, dispatch=dispatch, numeric=numeric)
+        self.observer = call_observer(self._make_missing())
+        self.plans = self.observer.plans
+        self.counting = Counting(self.observer, registry=registry, dispatch=dispatch, numeric=numeric)
         self._is_deep_logged = False
         self.routing = routing
         self._ignored: dict[int, Ref] = {}
@@ -129,13 +129,13 @@ class Models:
     def install(self) -> None:
         """Watch calls of `nn.Module.__call__`, and patch `nn.Module.train`."""
         self._mode.install()
-        self.counting.begin(self._host)
-        self.patch.install()
+        self.counting.begin(self._start_counting)
+        self.observer.install()
 
     def restore(self) -> tuple[bool, list[str]]:
         """Undo `install`; return whether `__call__` is the original, and descriptions of patches that could not be undone."""
         self._numeric.ask_again()
-        left = self.patch.restore()
+        left = self.observer.restore()
         residue = [*([left] if left else []), *self._mode.restore()]
         with self.lock:  # a training thread that is learning a model now must not install hooks again
             self.plans.clear()
@@ -440,7 +440,7 @@ class Models:
         self.coverage.publish()
 
 
-def call_patch(missing: Callable[..., Any]) -> Entry | ClassPatch:
+def call_observer(missing: Callable[..., Any]) -> Entry | ClassPatch:
     """Return the object that observes module calls: the entry, or the patch in Python if the entry is not possible."""
     try:
         return Entry.load(missing)

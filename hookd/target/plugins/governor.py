@@ -99,7 +99,7 @@ class Governor:
         quarantine: stops a plugin, for a given reason.
 
     Attributes:
-        budget: the share of step time that sampled hooks may take; with 0 nothing is sampled.
+        budget: the share of step time that hookd and all plugins may take; with 0 nothing is sampled.
         ratio: overhead of hookd and all plugins over step time, in the last window.
         is_to_listen: a plugin has changed which hooks it wants; the change applies from the next step on.
     """

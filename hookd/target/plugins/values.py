@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hookd.api.events import Module
 
-NAMES = ("module", "inputs", "kwargs", "recompute", "versions", "output", "elapsed_ns", "self_ns", "is_again")
+NAMES = ("module", "inputs", "kwargs", "recompute", "versions", "output", "elapsed_ns", "self_ns", "is_nested")
 """Names of the hooks' arguments, by place; `hookd/native/entry.h` has the same order."""
-MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_AGAIN = range(len(NAMES))
+MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_NESTED = range(len(NAMES))
 HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_forward")
 """The hooks that take their values from such a list; all others have dicts."""
 

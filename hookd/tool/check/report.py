@@ -39,7 +39,7 @@ class ReportRow(_Row, total=False):
 
 
 @dataclass
-class Report:
+class CheckReport:
     """The state of a checked plugin; for the attributes see `ReportRow`. Keys that may be absent there may be None here."""
 
     plugin: str

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from hookd.tool.check.imports import NotPython
     from hookd.tool.check.problem import Problem
-    from hookd.tool.check.report import Report
+    from hookd.tool.check.report import CheckReport
     from hookd.tool.check.source import Subject
     from hookd.tool.cli.outputs import BenchRows, PluginReports
 
@@ -78,7 +78,9 @@ def check(
     chosen, daemon_chosen = _options(settings), _options(daemon_settings)
     try:
         targets = [subject for subject in sound if subject.side == "target" and not static]
-        ran = cast("dict[str, CheckAnswer | PlacedRefusal]", _run(targets, "check", python, chosen) if targets else {})
+        ran = cast(
+            "dict[str, CheckAnswer | PlacedRefusal]", _run_trials(targets, "check", python, chosen) if targets else {}
+        )
         for subject, report in zip(subjects, reports, strict=True):
             if subject.entry in ran:
                 _add_run(report, subject, ran[subject.entry])
@@ -127,7 +129,7 @@ def bench(*, path: str, python: str, settings: tuple[str, ...], as_json: bool) -
         raise PluginError(
             f"there is no plugin for targets in {path}", hint="A daemon plugin costs the training nothing."
         )
-    ran = cast("dict[str, BenchAnswer | Refusal]", _run(subjects, "bench", python, _options(settings)))
+    ran = cast("dict[str, BenchAnswer | Refusal]", _run_trials(subjects, "bench", python, _options(settings)))
     for subject in subjects:
         measured = ran[subject.entry]
         if "refused" in measured:
@@ -149,18 +151,18 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
-def _read(subject: Subject, all_subjects: Sequence[Subject]) -> Report:
+def _read(subject: Subject, all_subjects: Sequence[Subject]) -> CheckReport:
     """Return the report on a plugin's source; the plugin is not run."""
     from hookd.tool.check import types
     from hookd.tool.check.problem import Problem
-    from hookd.tool.check.report import Report
+    from hookd.tool.check.report import CheckReport
 
     try:
         problems = _source_problems(subject, all_subjects)
     except RecursionError:
         why = "its code is nested too deeply to be checked"
         problems = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
-    report = Report(subject.name, subject.side, str(subject.file), types.is_possible(), sorted(set(problems)))
+    report = CheckReport(subject.name, subject.side, str(subject.file), types.is_possible(), sorted(set(problems)))
     if report.is_typed and report.is_good:
         _progress(f"{subject.name or subject.class_name}: checking types with mypy")
         report.add(types.problems(subject))
@@ -180,23 +182,23 @@ def _source_problems(subject: Subject, all_subjects: Sequence[Subject]) -> list[
     return problems
 
 
-def _broken(error: NotPython) -> Report:
+def _broken(error: NotPython) -> CheckReport:
     """Return the report on a file that is not valid Python, so that no plugin can be found in it."""
     from hookd.tool.check.problem import Problem
-    from hookd.tool.check.report import Report
+    from hookd.tool.check.report import CheckReport
 
     problem = Problem(str(error.file), error.line, "source", f"not valid Python: {error.why}")
-    return Report("", "target", str(error.file), is_typed=False, problems=[problem])
+    return CheckReport("", "target", str(error.file), is_typed=False, problems=[problem])
 
 
-def _add_run(report: Report, subject: Subject, ran: CheckAnswer | PlacedRefusal) -> None:
+def _add_run(report: CheckReport, subject: Subject, ran: CheckAnswer | PlacedRefusal) -> None:
     report.add(_trial_problems(subject, ran))
     report.is_run, report.mutates = True, False
     if "refused" not in ran:
         report.mutates, report.hooks, report.uncalled = ran["mutates"], ran["hooks"], ran["uncalled"]
 
 
-def _add_rehearsal(report: Report, subject: Subject, ran: RehearsalAnswer | Refusal) -> None:
+def _add_rehearsal(report: CheckReport, subject: Subject, ran: RehearsalAnswer | Refusal) -> None:
     report.add(_rehearsal_problems(subject, ran, report.problems))
     report.is_run, report.daemon_hooks = True, [] if "refused" in ran else ran["hooks"]
 
@@ -251,7 +253,7 @@ def _trial_problems(subject: Subject, ran: CheckAnswer | PlacedRefusal) -> list[
         problems.append(Problem(file, line, "changed", f"the plugin changes the training: {ran['difference']}", fix))
     for metric in ran["metrics"]:
         name = metric["name"].removeprefix(f"hookd_{subject.name}_")
-        problems += names.lint(metric["kind"], name, "told", metric["labels"], file=metric["file"], line=metric["line"])
+        problems += names.lint(metric["kind"], name, _HELP, metric["labels"], file=metric["file"], line=metric["line"])
     return problems
 
 
@@ -274,7 +276,7 @@ def _rehearse(subject: Subject, chosen: Mapping[str, str]) -> RehearsalAnswer | 
         return cast("RehearsalAnswer | Refusal", _answer(out))
 
 
-def _run(subjects: list[Subject], what: str, python: str, chosen: Mapping[str, str]) -> dict[str, object]:
+def _run_trials(subjects: list[Subject], what: str, python: str, chosen: Mapping[str, str]) -> dict[str, object]:
     """Train with each plugin in a process of another Python, and return the results by `entry`.
 
     That Python needs torch and nothing else.
@@ -293,7 +295,7 @@ def _run(subjects: list[Subject], what: str, python: str, chosen: Mapping[str, s
             for subject in subjects
         ]
         request: TrialRequest = {"what": what, "options": chosen, "plugins": plugins}
-        status, stderr = _script(python, Path(home), _MAIN, request, TIMEOUT_S * len(subjects))
+        status, stderr = _script(python, Path(home), _TRIAL, request, TIMEOUT_S * len(subjects))
         if all(out.exists() for out in outs.values()):
             return {entry: _answer(out) for entry, out in outs.items()}
     if status == _NO_TORCH:
@@ -331,8 +333,10 @@ def _script(
     return trial.finished([python, str(script), json.dumps(request)], timeout_s)
 
 
+_HELP = "x"
+"""Stands for the help of a metric, which was checked in the source already."""
 _NO_TORCH = 79
-_MAIN = f"""
+_TRIAL = f"""
 import importlib.util, sys
 if importlib.util.find_spec("torch") is None: sys.exit({_NO_TORCH})
 from hookd.testing.measure import main
@@ -346,13 +350,13 @@ main()
 """
 
 
-def _show(report: Report) -> None:
+def _show(report: CheckReport) -> None:
     """Print the problems, and the cost of each hook."""
     _show_problems(report)
     _show_run(report)
 
 
-def _show_problems(report: Report) -> None:
+def _show_problems(report: CheckReport) -> None:
     """Print the problems as a compiler does."""
     here = Path.cwd()
     for problem in report.problems:
@@ -365,7 +369,7 @@ def _show_problems(report: Report) -> None:
             click.echo(output.plain(f"    {problem.fix}", lines=True))
 
 
-def _show_run(report: Report) -> None:
+def _show_run(report: CheckReport) -> None:
     rows = [(hook, str(cost["calls"]), _ns(cost)) for hook, cost in report.hooks.items()]
     if rows:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
@@ -381,18 +385,18 @@ def _show_run(report: Report) -> None:
         output.say(f"{_titled(report)}: {skipped}; fix these problems first")
 
 
-def _titled(report: Report) -> str:
+def _titled(report: CheckReport) -> str:
     name = report.plugin or Path(report.file).name
     return f"{name}, in the daemon" if report.side == "daemon" else name
 
 
-def _rehearsed(report: Report) -> str:
+def _rehearsed(report: CheckReport) -> str:
     return (
         f"tested with simulated ranks joining and leaving ({', '.join(report.daemon_hooks or ()) or 'it has no hooks'})"
     )
 
 
-def _trained(report: Report) -> str:
+def _trained(report: CheckReport) -> str:
     return (
         "it changes the training, as it declares" if report.mutates else "the training is bit for bit the same with it"
     )
@@ -414,7 +418,7 @@ def _show_bench(row: BenchRow) -> None:
         ratio, control = _bounds(measured["ratio"]), _bounds(measured["control"])
         output.show(
             output.fill(table, rows),
-            f"a step takes {ratio} times as long with the plugin; without it, {control} times (control)\n",
+            f"a step takes {ratio} times as long with the plugin; two runs without it: {control} (control)\n",
         )
 
 

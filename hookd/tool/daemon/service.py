@@ -59,7 +59,9 @@ ATTACH_THREADS = 16
 LOOK_THREADS = 4
 DEATH_THREADS = 2
 DAY_S = 86400.0
-FORGET_S = 60.0
+PRUNE_RETRIES_S = 60.0
+SENDER_PAUSE_S = 60.0
+"""Pause after a sender of webhooks has ended by an error."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -67,7 +69,7 @@ T = TypeVar("T")
 class Service:
     """A daemon: binds its sockets, finds targets, polls and serves them. An async context manager.
 
-    Call everything else from its event loop.
+    Call everything but `report` from its event loop, and `report` from a thread: it blocks.
 
     Args:
         only: pids to serve, for a foreground attach; None for every process.
@@ -75,7 +77,6 @@ class Service:
     Attributes:
         url: TCP address it listens on, with the port that the kernel chose.
         control: path of its control socket.
-        is_ready: whether it has scanned for targets once.
         history: the last minutes of its targets.
     """
 
@@ -87,8 +88,7 @@ class Service:
         self.is_embedded = only is not None
         self.control = config.control or self._default_control(environ)
         self.url = ""
-        self.is_ready = False
-        self._looked = asyncio.Event()
+        self._scanned = asyncio.Event()  # once
         state_dir = config.state_dir or default_state_dir(environ, os.geteuid())
         store = IncidentStore.open(
             state_dir, max_bytes=self._at_least(config.retention_mb, EMBEDDED_RETENTION_MB) * 1e6
@@ -106,8 +106,8 @@ class Service:
         self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
         self._auto_attach = AutoAttach(config.rules, self.fleet.store.is_dismissed)
         self.history = History()
-        noted = None if self.is_embedded else state_dir
-        self._watchers = watchers(self.fleet, config, noted, self.history)
+        last_session_dir = None if self.is_embedded else state_dir
+        self._watchers = watchers(self.fleet, config, last_session_dir, self.history)
         self._collector = FleetCollector(
             self.fleet, self._attach_counter, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
             kinds=self.fleet.admission.kinds, more=self.plugins.families,
@@ -116,7 +116,7 @@ class Service:
         self._attach_pool = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")
         # A separate pool, so that attaches by rule do not delay those that a user asks for.
         self._rule_pool = ThreadPoolExecutor(attach_scheduler.MOST, "hookd-rule")
-        # Shut down with waiting: a poll that runs after targets and store are closed would take all targets for ended.
+        # Shut down with waiting: a poll that runs after targets and store are closed would conclude that all targets have ended.
         self._look_pool = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
         # Separate, so that many deaths at once do not delay polls.
         self._death_pool = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")
@@ -156,21 +156,20 @@ class Service:
             stack.callback(self._close_targets)
             stack.callback(self._look_pool.shutdown)
             stack.callback(self._death_pool.shutdown)
-            stack.push_async_callback(asyncio.to_thread, self._let_go)
+            stack.push_async_callback(asyncio.to_thread, self._release_all)
             listener = self._bind_control(stack)
             await self._bind_tcp(stack)
             await self._serve_control(listener, stack)  # last: a client that gets an answer may use everything
             await self._scan()
-            self.is_ready = True
-            self._looked.set()
+            self._scanned.set()
             for work, interval_s in (
                 (self._poll, self.config.poll_s),
                 (self._scan, self.config.scan_s),
                 (self._attach_wanted, 0.0),
                 (self._adopt, self.config.scan_s),
-                (self._forget, FORGET_S),
-                (self._prune, DAY_S),
-                *((sender.run, FORGET_S) for sender in self._senders),
+                (self._prune_retries, PRUNE_RETRIES_S),
+                (self._delete_old_incidents, DAY_S),
+                *((sender.run, SENDER_PAUSE_S) for sender in self._senders),
             ):
                 task = asyncio.create_task(_repeat(work, interval_s))
                 stack.push_async_callback(_end, task)
@@ -202,7 +201,7 @@ class Service:
         except OSError as exc:
             raise _cannot_listen(listen, exc) from exc
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         """Release all leases; the agents stay for their lease time, or as long as another daemon holds them."""
         for target in self.fleet.targets():
             target.release()
@@ -217,7 +216,7 @@ class Service:
     async def _scan(self) -> None:
         new, found = await asyncio.get_running_loop().run_in_executor(self._look_pool, self.fleet.scan)
         self._new += new
-        self._watch()
+        self._watch_pidfds()
         if not self.is_embedded:
             await asyncio.to_thread(self._auto_attach.see, found)
             self._may_attach.set()
@@ -247,7 +246,7 @@ class Service:
             self._auto_attach.attached(attach)
             await asyncio.to_thread(audit.attached, answer, f"by {attach.rule.description}")
         self._may_attach.set()
-        self._watch()
+        self._watch_pidfds()
 
     async def _adopt(self) -> None:
         new, self._new = self._new, []
@@ -256,7 +255,7 @@ class Service:
 
     async def _poll(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._look_pool, self._look)
-        self._watch()
+        self._watch_pidfds()
 
     def _look(self) -> None:
         self.fleet.poll()
@@ -265,14 +264,14 @@ class Service:
             watcher.look(targets)
         self.plugins.look(targets)
 
-    async def _forget(self) -> None:
+    async def _prune_retries(self) -> None:
         await asyncio.to_thread(self._auto_attach.prune)
 
-    async def _prune(self) -> None:
+    async def _delete_old_incidents(self) -> None:
         days = self._at_least(self.config.retention_days, EMBEDDED_RETENTION_DAYS)
         await asyncio.to_thread(self.fleet.forget, days * DAY_S)
 
-    def _watch(self) -> None:
+    def _watch_pidfds(self) -> None:
         """Watch the pidfd of each live target, to notice its death at once; stop watching ended ones."""
         loop = asyncio.get_running_loop()
         alive = [target for target in self.fleet.targets() if target.ended is None or target.state == "corrupt"]
@@ -296,10 +295,15 @@ class Service:
 
     # ---- requests
 
-    async def looked(self, timeout_s: float) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has scanned for targets once."""
+        return self._scanned.is_set()
+
+    async def wait_until_ready(self, timeout_s: float) -> None:
         """Wait for the first scan, so that a restart does not look like the end of the known targets."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._looked.wait(), timeout_s)
+            await asyncio.wait_for(self._scanned.wait(), timeout_s)
 
     def rows(self) -> list[TargetRow]:
         """Return the summary rows of all targets."""
@@ -362,9 +366,11 @@ class Service:
     async def detach_own(self, timeout_s: float = 10.0) -> list[DetachedTarget | ErrorRow]:
         """Detach the targets that only this daemon holds, at the end of a foreground attach."""
         held = [target for target in self.fleet.targets() if target.ended is None and target.lease is not None]
-        return list(await asyncio.gather(*(self._tried(self._leave, target, timeout_s) for target in held)))
+        return list(
+            await asyncio.gather(*(self._tried(self._detach_unless_held, target, timeout_s) for target in held))
+        )
 
-    def _leave(self, target: Target, timeout_s: float) -> DetachedTarget:
+    def _detach_unless_held(self, target: Target, timeout_s: float) -> DetachedTarget:
         if self._actions.is_held_by_others(target):
             target.release()
             return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
@@ -384,7 +390,7 @@ class Service:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._attach_pool, work, *arguments)
         finally:
-            self._watch()
+            self._watch_pidfds()
 
     async def _tried(self, work: Callable[..., T], target: Target | int, *arguments: object) -> T | ErrorRow:
         pid = target if isinstance(target, int) else target.pid

@@ -76,7 +76,7 @@ class Web:
         is_gzip = takes_gzip(request.headers.get("Accept-Encoding", ""))
         names = frozenset(request.query.getall("name[]", []))
         form = Form(preferred(request.headers.get("Accept", "")), names, is_gzip)
-        await self._service.looked(FIRST_LOOK_S)
+        await self._service.wait_until_ready(FIRST_LOOK_S)
         try:
             body = await self._scrapes.text(form)
         except BusyError:
