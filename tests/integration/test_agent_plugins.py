@@ -420,7 +420,7 @@ class Careless(Plugin):
 
     @hookimpl
     def forward(self, module):
-        for value in (1.0, math.nan, 2.0, math.inf, -1.0):
+        for value in (1.0, math.nan, 2.0, math.inf, -math.inf, -1.0):
             self.amounts.inc(value)
             self.sizes.observe(value)
 
@@ -430,11 +430,11 @@ def test_what_is_no_amount_is_counted_and_not_stored() -> None:
         nn.Identity()(torch.ones(1))
         bad = lambda: agent.values("hookd_plugin_bad_values")  # noqa: E731
         wait_until(bad, what="the count")
-        assert bad() == {("careless", "hookd_careless_amounts"): 3, ("careless", "hookd_careless_sizes"): 1}
+        assert bad() == {("careless", "hookd_careless_amounts"): 4, ("careless", "hookd_careless_sizes"): 1}
         assert agent.values("hookd_careless_amounts") == {(): 3}
         (sizes,) = [one for one in agent.read().families if one.name == "hookd_careless_sizes"]
         ((_, cells),) = sizes.series
-        assert list(cells) == [1, 1, 2, 2.0], "-1; 1; 2 and infinity; the sum is of what is finite"
+        assert list(cells) == [2, 1, 2, 2.0], "-1 and -infinity; 1; 2 and infinity; the sum is of what is finite"
         told = [one["message"] for one in agent.read().logs if "is not stored" in one["message"]]
         assert told == [
             f"plugin careless: hookd_careless_{name} was given an invalid amount: it is not stored"

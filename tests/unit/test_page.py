@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from hookd.wire import page
-from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, layout, series
+from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, layout, log, series
 from hookd.wire.page.reader import TRIES
 
 if TYPE_CHECKING:
@@ -336,6 +336,12 @@ def test_of_too_many_incidents_the_newest_are_kept(written, reader):
     kept = [incident["seq"] for incident in reader.read().incidents]
     assert kept == list(range(kept[0], 5001))
     assert len(kept) > 100
+
+
+def test_an_incident_of_any_length_fits_into_a_record():
+    for length in range(layout.MAX_RECORD - 200, layout.MAX_RECORD):
+        rows = ["x" * 1000] * (length // 1003)
+        assert len(log.frame(log.object_of({"rows": [*rows, "x" * (length % 1003)]}))) <= layout.MAX_RECORD
 
 
 class Opaque:
