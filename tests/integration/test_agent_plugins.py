@@ -442,6 +442,18 @@ def test_what_is_no_amount_is_counted_and_not_stored() -> None:
         ]
 
 
+def test_a_series_for_which_the_page_has_no_space_is_counted_once(fake_target, monkeypatch) -> None:
+    fake_target.start(Talkative)
+    monkeypatch.setattr("hookd.wire.page.series.MAX_SERIES", 0)
+    nn.Identity()(torch.ones(1))
+    monkeypatch.undo()
+    dropped = fake_target.read().dropped
+    assert dropped >= 2, "one of each metric"
+    for _ in range(3):
+        fake_target.tick()
+        assert fake_target.value("series_dropped") == dropped
+
+
 def test_a_plugin_made_anew_counts_on_how_many_of_its_series_were_refused(fake_target) -> None:
     fake_target.start(Talkative)
     module = nn.Sequential(nn.Identity())
