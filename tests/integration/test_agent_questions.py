@@ -148,6 +148,17 @@ def test_the_inside_of_a_wrapper_has_the_wrappers_name_and_a_second_root_its_own
     ]
 
 
+def test_of_many_tensors_of_one_module_the_rest_is_counted(monkeypatch):
+    monkeypatch.setattr("hookd.target.modeltree.snapshot.MOST_TENSORS", 2)
+    with running("timing"):
+        model = nn.BatchNorm1d(2)
+        model.third, model.fourth = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+        model(torch.randn(3, 2))
+        told = row(snapshot(os.getpid()), "(root)")
+    assert (len(told["parameters"]), len(told["buffers"])) == (2, 2)
+    assert told["left_out"] == 2 + 1
+
+
 def test_a_large_model_comes_in_portions_that_keep_nothing_of_it_alive():
     with running("timing"):
         model = nn.Sequential(*(nn.Sequential(nn.Identity()) for _ in range(3000)))

@@ -87,3 +87,9 @@ class TestAdaptive:
         )
         torch.testing.assert_close(plugin, script, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(plugin, plain, rtol=1e-3)
+
+    def test_scale_is_the_limit_over_the_largest_ratio(self, hook):
+        hook.start("gradclip", mode="agc", clip_factor=1e-6)
+        model = net()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        assert hook.value("gradclip_scale") == pytest.approx(1e-6 / hook.value("gradclip_norm"), rel=1e-9)
