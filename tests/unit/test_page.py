@@ -197,6 +197,18 @@ def test_a_full_schema_drops_series_and_makes_room_of_stale_ones(written, reader
     assert ("now there is room",) in cells_of(reader, "hookd_calls")
 
 
+def test_a_series_that_was_refused_is_made_once_there_is_room(written, reader, monkeypatch):
+    monkeypatch.setattr(series, "MAX_SERIES", 1)
+    family = written.family("hookd_calls", "counter", "Calls.", ("module",))
+    for name in ("a", "b", "b"):
+        written.series(family, (name,))
+    assert (list(cells_of(reader, "hookd_calls")), written.dropped) == ([("a",)], 1)
+    written.retire(family, ("a",))
+    written.compact()
+    written.cells[written.series(family, ("b",))] += 2.0
+    assert cells_of(reader, "hookd_calls") == {("b",): (2.0,)}
+
+
 def test_endless_coming_and_going_never_fills_the_page(written, reader):
     lasting = written.series(written.family("hookd_steps", "counter", "Steps."))
     for n in range(300):
