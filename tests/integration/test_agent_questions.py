@@ -337,3 +337,13 @@ def test_the_stacks_of_all_threads_are_told_but_for_hookds_own():
     assert found["ways"]["python"]["by"] == "agent"
     assert found["last_step_s"] < 60
     assert list(itertools.islice(found["ways"], 1)) == ["page"]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_agent_that_was_asked_to_stay_stays_though_its_starter_is_gone(is_kept):
+    with running() as agent, Control.connect(os.getpid()) as control:
+        if is_kept:
+            control.request("keep")
+        agent.agent.orphan()
+        assert (agent.agent._control._stay_until is None) == is_kept
+        assert agent.read().identity["keep"] is is_kept
