@@ -477,6 +477,11 @@ def test_a_line_of_fifteen_minutes_is_drawn_to_its_end():
 
 
 def test_an_incident_is_marked_where_it_happened_whichever_way_its_step_was_counted():
-    steps = ({"step": 105, "is_step_absolute": True}, {"step": 6, "is_step_absolute": False}, {"step": 107}, {"step": None})
+    steps = (
+        {"step": 105, "is_step_absolute": True},
+        {"step": 6, "is_step_absolute": False},
+        {"step": 107},
+        {"step": None},
+    )
     report = {"step": {"offset": 100, "is_absolute": True}, "incidents": [{"kind": "nan", **step} for step in steps]}
     assert [mark.step for mark in parts.marks(report)] == [5, 6, 7]

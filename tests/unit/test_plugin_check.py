@@ -201,7 +201,9 @@ class TestBlocking:
         base = "class Base(Plugin):\n    @hookimpl\n    def forward(self, output):\n        self.see(output)\n\n"
         base += "    def see(self, output):\n        pass\n\n"
         head = f'from hookd import Plugin, hookimpl\n\n{base}class Widths(Base):\n    name = "widths"\n'
-        ((line, rule, message, _),) = found(blocking.problems, tmp_path, "\ndef see(self, output):\n    output.item()\n", head)
+        ((line, rule, message, _),) = found(
+            blocking.problems, tmp_path, "\ndef see(self, output):\n    output.item()\n", head
+        )
         assert (line, rule) == (3, "blocking")
         assert message.startswith("see, which forward calls, calls ")
 
