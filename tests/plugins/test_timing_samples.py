@@ -67,6 +67,6 @@ def test_steps_that_were_uncertain_until_now_count_one_by_one(hook):
         model(torch.randn(6, 4)).square().sum().backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
+                parameter.sub_(0.01 * parameter.grad)
                 parameter.grad = None
     assert hook.value("timing_samples") == pytest.approx(40 * 6, abs=6), "give or take the step in progress"
