@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from torch import nn
 
 from hookd import Plugin, hookimpl
 from hookd.target.boot import bootstrap, spawn
+from hookd.tool.attach import control
 from tests.support.agent import running
 from tests.support.environment import tool_environment
 from tests.support.processes import wait_until
@@ -95,6 +97,14 @@ def test_work_that_does_not_return_is_its_plugins_alone_and_only_so_much_waits(m
         stuck.gate.set()
         wait_until(lambda: not alive(), what="its end")
         assert not alive(), "what has not begun is not done after the detach"
+
+
+def test_a_detach_waits_as_long_as_the_tool_asks_for(monkeypatch) -> None:
+    with running() as agent:
+        detach, given = agent.agent.detach, []
+        monkeypatch.setattr(agent.agent, "detach", lambda timeout_s: (given.append(timeout_s), detach(timeout_s))[1])
+        assert control.detach(os.getpid(), 7.5)["restored"] == "identity"
+    assert given == [7.5]
 
 
 def test_what_it_raises_is_the_plugins_error() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch  # noqa: F401  an agent wants it in its process
 
-from hookd.target.boot import spawn
+from hookd.target.boot import forking, spawn
 from hookd.tool.attach.control import Control
 from tests.support.agent import running
 from tests.support.environment import REPOSITORY, TARGETS
@@ -66,3 +67,18 @@ def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, inter
 
 def test_a_signal_handler_that_raises_while_a_fork_waits_is_the_programs():
     assert outcome("fork_interrupted.py") == {"parent": "interrupted", "child": "0"}
+
+
+def test_all_forks_together_wait_for_a_busy_thread_no_longer_than_their_share(monkeypatch):
+    now, waits = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(forking, "clock", clock)
+    monkeypatch.setattr(spawn, "remaining", lambda: [SimpleNamespace(awaited_s=0.0)])
+    part = SimpleNamespace(halt=lambda: None)
+    forks = forking.Forks(part, part, part, lambda: None)
+    for _ in range(6):
+        began = now[0]
+        forks._end_all(began)
+        waits.append(now[0] - began)
+    assert waits[0] == pytest.approx(spawn.PATIENCE_S, abs=0.001)
+    assert max(waits[1:]) < 0.03

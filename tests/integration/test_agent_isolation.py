@@ -599,3 +599,19 @@ def test_a_hook_that_changes_nothing_is_no_longer_watched_after_its_first_calls(
         for _ in range(FIRST_CALLS):
             model(torch.ones(1))
         assert listener.run is listener.call
+
+
+def test_a_hook_that_changed_something_at_the_last_of_its_first_calls_is_watched_again(monkeypatch) -> None:
+    def act() -> None:
+        calls.append(None)
+        if len(calls) in (FIRST_CALLS, FIRST_CALLS + 2):
+            torch.set_default_dtype(torch.float64)
+
+    calls: list[None] = []
+    monkeypatch.setattr(Once, "act", staticmethod(act))
+    with running(Once) as agent:
+        model = nn.Identity()
+        for _ in range(FIRST_CALLS + 2):
+            model(torch.ones(1))
+            assert torch.get_default_dtype() == torch.float32
+        assert agent.parts.registry.named("once").errors == 2

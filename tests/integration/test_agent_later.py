@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -72,3 +73,29 @@ def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_to
     assert told == [[0.0], "lost 1", [2.0], "lost 3"]
     assert later._waiting == 0
     assert not buffers._lent
+
+
+def test_a_copy_that_cannot_begin_keeps_no_buffer(buffers, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(Event, "record", fail, raising=False)
+    later = Later(lambda *_: None)
+    later._buffers = buffers
+    asked = [_Request(None, [torch.ones(1)], print, None, None)]
+    assert later._copies(asked, torch.device("cpu"), "a stream") == []
+    assert not buffers._lent
+
+
+def test_of_what_waits_the_tensors_are_counted(buffers):
+    later = Later(lambda *_: None)
+    later._buffers = buffers
+    for is_over in (True, False):
+        buffer = buffers.take(GPU, 64)
+        buffer.event.is_over = is_over
+        asked = [_Request(None, [torch.ones(1)] * 3, print, None, None)]
+        later._sent.append((asked, [_Copy(asked, buffer.host[:3], buffer)]))
+        later._waiting += 3
+    later.turn()
+    assert later._waiting == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns as now_ns
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,31 @@ def test_as_long_as_nothing_is_metered_no_cost_is_told(clock, monkeypatch) -> No
             assert agent.values("hookd_overhead_ratio") == {}
         metered(agent, 40, clock)
         assert agent.values("hookd_overhead_ratio")[()] > 0
+
+
+def test_what_a_plugin_takes_in_a_call_that_c_counts_is_not_charged_to_hookd_as_well() -> None:
+    class Looking(Plugin):
+        name = "looking"
+        sampled = ("forward",)
+
+        def __init__(self) -> None:
+            self.spent_ns = 0
+
+        @hookimpl
+        def forward(self, module):
+            begun = now_ns()
+            while now_ns() < begun + 2_000_000:
+                pass
+            self.spent_ns += now_ns() - begun
+
+    net = nn.Sequential(nn.Identity())
+    with running(Looking, options={"every": "1"}) as agent:
+        counting, looking = agent.parts.models.counting, agent.plugin("looking")
+        for _ in range(3):
+            net(torch.ones(1))
+        counting.meter(is_metered=True)
+        counting.metered_ns()
+        looking.spent_ns, begun = 0, now_ns()
+        net(torch.ones(1))
+        others_ns = now_ns() - begun - looking.spent_ns
+        assert 0 < counting.metered_ns()[0] <= others_ns

@@ -420,7 +420,7 @@ class Careless(Plugin):
 
     @hookimpl
     def forward(self, module):
-        for value in (1.0, math.nan, 2.0, math.inf, -1.0):
+        for value in (1.0, math.nan, 2.0, math.inf, -math.inf, -1.0):
             self.amounts.inc(value)
             self.sizes.observe(value)
 
@@ -430,16 +430,28 @@ def test_what_is_no_amount_is_counted_and_not_stored() -> None:
         nn.Identity()(torch.ones(1))
         bad = lambda: agent.values("hookd_plugin_bad_values")  # noqa: E731
         wait_until(bad, what="the count")
-        assert bad() == {("careless", "hookd_careless_amounts"): 3, ("careless", "hookd_careless_sizes"): 1}
+        assert bad() == {("careless", "hookd_careless_amounts"): 4, ("careless", "hookd_careless_sizes"): 1}
         assert agent.values("hookd_careless_amounts") == {(): 3}
         (sizes,) = [one for one in agent.read().families if one.name == "hookd_careless_sizes"]
         ((_, cells),) = sizes.series
-        assert list(cells) == [1, 1, 2, 2.0], "-1; 1; 2 and infinity; the sum is of what is finite"
+        assert list(cells) == [2, 1, 2, 2.0], "-1 and -infinity; 1; 2 and infinity; the sum is of what is finite"
         told = [one["message"] for one in agent.read().logs if "is not stored" in one["message"]]
         assert told == [
             f"plugin careless: hookd_careless_{name} was given an invalid amount: it is not stored"
             for name in ("amounts", "sizes")
         ]
+
+
+def test_a_series_for_which_the_page_has_no_space_is_counted_once(fake_target, monkeypatch) -> None:
+    fake_target.start(Talkative)
+    monkeypatch.setattr("hookd.wire.page.series.MAX_SERIES", 0)
+    nn.Identity()(torch.ones(1))
+    monkeypatch.undo()
+    dropped = fake_target.read().dropped
+    assert dropped >= 2, "one of each metric"
+    for _ in range(3):
+        fake_target.tick()
+        assert fake_target.value("series_dropped") == dropped
 
 
 def test_a_plugin_made_anew_counts_on_how_many_of_its_series_were_refused(fake_target) -> None:

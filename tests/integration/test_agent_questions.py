@@ -148,6 +148,17 @@ def test_the_inside_of_a_wrapper_has_the_wrappers_name_and_a_second_root_its_own
     ]
 
 
+def test_of_many_tensors_of_one_module_the_rest_is_counted(monkeypatch):
+    monkeypatch.setattr("hookd.target.modeltree.snapshot.MOST_TENSORS", 2)
+    with running("timing"):
+        model = nn.BatchNorm1d(2)
+        model.third, model.fourth = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+        model(torch.randn(3, 2))
+        told = row(snapshot(os.getpid()), "(root)")
+    assert (len(told["parameters"]), len(told["buffers"])) == (2, 2)
+    assert told["left_out"] == 2 + 1
+
+
 def test_a_large_model_comes_in_portions_that_keep_nothing_of_it_alive():
     with running("timing"):
         model = nn.Sequential(*(nn.Sequential(nn.Identity()) for _ in range(3000)))
@@ -326,3 +337,13 @@ def test_the_stacks_of_all_threads_are_told_but_for_hookds_own():
     assert found["ways"]["python"]["by"] == "agent"
     assert found["last_step_s"] < 60
     assert list(itertools.islice(found["ways"], 1)) == ["page"]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_agent_that_was_asked_to_stay_stays_though_its_starter_is_gone(is_kept):
+    with running() as agent, Control.connect(os.getpid()) as control:
+        if is_kept:
+            control.request("keep")
+        agent.agent.orphan()
+        assert (agent.agent._control._stay_until is None) == is_kept
+        assert agent.read().identity["keep"] is is_kept

@@ -34,19 +34,21 @@ def test_the_collectives_of_each_group_are_counted_and_groups_are_named_by_their
     assert values(page) == {("hookd_agent_ticks",): 1.0, ("hookd_compiling",): 0.0}
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        before = dist.new_group([0])
+        before, last = dist.new_group([0]), dist.new_group([0])
         stall.tick()
         first = values(page)
         for _ in range(3):
             dist.all_reduce(torch.ones(2))
         dist.all_reduce(torch.ones(2), group=before)
+        for _ in range(2):
+            dist.all_reduce(torch.ones(2), group=last)
         stall.tick()
         after = values(page)
         counts = [
             after["hookd_collectives_issued", group] - first["hookd_collectives_issued", group]
-            for group in ("0", "0#2")
+            for group in ("0", "0#2", "0#3")
         ]
-        assert counts == [3.0, 1.0]
+        assert counts == [3.0, 1.0, 2.0]
     finally:
         dist.destroy_process_group()
     stall.tick()  # it is gone: there is nothing to ask

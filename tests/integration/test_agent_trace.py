@@ -380,3 +380,15 @@ with Control.connect(os.getpid()) as control:
 def test_a_process_that_ends_in_a_trace_and_an_evaluation_ends_as_it_would_and_so_does_its_child():
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("tracing 3\n", "", 7)
+
+
+def test_a_trace_whose_plugin_cannot_be_loaded_leaves_torchs_profiler_as_it_was(traced, monkeypatch):
+    def fail(*_, **__):
+        raise ControlError("not now", reason="busy")
+
+    with running() as agent:
+        monkeypatch.setattr(agent.parts.loading, "load", fail)
+        _, future = traced()
+        with pytest.raises(ControlError, match="not now"):
+            future.result()
+        assert (profiler._prepare_profiler, profiler._enable_profiler) == ORIGINALS

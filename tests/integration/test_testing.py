@@ -392,11 +392,15 @@ class TestBitIdentity:
             assert_bit_identical(Widths, make=make)
 
     def test_the_random_numbers_of_the_test_go_on_as_they_were(self):
-        torch.manual_seed(1)
-        expected = torch.rand(1)
-        torch.manual_seed(1)
+        def drawn() -> tuple[float, ...]:
+            return torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
+
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+        expected = drawn()
+        for put_back, state in zip((torch.set_rng_state, random.setstate, np.random.set_state), states, strict=True):
+            put_back(state)
         assert_bit_identical(Widths, steps=1)
-        assert torch.equal(torch.rand(1), expected)
+        assert drawn() == expected
 
 
 class TestOverhead:

@@ -270,3 +270,11 @@ def test_of_one_kind_so_many_findings_are_reported_and_the_gauge_shows_all(hook)
     dead = [incident["module"] for incident in hook.incidents if incident["kind"] == "dead"]
     assert (len(dead), len(set(dead))) == (INCIDENTS, INCIDENTS)
     assert sum(kind == "dead" for _, kind in hook.metric("activations_finding")) == INCIDENTS + 2
+
+
+def test_a_finding_that_is_over_explains_nothing_though_the_module_has_another(hook):
+    hook.start("activations")
+    findings = hook.plugin("activations").findings
+    for kind, holds in (("dead", True), ("dead", False), ("vanishing", True)):
+        findings.see(kind, "a", "{module}", holds=holds, patience=1)
+    assert [findings.holds(kind) for kind in ("dead", "vanishing")] == [False, True]

@@ -87,3 +87,11 @@ class TestAdaptive:
         )
         torch.testing.assert_close(plugin, script, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(plugin, plain, rtol=1e-3)
+
+    def test_scale_is_the_limit_over_the_largest_ratio(self, hook):
+        hook.start("gradclip", mode="agc", clip_factor=1e-6)
+        weight = nn.Parameter(torch.ones(1, 4))
+        weight.grad = torch.full((1, 4), 1e-5)
+        torch.optim.SGD([weight], lr=0.1).step()
+        assert hook.value("gradclip_norm") == pytest.approx(1e-5)
+        assert hook.value("gradclip_scale") == pytest.approx(0.1)

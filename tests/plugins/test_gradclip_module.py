@@ -134,6 +134,17 @@ class TestModule:
         assert hook.value("gradclip_scale") < 1
         assert hook.value("gradclip_clipped", "module") >= 1
 
+    def test_the_norm_is_that_of_the_last_step_alone(self, hook):
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        hook.start("gradclip", mode="module", max_norm=1e9)
+        norms = []
+        for factor in (100.0, 1.0):
+            (model(torch.ones(2, 6)) * factor).sum().backward()
+            optimizer.step()
+            norms.append(hook.value("gradclip_norm"))
+        assert norms[1] == pytest.approx(norms[0] / 100)
+
     def test_gradients_that_are_not_finite_pass(self, hook):
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
         hook.start("gradclip", mode="module", max_norm=1.0)

@@ -47,3 +47,11 @@ class TestJudge:
             assert judge.loss(call("", "", where="loss"), cleared={0}, is_clear=True) is None
             assert judge.step(call("", "", where="grad"), found_inf=False) is None
         assert judge.skipped == 5
+
+    def test_a_bad_gradient_that_reached_no_optimizer_is_not_the_origin_of_a_later_one(self):
+        judge = Judge(3)
+        judge.flow(call("a", "nan", where="grad"))
+        assert judge.step(call("", "", where="grad"), found_inf=False) is None
+        assert judge.is_calm
+        judge.flow(replace(call("b", "nan", where="grad"), order=7))
+        assert judge.step(call("", "nan", where="grad"), found_inf=False).module == "b"

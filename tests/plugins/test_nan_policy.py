@@ -103,6 +103,23 @@ class TestPolicy:
         thread.join(60)
         assert not thread.is_alive()
 
+    def test_skip_says_once_that_it_skips_no_step_of_lbfgs(self, hook):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+        hook.start("nan", policy="skip")
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(3, 2)).mean() * NAN
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        (refused,) = [one["message"] for one in hook.incidents if one["kind"] == "refused"]
+        assert refused.startswith("nan: policy=skip does nothing with LBFGS")
+        assert hook.value("nan_policy", "skip") == 0
+
     def test_policy_must_be_one_of_four(self, hook):
         with pytest.raises(PluginError, match="policy must be one of report, raise, pause, skip"):
             hook.start("nan", policy="zero")

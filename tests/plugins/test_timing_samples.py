@@ -58,3 +58,15 @@ def test_a_step_of_two_optimizers_counts_its_samples_once(hook):
             optimizer.step()
             optimizer.zero_grad()
     assert hook.value("timing_samples") == pytest.approx(20 * 6, abs=6), "give or take the step in progress"
+
+
+def test_steps_that_were_uncertain_until_now_count_one_by_one(hook):
+    model = net()
+    hook.start("timing", every=64)
+    for _ in range(40):
+        model(torch.randn(6, 4)).square().sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.01 * parameter.grad)
+                parameter.grad = None
+    assert hook.value("timing_samples") == pytest.approx(40 * 6, abs=6), "give or take the step in progress"

@@ -67,6 +67,12 @@ def test_pages_of_files_can_be_dropped(process):
     headroom.require(os.getpid(), ())
 
 
+def test_pages_of_files_are_those_of_all_groups_below_where_version_1_counts_both(process):
+    stat = f"inactive_file 0\nactive_file 0\ntotal_inactive_file {40 * MIB}\ntotal_active_file {10 * MIB}"
+    process(1, "job", memory_usage_in_bytes=990 * MIB, memory_limit_in_bytes=1000 * MIB, memory_stat=stat)
+    headroom.require(os.getpid(), ())
+
+
 def test_the_fullest_cgroup_above_decides(process):
     process(2, "slice", memory_current=995 * MIB, memory_max=1000 * MIB, memory_stat="")
     process(2, "slice/job", memory_current=10 * MIB, memory_max=1000 * MIB, memory_stat="")
@@ -100,3 +106,18 @@ def test_mappings_at_the_limit_of_the_kernel_are_refused(process):
     process(2, "job")
     most = int(headroom._MOST_MAPPINGS.read_text())
     assert refusal([None] * (most - 5)).startswith("no-mappings:")
+
+
+def test_a_machine_that_promises_no_more_memory_than_it_has_is_refused_near_its_limit(process, tmp_path, monkeypatch):
+    process(2, "job")
+    mode, memory = tmp_path / "overcommit_memory", tmp_path / "meminfo"
+    monkeypatch.setattr(headroom, "_OVERCOMMIT", mode)
+    monkeypatch.setattr(headroom, "_MEMORY", memory)
+    memory.write_text("CommitLimit:     1048576 kB\nCommitted_AS:     983040 kB\n")
+    mode.write_text("2\n")
+    assert refusal().startswith("no-memory: this machine can commit 64 more MiB")
+    mode.write_text("0\n")
+    headroom.require(os.getpid(), ())
+    mode.write_text("2\n")
+    memory.write_text("CommitLimit:     1048576 kB\nCommitted_AS:     524288 kB\n")
+    headroom.require(os.getpid(), ())

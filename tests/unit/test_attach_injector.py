@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from hookd.errors import AttachError
 from hookd.tool.inject import helper, injector
 from tests.support.environment import REPOSITORY, tool_environment
-from tests.support.processes import Process
+from tests.support.processes import Process, wait_until
 
 KEEPS_BUSY = """
 import os, time
@@ -87,6 +88,28 @@ def test_there_are_three_at_a_time_for_one_user_however_many_attaches(tmp_path, 
         job = injector.Job(os.getpid(), 0, "", nothing.fileno(), {}, (0, 0), "", 0, 0, timeout_s=120)
         answers = list(pool.map(helper.run, [job] * 8))
     assert max(answer["beside"] for answer in answers) <= helper.WIDTH
+
+
+def test_a_slot_that_the_first_who_waits_may_not_have_is_the_next_ones():
+    turns, came = helper.Turns(), []
+
+    def attach(user):
+        with turns.of(user):
+            came.append(user)
+
+    with contextlib.ExitStack() as others, contextlib.ExitStack() as last:
+        for number in range(helper.MOST - 1):
+            others.enter_context(turns.of(20001 if number < helper.WIDTH else 20002))
+        last.enter_context(turns.of(20002))
+        waiting = [threading.Thread(target=attach, args=(user,)) for user in (20001, 20003)]
+        for number, thread in enumerate(waiting, 1):
+            thread.start()
+            wait_until(lambda number=number: len(turns._changed._waiters) == number, what="one who waits")
+        last.close()
+        wait_until(lambda: came == [20003], what="the turn of another user")
+    for thread in waiting:
+        thread.join()
+    assert came == [20003, 20001]
 
 
 def test_an_attach_whose_turn_does_not_come_says_so(monkeypatch):

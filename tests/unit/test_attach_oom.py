@@ -74,6 +74,7 @@ def test_the_kernels_log_names_who_was_killed_and_nobody_else_can():
     for record in (
         f"3,100,3999999,-;{KILLED}",  # before the process began
         f"11,100,5000000,-;{KILLED}",  # written by a program
+        f"8,100,5000000,-;{KILLED}",  # likewise, at the gravest level
         "6,100,5000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=Killed process 4242 (,pid=1",
         "6,100,5000000,-;[ 7] 0 7 100 Killed process 4242 (x)",
         "nonsense",

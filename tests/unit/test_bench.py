@@ -42,6 +42,11 @@ def test_a_steady_drift_cancels() -> None:
     assert pairs.mean.value == pytest.approx(1, abs=1e-9)
 
 
+def test_the_control_compares_plain_blocks_with_nothing_between_them() -> None:
+    plain = [1.0, *(n for turn in range(1, 7) for n in (10.0**turn, 2 * 10.0**turn))]
+    assert Pairs(plain).control.quarters == (2.0, 2.0)
+
+
 def test_the_bounds_of_a_median_hold_as_often_as_they_say() -> None:
     draw = random.Random(1)
     samples = [[draw.expovariate(1) for _ in range(100)] for _ in range(2000)]

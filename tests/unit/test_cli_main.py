@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from hookd.tool.cli import main
+from hookd.errors import HookdError
+from hookd.tool.cli import address, main
+from hookd.tool.config import Address
 
 
 @pytest.mark.parametrize("word", ["\u0663", "9" * 5000])
@@ -26,3 +28,21 @@ def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):
     sys.stdout.flush()
     assert b"activations" in shown.getvalue()
     assert shown.getvalue().endswith(b"5 ?s\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["serve"], "hookd serve --listen 127.0.0.1:0"),
+        (["-v", "attach", "7"], "hookd -v attach --listen 127.0.0.1:0 7"),
+        (["serve", "--listen", ":9465"], "free the port"),
+        (["serve", "--listen=:9465"], "free the port"),
+    ],
+)
+def test_where_an_address_is_in_use_another_is_offered_unless_a_person_chose_it(words, hint, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["hookd", *words])
+    monkeypatch.setattr(address, "_ports", lambda: [("hookd serve (process 3)", 9465), ("another", 9466)])
+    command = next(word for word in words if word in ("serve", "attach"))
+    with pytest.raises(HookdError) as caught, address.explaining(Address("0.0.0.0", 9465), command):
+        raise HookdError("it is in use", reason="address-in-use", hint="free the port")
+    assert (caught.value.message, caught.value.hint) == ("it is in use: hookd serve (process 3) serves there", hint)

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from hookd.tool.attach.discover import Candidate
+from hookd.tool.attach.discover import LAUNCHER, Candidate
 from hookd.tool.cli.ps import command, ps
 
 LONG = "/home/somebody/with/a/long/name/projects/vision/experiments/train.py"
@@ -68,3 +68,14 @@ def test_the_processes_of_one_user_can_be_asked_for(listed):
     assert "11" not in said
     _, said = listed([DISABLED], "--user", str(STRANGER))
     assert f"no process of user {STRANGER} that is visible to you has loaded torch" in said
+
+
+def test_the_launcher_of_a_rank_is_the_nearest_above_it(listed, monkeypatch):
+    rank, *launchers = (
+        Candidate(23, 3, ("python", "train.py"), 0, "attachable"),
+        *(Candidate(pid, 1, ("torchrun", "train.py"), 0, "skipped", LAUNCHER) for pid in (21, 22)),
+    )
+    monkeypatch.setattr("hookd.tool.attach.process_tree.above", lambda pid: list(range(pid - 1, 0, -1)))
+    (row,) = json.loads(listed([rank, *launchers], "--json")[0])["processes"]
+    assert row["launcher"] == 22
+    assert "a rank of 22 (--tree)" in " ".join(listed([rank, *launchers])[0].split())

@@ -12,6 +12,7 @@ from hookd.errors import PageError
 from hookd.tool.cli import output
 from hookd.tool.cli.report import heading, incidents, modules, plugins
 from hookd.tool.cli.status import _cells, _notes, _row
+from hookd.tool.reports.reading import paused
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +145,11 @@ def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
     told = list(heading(found))
     assert any(line.startswith("paused, step 3") for line in told)
     assert how in told
+
+
+def test_of_several_pauses_the_last_is_told():
+    found = report(incidents=[incident("paused", "the first"), incident("paused", "the second")], phase="paused")
+    assert paused(found) == "the second"
 
 
 def test_one_that_goes_on_or_has_ended_is_not_paused():

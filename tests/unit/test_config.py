@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ def test_a_plugin_is_written_as_name_and_options():
     assert (spec.name, dict(spec.options), spec.by_name) == ("gradclip", {"mode": "norm", "max_norm": "0.5"}, True)
     assert str(spec) == "gradclip:mode=norm,max_norm=0.5"
     assert PluginSpec.from_json(spec.as_json()) == spec
+
+
+def test_a_plugin_that_nobody_named_is_not_named_by_being_passed_on():
+    spec = PluginSpec("gradclip", {}, by_name=False)
+    assert PluginSpec.from_json(json.loads(json.dumps(spec.as_json()))) == spec
 
 
 def test_an_option_may_hold_colons_equal_signs_and_nothing():

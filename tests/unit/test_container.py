@@ -40,6 +40,7 @@ IN_PODS = {
     "docker below the kubelet": v1(f"{SYSTEMD}/docker-{ID}.scope"),
     "version 1 and 2 side by side, names in the first": v1(POD_V1) + "0::/\n",
     "version 1 and 2 side by side, names in the second": v1("/") + f"0::{POD_V1}\n",
+    "version 1 and 2 side by side, other names in the first": v1(f"/docker/{INNER}") + f"0::{POD_V1}\n",
     "kind: a node that is a container itself": (
         f"0::/docker/{INNER}{KIND}/kubelet-kubepods-besteffort-pod{ESCAPED}.slice/cri-containerd-{ID}.scope\n"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import logging
@@ -159,6 +160,20 @@ def test_a_password_of_any_length_is_no_error(serve, directory):
     url = serve(served.web_config(directory, USERS))
     for password in ("x" * 73, "x" * 4000, "\0", "ü" * 100):
         assert served.get(url, headers=[basic("alice", password)])[0] == 401
+
+
+def test_a_password_that_was_replaced_is_known_no_longer():
+    other = bcrypt.hashpw(b"another", bcrypt.gensalt(4)).decode()
+
+    async def asked():
+        known = passwords.Passwords(passwords.GuessLimit())
+        try:
+            hashes = (HASHES["alice"], other, HASHES["alice"])
+            return [await known.check({"alice": one}, "alice", "alice", "127.0.0.1") for one in hashes]
+        finally:
+            known.close()
+
+    assert asyncio.run(asked()) == [True, False, True]
 
 
 def test_a_guesser_is_bounded_and_locks_nobody_out_who_is_known(serve, directory):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
-from hookd.tool.daemon.fleet.deaths import LAST, Evidence, judge
+from hookd.tool.daemon.fleet.deaths import LAST, Evidence, EvidenceReader, judge
+from hookd.tool.linux import oom, proc
 from hookd.wire.page import CALL_RECORD, MODULE, PHASE, PHASE_RECORD, PHASES, STEP, STEP_RECORD, PageReader, PageWriter
 
 BROKEN = {"type": "RuntimeError", "message": "no \x1b[2Jroom\nmore", "where": "train.py:7 in main", "module": "fc1"}
@@ -124,3 +126,13 @@ def test_one_whose_page_never_was_good_is_told_by_the_kernel_alone():
         "exit 3",
         {"reason": "exit 3", "known_from": "zombie", "exit_code": 3},
     )
+
+
+def test_a_kill_that_the_log_tells_of_is_left_in_no_cgroup_for_the_next_to_die(monkeypatch):
+    kills = [True]
+    reader = EvidenceReader(os.getpid(), proc.start_ticks(os.getpid()))
+    reader.memory = SimpleNamespace(take=lambda: bool(kills) and kills.pop())
+    monkeypatch.setattr(oom, "killed", lambda _since_s: [os.getpid()])
+    assert reader._oom() == "kernel log"
+    monkeypatch.setattr(oom, "killed", lambda _since_s: None)
+    assert reader._oom() == "", "there was one kill"

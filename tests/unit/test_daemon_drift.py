@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hookd.tool.daemon.fleet.ranks import named
 from hookd.tool.daemon.watch.drift import Drift
 from tests.support.pages import Ranks, new_fleet
 
@@ -75,6 +76,11 @@ def test_of_two_that_differ_nobody_can_tell_which_is_right(job, fleet):
     (incident,) = fleet.incidents()
     assert "nobody can tell which" in incident["message"]
     assert training.diverged() == [1, 1]
+
+
+def test_of_many_ranks_the_first_are_named_and_the_others_counted(job):
+    for count, words in ((9, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8"), (10, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 2 more")):
+        assert named(reversed(job(count).targets)) == words
 
 
 def test_it_is_told_once_and_once_more_when_they_are_alike_again(job, fleet):

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import traceback
 import types
+from array import array
 
 import pytest
 
@@ -474,7 +475,7 @@ def test_a_reading_gives_series_as_metrics_names_them(stack):
     ranks.set(0, "hookd_mine_loss", 2.5, task="a")
     page = ranks.pages[0]
     first = page.series(page.family("hookd_step_seconds", "histogram", "Time.", (), (1.0, 2.0)))
-    page.cells[first], page.cells[first + 3] = 4.0, 3.5
+    page.cells[first : first + 4] = array("d", [1.0, 0.0, 3.0, 3.5])
     ranks.targets[0].poll()
     reading = host._reading(ranks.targets[0])
     assert (reading.value("hookd_steps_total"), reading.value("hookd_steps"), reading.step) == (7, 7, 7)

@@ -157,3 +157,11 @@ def test_incidents_and_the_agents_log_are_there(page):
     found = report(page)
     assert found["incidents"][0]["message"] == "first NaN in fc1"
     assert found["logs"][0]["message"] == "plugin x failed"
+
+
+def test_a_family_is_of_the_plugin_with_the_longest_name_that_fits(page):
+    for plugin in ("grad", "grad_noise"):
+        put(page, "hookd_plugin_state", "gauge", [1], {"plugin": plugin, "state": "active"})
+    for name in ("hookd_grad_norm", "hookd_grad_noise_scale", "hookd_grad_noise_norm"):
+        put(page, name, "gauge", [1.0])
+    assert [(one["name"], one["series"]) for one in report(page)["plugins"]] == [("grad", 1), ("grad_noise", 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 
 import pytest
@@ -79,6 +80,20 @@ def test_scrapes_that_wait_for_the_same_share_a_text_of_a_later_moment(collector
     text, others = play(collector, story)
     assert b"hookd_" in text
     assert (len(others), collector.made) == (1, 2)
+
+
+def test_a_compressed_text_is_shared_with_nobody_who_has_not_asked_for_it(collector):
+    async def story(shared):
+        first = asyncio.create_task(shared.text(Form(PROMETHEUS)))
+        await begun(collector)
+        others = [asyncio.create_task(shared.text(Form(PROMETHEUS, is_gzip=is_gzip))) for is_gzip in (True, False)]
+        await others_turns()
+        collector.gate.set()
+        return (await asyncio.gather(first, *others))[1:]
+
+    compressed, plain = play(collector, story)
+    assert plain.startswith(b"# HELP hookd_")
+    assert gzip.decompress(compressed).startswith(b"# HELP hookd_")
 
 
 def test_however_many_unusual_ones_wait_a_prometheus_is_answered_next_but_one(collector):

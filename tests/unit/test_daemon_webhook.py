@@ -171,6 +171,23 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
     assert "/x" not in caplog.text, "an address may hold a secret"
 
 
+def test_each_time_that_a_receiver_fails_and_recovers_is_logged_once(tmp_path, caplog):
+    async def run():
+        async with listening() as hook, sending(tmp_path, hook.url, IMPATIENT) as store:
+            for number in (1, 2):
+                hook.answers = [503, 503]
+                store.add(TARGET, "r", "0", [nan(number, kind=f"kind {number}")])
+                await hook.got(3 * number)
+                await settled(store)
+            store.add(TARGET, "r", "0", [nan(3, kind="kind 3")])
+            await hook.got(7)
+            await settled(store)
+
+    asyncio.run(run())
+    told = [record.message for record in caplog.records if "webhook" in record.name]
+    assert ["takes incidents again" in one for one in told] == [False, True] * 2
+
+
 def test_what_was_not_delivered_is_after_a_restart_and_only_that(tmp_path):
     async def run():
         async with listening() as hook:

@@ -103,6 +103,12 @@ def test_ranks_come_step_and_end_in_every_real_way(fake_daemon):
     assert plugin.seen[-1] == "closed"
 
 
+def test_ranks_are_numbered_in_each_run_by_themselves(fake_daemon):
+    fake_daemon.start(Spread)
+    ranks = [*fake_daemon.ranks(2, run="a"), *fake_daemon.ranks(1, run="b"), *fake_daemon.ranks(1, run="a")]
+    assert [(rank.run, rank.rank) for rank in ranks] == [("a", "0"), ("a", "1"), ("b", "0"), ("a", "2")]
+
+
 def test_incidents_come_as_the_store_gives_them(fake_daemon):
     fake_daemon.start(Spread)
     (rank,) = fake_daemon.ranks(run="a")

@@ -16,6 +16,7 @@ RUN_ID = "4f0a5a5e-6f0b-4e0e-9d3c-2f1f0c9a7b11"
         ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "4294967291", "TORCHELASTIC_RUN_ID": "big"}, "77"),
         ({"TORCHELASTIC_RUN_ID": "big"}, "big"),
         ({"TORCHELASTIC_RUN_ID": "none"}, "train.py"),
+        ({"TORCHELASTIC_RUN_ID": "None"}, "train.py"),
         ({"TORCHELASTIC_RUN_ID": RUN_ID}, "train.py"),
         ({}, "train.py"),
     ],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from hookd.wire import page
-from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, layout, series
+from hookd.wire.page import MIN_SIZE, PageReader, PageWriter, layout, log, series
 from hookd.wire.page.reader import TRIES
 
 if TYPE_CHECKING:
@@ -197,6 +197,18 @@ def test_a_full_schema_drops_series_and_makes_room_of_stale_ones(written, reader
     assert ("now there is room",) in cells_of(reader, "hookd_calls")
 
 
+def test_a_series_that_was_refused_is_made_once_there_is_room(written, reader, monkeypatch):
+    monkeypatch.setattr(series, "MAX_SERIES", 1)
+    family = written.family("hookd_calls", "counter", "Calls.", ("module",))
+    for name in ("a", "b", "b"):
+        written.series(family, (name,))
+    assert (list(cells_of(reader, "hookd_calls")), written.dropped) == ([("a",)], 1)
+    written.retire(family, ("a",))
+    written.compact()
+    written.cells[written.series(family, ("b",))] += 2.0
+    assert cells_of(reader, "hookd_calls") == {("b",): (2.0,)}
+
+
 def test_endless_coming_and_going_never_fills_the_page(written, reader):
     lasting = written.series(written.family("hookd_steps", "counter", "Steps."))
     for n in range(300):
@@ -336,6 +348,12 @@ def test_of_too_many_incidents_the_newest_are_kept(written, reader):
     kept = [incident["seq"] for incident in reader.read().incidents]
     assert kept == list(range(kept[0], 5001))
     assert len(kept) > 100
+
+
+def test_an_incident_of_any_length_fits_into_a_record():
+    for length in range(layout.MAX_RECORD - 200, layout.MAX_RECORD):
+        rows = ["x" * 1000] * (length // 1003)
+        assert len(log.frame(log.object_of({"rows": [*rows, "x" * (length % 1003)]}))) <= layout.MAX_RECORD
 
 
 class Opaque:

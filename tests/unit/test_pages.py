@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hookd.tool.daemon.fleet.history import EVERY_S, History, steps_per_second
-from hookd.tool.daemon.web.pages import assets, curves, frame, home, incident, run
+from hookd.tool.daemon.web.pages import assets, curves, frame, home, incident, parts, run
 from hookd.tool.daemon.web.pages.heat import ColourScale
 from hookd.tool.daemon.web.pages.html import Markup, address, tag
 from hookd.tool.daemon.web.pages.modules import MOST, PAGE
@@ -474,3 +474,14 @@ def test_a_line_of_fifteen_minutes_is_drawn_to_its_end():
     drawn = curves.chart("x", [curves.Line("rank 0", 0, points)], str)
     (line,) = re.findall(r'points="([^"]*)"', drawn)
     assert len(line.split()) == 450
+
+
+def test_an_incident_is_marked_where_it_happened_whichever_way_its_step_was_counted():
+    steps = (
+        {"step": 105, "is_step_absolute": True},
+        {"step": 6, "is_step_absolute": False},
+        {"step": 107},
+        {"step": None},
+    )
+    report = {"step": {"offset": 100, "is_absolute": True}, "incidents": [{"kind": "nan", **step} for step in steps]}
+    assert [mark.step for mark in parts.marks(report)] == [5, 6, 7]

@@ -197,6 +197,16 @@ class TestBlocking:
         body = "\n@hookimpl\ndef forward(self):\n    with self.lock:\n        pass\n"
         assert [line for line, *_ in found(blocking.problems, tmp_path, body)] == [4]
 
+    def test_a_method_that_a_hook_calls_is_the_plugins_own_before_that_of_its_base(self, tmp_path):
+        base = "class Base(Plugin):\n    @hookimpl\n    def forward(self, output):\n        self.see(output)\n\n"
+        base += "    def see(self, output):\n        pass\n\n"
+        head = f'from hookd import Plugin, hookimpl\n\n{base}class Widths(Base):\n    name = "widths"\n'
+        ((line, rule, message, _),) = found(
+            blocking.problems, tmp_path, "\ndef see(self, output):\n    output.item()\n", head
+        )
+        assert (line, rule) == (3, "blocking")
+        assert message.startswith("see, which forward calls, calls ")
+
     @pytest.mark.parametrize(
         "body",
         [
@@ -231,6 +241,11 @@ class TestMetrics:
         (problem,) = names.declared(one.file)
         assert problem.line - offset == 3
         assert words in problem.message + problem.fix
+
+    @pytest.mark.parametrize(("labels", "warnings"), [(["a", "b", "c", "d"], 0), (["a", "b", "c", "d", "e"], 1)])
+    def test_more_than_four_labels_are_warned_of(self, labels, warnings):
+        told = list(names.lint("gauge", "loss", "A loss.", labels, file="x.py", line=1))
+        assert [problem.is_warning for problem in told] == [True] * warnings
 
     def test_the_wrong_number_of_label_values_is_found(self, tmp_path):
         one, offset = subject(tmp_path, "\n@hookimpl\ndef forward(self, module):\n    self.calls.labels().inc()\n")

@@ -33,6 +33,8 @@ COMMENTED_OUT = re.compile(r"^# (?=\[|\w+ = )", re.MULTILINE)
         (Rule(user="alice"), True),
         (Rule(user="1000"), True),
         (Rule(user="bob"), False),
+        (Rule(user="ali"), False),
+        (Rule(user="100"), False),
         (Rule(cgroup="/kubepods*"), True),
         (Rule(cgroup="pod7"), True),
         (Rule(cgroup="/system.slice*"), False),
