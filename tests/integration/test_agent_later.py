@@ -97,5 +97,5 @@ def test_of_what_waits_the_tensors_are_counted(buffers):
         asked = [_Request(None, [torch.ones(1)] * 3, print, None, None)]
         later._sent.append((asked, [_Copy(asked, buffer.host[:3], buffer)]))
         later._waiting += 3
-    later.turn()
+    later.end_step()
     assert later._waiting == 3

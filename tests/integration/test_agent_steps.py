@@ -57,16 +57,19 @@ def test_adam_tells_how_many_steps_there_were_before() -> None:
         assert agent.read().identity["step_offset"] == 7
 
 
-def test_of_two_optimizers_the_one_that_has_stepped_more_tells_it() -> None:
+@pytest.mark.parametrize("longer", [0, 1])
+def test_of_two_optimizers_the_one_that_has_stepped_more_tells_it(longer: int) -> None:
     model = nn.Linear(4, 1)
     optimizers = [torch.optim.AdamW([parameter]) for parameter in model.parameters()]
     for _ in range(4):
-        step(model, optimizers[0])
+        step(model, optimizers[longer])
     for _ in range(3):
         step(model, *optimizers)
     with running(Steps) as agent:
         step(model, *optimizers)
         assert agent.read().identity["step_offset"] == 7
+        step(model, *optimizers)
+        assert agent.plugin("counting").context.origin == "step 10"
 
 
 def test_sgd_does_not_and_it_is_said() -> None:

@@ -13,6 +13,7 @@ from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc
 from hookd.wire.page import PageReader, PageWriter
+from tests.support.processes import PATIENCE_S
 
 NAMES = ["(root)", "blocks", "blocks.0", "blocks.0.attn", "blocks.1", "blocks.1.attn", "blocks.10", "head"]
 
@@ -82,6 +83,17 @@ def on_screen(state, story, width=80, height=24):
             return await story(pilot)
 
     return asyncio.run(run())
+
+
+async def resized(pilot, width, height):
+    """Resize the terminal, and wait until the screen has its size."""
+
+    async def settled():
+        while len(pilot.app.screen._compositor.render_strips()) != height or pilot.app.screen.size != (width, height):
+            await pilot.pause()
+
+    await pilot.resize_terminal(width, height)
+    await asyncio.wait_for(settled(), PATIENCE_S)
 
 
 def text_of(app):

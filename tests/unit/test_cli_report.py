@@ -150,6 +150,10 @@ def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
 def test_of_several_pauses_the_last_is_told():
     found = report(incidents=[incident("paused", "the first"), incident("paused", "the second")], phase="paused")
     assert paused(found) == "the second"
+    again = incident("paused", "the first, again") | {
+        "last": 1_700_000_009.5
+    }  # equal incidents are at the first's place
+    assert paused(report(incidents=[again, incident("paused", "the second")], phase="paused")) == "the first, again"
 
 
 def test_one_that_goes_on_or_has_ended_is_not_paused():

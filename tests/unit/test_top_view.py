@@ -13,7 +13,7 @@ from hookd.tool.cli.top.module_table import COLUMNS
 from hookd.tool.cli.top.plain import lines as plain_lines
 from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.table import fitting
-from tests.support.top import NAMES, Job, Still, named, on_screen, opened_state, press, shown, text_of
+from tests.support.top import NAMES, Job, Still, named, on_screen, opened_state, press, resized, shown, text_of
 
 HOSTILE = [
     "\x1b]0;owned\x07\x1b[2J", "line\nbreak\ttab\r", "é" + "\u0301" * 500, "\u202egnp.exe", "\u05d0\u05d1\u05d2",
@@ -209,7 +209,7 @@ def test_every_line_is_as_wide_as_the_terminal(opened):
     async def story(pilot):
         sizes = [(width, 24) for width in (5, 20, 21, 40, 63, 79, 80, 81, 120, 200, 500)]
         for width, height in sizes + [(80, height) for height in (2, 6, 7, 10, 60)]:
-            await pilot.resize_terminal(width, height)
+            await resized(pilot, width, height)
             text_of(pilot.app)
             await pilot.press("h")
             text_of(pilot.app)

@@ -20,18 +20,21 @@ class OptimizerRow:
     It uses the order in which they step. Optimizers that step with nothing else in between form a *row*. The expected
     length of a row is that of the longest one that the same optimizer began. Two optimizers that take turns, as those of a
     GAN do, are in separate rows, and also make one step together.
+
+    Attributes:
+        is_counted: whether an optimizer in the row has made a step of the training.
     """
 
     def __init__(self) -> None:
         self._row: dict[int, Ref] = {}
-        self._is_counted = False  # whether an optimizer in the row has made a step of the training
+        self.is_counted = False
         self._turn: dict[int, Ref] = {}  # all that have stepped since the last step was made
         self._sizes: dict[int, int] = {}  # size of the longest row, by the optimizer that begins it
 
     def end_row(self) -> None:
         """End the row, because something else begins."""
         if self._row:
-            self._row, self._is_counted = {}, False
+            self._row, self.is_counted = {}, False
 
     def is_in_row(self, optimizer: Any) -> bool:
         """Whether this optimizer has stepped in the current row."""
@@ -42,9 +45,9 @@ class OptimizerRow:
 
         The first of a row that has also stepped since the last such step does.
         """
-        makes_step = not self._is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
+        makes_step = not self.is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
         if makes_step:
-            self._turn, self._is_counted = {}, True
+            self._turn, self.is_counted = {}, True
         self._turn[id(optimizer)] = self._row[id(optimizer)] = weakref.ref(optimizer)
         if len(self._row) > self._size():
             if len(self._sizes) >= MOST_SIZES:

@@ -252,7 +252,10 @@ class Steps:
                     self._examined[id(optimizer)] = optimizer
                 return
             self._examined[id(optimizer)] = optimizer
-            step, before = _whole_number(entries(first).get("step")), self._count.number() - 1
+            step = _whole_number(entries(first).get("step"))
+            before = (
+                self._count.number() - 1 - self._row.is_counted
+            )  # an earlier optimizer of the row has closed its step
             if step is not None and step + 1 - completed > before + (self._count.offset or 0):
                 self._count.offset = offset = max(0, step - before - completed)
                 self._page.update_identity(step_offset=offset)

@@ -9,6 +9,7 @@ from hookd.wire.module_names import is_root
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hookd.wire.incident import Incident
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
     from hookd.wire.target import TargetRow
 
@@ -55,8 +56,14 @@ def paused(report: Report, row: TargetRow | None = None) -> str | None:
     """Return a plugin's message on why a target is paused and how to resume it, or None; arguments as of `state`."""
     if state(report, row) != "paused":
         return None
-    messages = (row.get("message") for row in reversed(report["incidents"]) if row.get("kind") == "paused")
-    return str(next(messages, None) or "a plugin has paused it").replace(" PID ", f" {report['pid']} ")
+    rows = [row for row in reversed(report["incidents"]) if row.get("kind") == "paused"]
+    latest = max(rows, key=_last_time, default=None)
+    message = None if latest is None else latest.get("message")
+    return str(message or "a plugin has paused it").replace(" PID ", f" {report['pid']} ")
+
+
+def _last_time(row: Incident) -> float:
+    return row.get("last") or row.get("time") or 0.0  # equal incidents are one row, at the place of the first
 
 
 def run_and_rank(report: Report) -> tuple[str, str]:
