@@ -199,3 +199,24 @@ def test_one_incident_says_whose_it_is(kept):
     assert f"run llama, rank 0, process 11 of user {STRANGER}" in list(run_report.incident(found.rows[0]))
     assert f"process 11 of user {STRANGER}" in document(found)
     assert f"ranks of this run of user {STRANGER}" in document(subject.find("llama", None))
+
+
+def test_an_incident_that_comes_while_the_list_is_read_is_followed(kept, monkeypatch):
+    from hookd.tool.cli import stored
+
+    plain, followed = stored.rows, []
+
+    def read(*arguments, **wanted):
+        found = plain(*arguments, **wanted)
+        if "limit" in wanted:  # the list
+            kept({"llama": {13: ROOT}})
+        return found
+
+    kept({"bert": {11: ROOT}})
+    monkeypatch.setattr("hookd.tool.cli.stored.rows", read)
+    monkeypatch.setattr(
+        "hookd.tool.cli.incidents._follow",
+        lambda _host, _place, after, chosen, **_: followed.extend(plain(None, after=after, **vars(chosen))),
+    )
+    lines, _ = listed("--follow", "--run", "llama")
+    assert (lines, [row["pid"] for row in followed]) == ([], [13])

@@ -26,6 +26,10 @@ REAL_TIME = {
     ("e2e/test_page_web.py", "test_ten_thousand_modules_do_not_keep_a_reader_waiting"): (
         "measures how long a person waits in a browser; marked `alone`"
     ),
+    (
+        "integration/test_agent_metering.py",
+        "test_what_a_plugin_takes_in_a_call_that_c_counts_is_not_charged_to_hookd_as_well",
+    ): "C measures the same call by the same clock, however long it takes",
     ("plugins/test_timing.py", "spend"): "stands for work, whose seconds the plugin measures also in C",
     ("plugins/test_timing.py", "assert_holds"): "compares two measurements of the same work, however long it took",
     ("plugins/test_timing.py", "test_backward_that_comes_after_another_models_step_is_timed"): "the same",

@@ -96,6 +96,8 @@ def incidents(
     if chosen.run is not None and chosen.user is None and state_dir is None:
         chosen = replace(chosen, user=subject.run_user(chosen.run, client))
         _say_of_others(stored.rows(client, run=chosen.run), chosen)
+    # Before the list: an incident that comes meanwhile is either in the list or followed.
+    known = stored.rows(client, state_dir, order="id") if follow else []
     rows = stored.rows(client, state_dir, limit=limit, order="id", **vars(chosen))[::-1]
     if as_json and not follow:
         data: Incidents = {"incidents": rows}
@@ -105,8 +107,8 @@ def incidents(
     if not rows and not follow:
         output.say(_nothing(stored.rows(client, state_dir, order="id"), chosen))
     if follow:
-        last = rows or stored.rows(client, state_dir, order="id")
-        _follow(host, state_dir, max((row["id"] or 0 for row in last), default=0), chosen, as_json=as_json)
+        after = max((row["id"] or 0 for row in rows or known), default=0)
+        _follow(host, state_dir, after, chosen, as_json=as_json)
 
 
 def _say_of_others(every: Iterable[IncidentRow], chosen: Filter) -> None:
