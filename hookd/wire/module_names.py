@@ -1,4 +1,4 @@
-"""Names of modules: `(root)`, `layers.0.fc`, and `#2.layers.0.fc` below a second root, see `hookd/target/modeltree/names.py`."""
+"""Names of modules: `(root)`, `layers.0.fc`, and `#Critic.layers.0.fc` below another root, see `hookd/target/modeltree/names.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ ROOT = "(root)"
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a name into the prefix of its root, "" or "#2.", and the rest."""
+    """Split a name into the prefix of its root, "" or "#Critic.", and the rest."""
     if not name.startswith("#"):
         return "", name
     head, dot, path = name.partition(".")
@@ -19,7 +19,7 @@ def is_root(name: str) -> bool:
 
 
 def depth(name: str) -> int:
-    """Return how far below its root a module is: 0 for `(root)` and `#2.(root)`, 1 for `fc`, 2 for `blocks.0`."""
+    """Return how far below its root a module is: 0 for `(root)` and `#Critic.(root)`, 1 for `fc`, 2 for `blocks.0`."""
     path = split(name)[1]
     return 0 if path in (ROOT, "") else path.count(".") + 1
 

@@ -86,7 +86,7 @@ class Steps:
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
         self._listeners, self._call_visibly, self._set_phase = listeners, call_visibly, set_phase
-        self._change, self._end_passing = change, end_passing
+        self._change, self._end_passing, self._names = change, end_passing, names
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
@@ -187,7 +187,9 @@ class Steps:
             self._dispatch.emit("step_post", values)
             self._find_offset(optimizer, completed=1)
         finally:  # a signal handler may raise while a plugin runs
-            self._known[id(optimizer)] = optimizer
+            if self._known.get(id(optimizer)) is not optimizer:
+                self._known[id(optimizer)] = optimizer
+                self._names.main.note_optimizer(optimizer)
             if self._row.add(optimizer):
                 self._end()
             if self._row.is_complete():

@@ -199,6 +199,8 @@ class Models:
         if known is None:
             for inside in self.names.below(root, MOST):  # the new model replaces them, and names their modules anew
                 self._end(inside)
+            if (displaced := self.names.displaced(root)) is not None:
+                self._end(displaced)
             model = self.names.learn(root, OF_LARGER if self._may_leave_out() and has_more(root, MOST) else None)
             self._log_if_cut(model)
             if not self._may_wait():
@@ -395,6 +397,10 @@ class Models:
         if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
         self.coverage.look(is_training_thread=True)
+        if self.names.main.is_due and thread.top is None:
+            with self.lock:
+                for model in self.names.main.review():
+                    self._end(model)
 
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish changed coverage."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.api.events import Module
 from hookd.api.passive import attributes_of, children_of, groups_of, modules_in, parameters_of, peek
+from hookd.target.modeltree.main_root import MainRoot, title_of
 from hookd.wire.module_names import ROOT
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ class Ref(weakref.ref):  # type: ignore[type-arg]
 class Model:
     """One root, and the known modules below it."""
 
-    def __init__(self, ordinal: int, signature: tuple[Any, ...]) -> None:
+    def __init__(self, ordinal: int, title: str, signature: tuple[Any, ...]) -> None:
         self.ordinal = ordinal
+        self.title = title  # "" for the main root
         self.signature = signature
         self.names: dict[str, Module] = {}
         self.wrapped: set[int] = set()  # ids of nn.Modules inside a wrapper of the same name
@@ -68,8 +70,8 @@ class Model:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its modules: "" for the first model, then `#2.`, `#3.` and so on."""
-        return f"#{self.ordinal}." if self.ordinal > 1 else ""
+        """The beginning of the names of its modules: "" for the main root, `#Discriminator.` for another one."""
+        return f"#{self.title}." if self.title else ""
 
     @property
     def root(self) -> Module:
@@ -97,6 +99,7 @@ class Names:
 
     def __init__(self, new_id: Callable[[str, str, int], int], forget: Callable[[int], None]) -> None:
         self.models: list[Model] = []
+        self.main = MainRoot(self.models)
         self.known: dict[int, tuple[Ref, Model, Module]] = {}
         self._new_id = new_id
         self._forget = forget
@@ -110,7 +113,7 @@ class Names:
         if attributes_of(root).get("_is_replica"):
             return self._learn_replica(root)
         signature = _signature(root)
-        model = self._model_inside(root) or self._reborn(root, signature) or self._new(signature)
+        model = self._model_inside(root) or self._reborn(root, signature) or self._new(root, signature)
         model.ref = self._ref(root)
         model.most = most
         model.walk = Walk(root, most)
@@ -124,7 +127,7 @@ class Names:
                 self.proceed(model)
                 self._name_all(model, Walk(replica, model.most), is_replica=True)
                 return model
-        model = self._new(_signature(replica))
+        model = self._new(replica, _signature(replica))
         model.walk = Walk(replica)
         return model
 
@@ -132,6 +135,13 @@ class Names:
         """Return the model that `root` only wraps: a model called before it was wrapped stays the same model."""
         known = self.known.get(id(_innermost(root)))
         return known[1] if known is not None and known[2] is known[1].root else None
+
+    def displaced(self, root: nn.Module) -> Model | None:
+        """Return the model that a new root displaces as the main one; None if it displaces none."""
+        main, signature = self.main.model, _signature(root)
+        if main is None or self._model_inside(root) is not None or self._reborn(root, signature) is not None:
+            return None
+        return main if self.main.takes_over(root) else None
 
     def below(self, root: nn.Module, most: int) -> list[Model]:
         """Return the models whose roots are inside a new root, among its first `most` modules.
@@ -205,10 +215,14 @@ class Names:
                 return model
         return None
 
-    def _new(self, signature: tuple[Any, ...]) -> Model:
+    def _new(self, root: nn.Module, signature: tuple[Any, ...]) -> Model:
         taken = {model.ordinal for model in self.models}
         ordinal = next(n for n in range(1, len(taken) + 2) if n not in taken)
-        model = Model(ordinal, signature)
+        is_main = self.main.model is None and self.main.takes_over(root)
+        title = "" if is_main else title_of(_innermost(root), (model.title for model in self.models))
+        model = Model(ordinal, title, signature)
+        if is_main:
+            self.main.choose(model)
         self.models.append(model)
         return model
 
@@ -238,6 +252,7 @@ class Names:
     def drop(self, model: Model) -> None:
         """Forget a model and its names; its living modules then belong to no model."""
         self.models.remove(model)
+        self.main.drop(model)
         for key in [key for key, (_, owner, _) in list(self.known.items()) if owner is model]:
             if self.known.pop(key, None) is not None:
                 self._forget(key)
