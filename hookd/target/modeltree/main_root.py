@@ -15,7 +15,7 @@ import re
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hookd.api.passive import groups_of, modules_in, of_tensor, parameters_of
+from hookd.api.passive import children_of, groups_of, modules_in, of_tensor, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -63,7 +63,7 @@ class MainRoot:
         chosen = None if self._chosen is None else self._chosen()
         if chosen is not None:
             return root is chosen
-        if not _has_parameters(root):
+        if not _has_parameters(root) and not children_of(root):  # a loss, a metric, an activation function
             return False
         current = None if self.model is None else self.model.live_root
         return current is None or self._is_before(root, current, self._held())
