@@ -76,7 +76,7 @@ def test_the_last_exception_names_the_innermost_module_that_it_has_left(last, ei
         "type": "KeyError",
         "message": repr("no such \ud800 key"),
         "where": told["where"],
-        "module": "#2.1.0",
+        "module": "#Sequential.1.0",
     }
     assert told["where"].startswith("test_agent_last.py:")
     assert told["where"].endswith(" in forward")

@@ -65,7 +65,16 @@ def test_a_second_root_and_a_copy_are_told_apart() -> None:
         model(X)
         ema(X)
         seen = agent.plugin("names").seen
-    assert seen == ["0", "1.0", "1", "(root)", "#2.0", "#2.1.0", "#2.1", "#2.(root)"]
+    assert seen == [
+        "0",
+        "1.0",
+        "1",
+        "(root)",
+        "#Sequential.0",
+        "#Sequential.1.0",
+        "#Sequential.1",
+        "#Sequential.(root)",
+    ]
 
 
 class Gradients(Names):
@@ -83,7 +92,7 @@ def test_what_was_called_before_its_model_has_its_names_in_it(method) -> None:
             model[0](X)
             model[1](X).sum()
         seen = agent.plugin("names").seen
-        assert set(seen) == {"(root)", "#2.0", "#2.(root)"}
+        assert set(seen) == {"(root)", "#Sequential.0", "#Sequential.(root)"}
         for _ in range(10):
             model(X).sum().backward()
         seen.clear()
@@ -156,7 +165,7 @@ def test_modules_made_inside_forward_do_not_pile_up() -> None:
         for _ in range(5):
             model(X)
         gc.collect()
-        assert agent.plugin("names").seen == ["(root)"] * 5
+        assert agent.plugin("names").seen == ["#Making.(root)"] * 5
         assert agent.parts.models._ignored == {}
         assert set(agent.parts.models.plans) == {id(model)}
 
@@ -226,7 +235,7 @@ def test_a_model_that_is_dropped_while_it_is_learnt_is_forgotten() -> None:
         assert not models.names.known
         net()(X)
         assert not models.learning, "there is nothing left to learn of it"
-        assert agent.plugin("names").seen[-1].startswith("#2")
+        assert agent.plugin("names").seen[-1] == "(root)", "as the other one is gone"
 
 
 def test_a_root_made_anew_for_every_step_is_one_series() -> None:
@@ -236,7 +245,7 @@ def test_a_root_made_anew_for_every_step_is_one_series() -> None:
             nn.CrossEntropyLoss()(X, X.softmax(1))
             gc.collect()
         modules = {values[0] for values in agent.values("hookd_timing_forward_calls")}
-        assert modules == {"(root)", "0", "1", "1.0"} | ({"#2.(root)"} & modules)
+        assert modules == {"(root)", "0", "1", "1.0"} | ({"#CrossEntropyLoss.(root)"} & modules)
         assert len(agent.parts.models.names.models) <= 2
 
 
@@ -255,7 +264,9 @@ def test_a_container_made_anew_around_models_that_live_on_is_one_series(is_calle
         assert calls["1",] == calls["1.0",] == 20
         other = nn.Sequential(net(), nn.Sequential(nn.Linear(4, 4)))
         other(X)
-        assert ("#2.(root)",) in agent.values("hookd_timing_forward_calls"), "one of the same shape is another model"
+        assert ("#Sequential.(root)",) in agent.values("hookd_timing_forward_calls"), (
+            "one of the same shape is another model"
+        )
 
 
 def test_observing_keeps_no_model_alive_and_stores_nothing_on_it() -> None:

@@ -96,6 +96,6 @@ def test_of_several_tensors_the_first_is_summed_up_and_its_help_says_so() -> Non
 
     with running("activations", options={"every": "1"}) as agent:
         Several()(torch.ones(2, 4))
-        assert agent.values("hookd_activations_mean") == {("(root)",): 2.0}
+        assert agent.values("hookd_activations_mean") == {("#Several.(root)",): 2.0}
         (family,) = [one for one in agent.read().families if one.name == "hookd_activations_mean"]
         assert "first floating-point tensor" in family.help

@@ -144,7 +144,7 @@ def test_the_inside_of_a_wrapper_has_the_wrappers_name_and_a_second_root_its_own
     assert told == [
         ("(root)", "DataParallel", False),
         ("(root)", "Linear", True),
-        ("#2.(root)", "Linear", False),
+        ("#Linear.(root)", "Linear", False),
     ]
 
 

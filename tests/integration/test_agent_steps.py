@@ -457,7 +457,7 @@ def test_a_sparse_leaf_as_an_input_is_no_trouble() -> None:
 
     with running(Gradients) as agent:
         Taking()(torch.eye(3).to_sparse().requires_grad_()).backward()
-        assert agent.plugin("gradients").seen == ["(root)"]
+        assert agent.plugin("gradients").seen == ["#Taking.(root)"]
         assert agent.read().logs == []
 
 
@@ -549,7 +549,7 @@ def test_a_patch_on_top_is_no_hindrance_to_the_entry(monkeypatch) -> None:
 
         monkeypatch.setattr(nn.Module, "__call__", theirs)
         nn.Identity()(X)
-        assert agent.plugin("called").seen[-1] == "(root)"
+        assert agent.plugin("called").seen[-1] == "#Identity.(root)"
         assert bootstrap.stop() == {"restored": "identity", "residue": []}
         assert nn.Identity()(X) is X
 
@@ -567,7 +567,7 @@ def test_an_exception_of_the_training_leaves_the_stack_right() -> None:
         except KeyboardInterrupt:
             assert agent.parts.local.thread.top is None
         nn.Identity()(X)
-        assert agent.plugin("called").seen[-1] == "#2.(root)"
+        assert agent.plugin("called").seen[-1] == "#Identity.(root)"
 
 
 def ask(path: str, *requests: object) -> list[dict]:

@@ -75,7 +75,7 @@ def test_first_floating_tensor_of_a_nested_output_is_taken(hook, form):
     hook.start("activations")
     x = torch.rand(100) + 1
     Form(form)(x)
-    assert shown(hook, "(root)") == pytest.approx(expected(x), rel=1e-5)
+    assert shown(hook, "#Form.(root)") == pytest.approx(expected(x), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -323,15 +323,15 @@ def test_the_distribution_comes_on_demand_only(hook):
 def test_what_is_not_finite_is_counted(hook):
     hook.start("activations")
     Form(lambda x: torch.tensor([1.0, NAN, INF, -INF, -3.0]))(torch.ones(1))
-    assert hook.value("activations_nonfinite_elements", "(root)") == 3
-    assert hook.value("activations_absmax", "(root)") == 3
-    assert hook.value("activations_norm", "(root)") == pytest.approx(math.sqrt(10))
+    assert hook.value("activations_nonfinite_elements", "#Form.(root)") == 3
+    assert hook.value("activations_absmax", "#Form.(root)") == 3
+    assert hook.value("activations_norm", "#Form.(root)") == pytest.approx(math.sqrt(10))
 
 
 def test_the_largest_magnitude_of_zeros_has_no_sign(hook):
     hook.start("activations", every=1)
     nn.ReLU()(-torch.ones(64))
-    assert math.copysign(1.0, hook.value("activations_absmax", "(root)")) == 1.0
+    assert math.copysign(1.0, hook.value("activations_absmax", "#ReLU.(root)")) == 1.0
 
 
 def test_the_loss_of_each_backward_is_shown_at_every_step(hook):

@@ -166,7 +166,7 @@ def test_a_code_of_which_one_percent_is_on_is_not_dead(hook, batch, is_sparse):
         if not is_sparse:
             x[:, : units // 2] = -1.0
         relu(x)
-    assert kinds(hook) == ([] if is_sparse else [("dead", "(root)")])
+    assert kinds(hook) == ([] if is_sparse else [("dead", "#ReLU.(root)")])
 
 
 def test_the_channels_of_images_are_units(hook):
@@ -176,7 +176,7 @@ def test_the_channels_of_images_are_units(hook):
     x[:, 0] = 1.0  # one of eight channels is on
     for _ in range(8):
         relu(x)
-    assert kinds(hook) == [("dead", "(root)")]
+    assert kinds(hook) == [("dead", "#ReLU.(root)")]
 
 
 @pytest.mark.parametrize("options", [{"dead": 2}, {"dead": 0}, {"saturated": 1.01}, {"dead": "nan"}])

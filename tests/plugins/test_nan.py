@@ -138,7 +138,7 @@ class TestForward:
         model, loss = net(), Loss()
         hook.start("nan")
         loss(model(torch.randn(5, 4)), torch.zeros(5, 1))
-        assert found(hook.incident)[:3] == ("#2.(root)", "output", "nan")
+        assert found(hook.incident)[:3] == ("#Loss.(root)", "output", "nan")
 
     def test_minus_infinity_alone_is_a_mask(self, hook):
         class Mask(nn.Module):

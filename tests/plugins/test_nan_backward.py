@@ -52,7 +52,7 @@ class TestBackward:
         train(first, steps=1)
         second.weight.register_hook(lambda g: g * NAN)
         train(second, steps=1, at=0)
-        assert found(hook.incident)[:2] == ("#2.(root)", "grad")
+        assert found(hook.incident)[:2] == ("#Linear.(root)", "grad")
 
     def test_loss_has_no_module(self, hook):
         hook.start("nan")

@@ -224,7 +224,7 @@ class TestGate:
             steps=6,
             loss=lambda out, step: log(out * 0 + (1 if step < 3 else -1)).mean(),
         )
-        assert found(hook.incident)[:2] == ("#2.(root)", "output")
+        assert found(hook.incident)[:2] == ("#Log.(root)", "output")
 
     def test_gradients_whose_norm_overflows_are_no_finding(self, hook):
         model = net()

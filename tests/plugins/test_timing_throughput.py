@@ -300,7 +300,7 @@ def test_two_models_that_take_turns_count_together(hook):
         step()
     assert hook.value("timing_flops") == 4 * counter.get_total_flops()
     assert hook.value("timing_samples") == 4 * 3 * 6, "each call of the larger model, whose loss goes backward"
-    assert hook.value("timing_forward_calls", "#2.(root)") == 4 * 3
+    assert hook.value("timing_forward_calls", "(root)") == 4 * 3
 
 
 @pytest.fixture

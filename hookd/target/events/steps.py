@@ -86,7 +86,7 @@ class Steps:
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
         self._listeners, self._call_visibly, self._set_phase = listeners, call_visibly, set_phase
-        self._change, self._end_passing, self._names = change, end_passing, names
+        self._change, self._end_passing, self._main_root = change, end_passing, names.main
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
@@ -189,7 +189,9 @@ class Steps:
         finally:  # a signal handler may raise while a plugin runs
             if self._known.get(id(optimizer)) is not optimizer:
                 self._known[id(optimizer)] = optimizer
-                self._names.main.note_optimizer(optimizer)
+                self._main_root.note_new(optimizer)
+            elif self._main_root.has_new:
+                self._main_root.note_known()
             if self._row.add(optimizer):
                 self._end()
             if self._row.is_complete():

@@ -52,6 +52,7 @@ class Model:
         self.ordinal = ordinal
         self.title = title  # "" for the main root
         self.signature = signature
+        self.kind: type[Any] = signature[0]
         self.names: dict[str, Module] = {}
         self.wrapped: set[int] = set()  # ids of nn.Modules inside a wrapper of the same name
         self.compiled: set[int] = set()  # ids of nn.Modules inside a compiled one, whose calls cannot be observed
