@@ -18,8 +18,8 @@ class Module:
     """A module of an observed model, as hooks see it: a name and a place in the tree, not the module itself.
 
     Attributes:
-        name: as in `named_modules()`, without wrapper prefixes; the root is `(root)`, the names of a second root
-            begin with `#2.`. This is the value of the label `module`.
+        name: as in `named_modules()`, without wrapper prefixes; the main root is `(root)`, and names in another
+            root begin with its class, as in `#Critic.`. This is the value of the label `module`.
         type: the name of its class.
         id: a number that is never reused in this process; a good key for a plugin's own dict.
         depth: 0 for a root.
