@@ -46,22 +46,22 @@ def events(lines: list[str], *kinds: str) -> list[tuple[str, str, str]]:
 def test_s1_call_runs_hooks_in_order_and_a_backward_hook_anew_at_every_call():
     own, lines = under_hookd("s1.py")
     assert own == list(plainly("s1.py"))
-    call = ["hookd| forward_pre (root) 1+0", "pre-hook", "forward", "hook", "hookd| forward (root) 1"]
+    call = ["hookd| forward_pre #Layer.(root) 1+0", "pre-hook", "forward", "hook", "hookd| forward #Layer.(root) 1"]
     starts = [line if line.startswith("hookd|") else line.split(" ")[0] for line in lines]
     assert starts[:10] == call * 2
     backward = [line for line in starts[11:] if "backward" in line]
-    assert backward.count("hookd| backward_pre (root) g") == 2
-    assert backward.count("hookd| backward (root) g") == 2
-    assert backward[0] == "hookd| backward_pre (root) g", "known before the module's own backward"
-    assert backward.index("hookd| backward (root) g") < backward.index("hookd| backward_pre (root) g", 1)
+    assert backward.count("hookd| backward_pre #Layer.(root) g") == 2
+    assert backward.count("hookd| backward #Layer.(root) g") == 2
+    assert backward[0] == "hookd| backward_pre #Layer.(root) g", "known before the module's own backward"
+    assert backward.index("hookd| backward #Layer.(root) g") < backward.index("hookd| backward_pre #Layer.(root) g", 1)
 
 
 def test_s2_global_hooks_run_before_the_modules_own_and_ours_around_them():
     own, lines = under_hookd("s2.py")
     assert own == list(plainly("s2.py"))
     first = lines[: lines.index("without the global ones")]
-    assert first[0] == "hookd| forward_pre (root) 1+0"
-    after = first.index("hookd| forward (root) 1")
+    assert first[0] == "hookd| forward_pre #Layer.(root) 1+0"
+    after = first.index("hookd| forward #Layer.(root) 1")
     assert first[1:after] == ["global pre-hook", "own pre-hook", "forward", "global hook", "own hook"]
     assert len(events(lines, "backward")) == 2
 
