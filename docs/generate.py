@@ -112,9 +112,9 @@ def metrics() -> str:
 
 _HEAD = """# Metrics
 
-Every metric has the labels `run` and `rank` beside those that are named here, but for those marked with *, which are of
-the daemon as a whole. Which series are served, and which a page alone has, is told [here](../attach.md#what-is-on-metrics);
-what the metrics of a plugin mean exactly, on [the plugins' own page](../../plugins/README.md).
+All metrics also have the labels `run` and `rank`, except those marked with *, which belong to the daemon as a whole. `/metrics` does not serve
+all series of a large model: [which, and the settings](../attach.md#what-is-on-metrics). The [plugins' page](../../plugins/README.md) defines
+the metrics of each plugin.
 
 ## hookd itself
 

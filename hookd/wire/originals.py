@@ -1,4 +1,4 @@
-"""The interpreter's original threads, locks, clocks and waiting, even if the program has replaced them. Runs in the target.
+"""The interpreter's original threads, locks, clocks and waiting, even if the program has replaced them.
 
 gevent, eventlet, freezegun, pyfakefs and similar libraries replace functions in `threading`, `_thread`, `time`, `select`,
 `socket`, `queue`, `signal` and `os`, before hookd is loaded or later. A thread of hookd would then become a greenlet in the

@@ -137,7 +137,8 @@ class GradClip(Plugin):
             other = {"clip_value": "value", "clip_factor": "agc"}
             meant = [f"mode={other[one]}" for one in other if one in given and "mode" not in given]
             hint = meant[0] if meant and name not in given else f"{name}={LIMITS[name]}"
-            raise PluginError(f"gradclip: mode={self.mode} needs a positive {name}", hint=hint)
+            now = f", not {limits[name]:g}" if name in given else ""
+            raise PluginError(f"gradclip: mode={self.mode} needs a positive and finite {name}{now}", hint=hint)
         return limits[name]
 
     def _positive(self, name: str, default: float, *, finite: bool = False) -> float:

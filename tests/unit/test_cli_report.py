@@ -147,6 +147,12 @@ def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
     assert how in told
 
 
+def test_a_reason_that_is_the_state_is_said_once():
+    found = report(state="detached", reason="detached")
+    (line,) = [line for line in heading(found) if "detached" in line]
+    assert line.startswith("detached, step 3")
+
+
 def test_of_several_pauses_the_last_is_told():
     found = report(incidents=[incident("paused", "the first"), incident("paused", "the second")], phase="paused")
     assert paused(found) == "the second"

@@ -52,6 +52,13 @@ def test_families_of_all_plugins_are_merged_by_module_in_the_models_order(page):
     }
 
 
+def test_a_module_that_came_late_is_below_its_parent(page):
+    for name in ("(root)", "a", "a.0", "#Loss.(root)", "a.1", "b", "#Loss.x", "c.d"):
+        page.module(name, "Linear", 1)
+    names = [row["name"] for row in report(page)["modules"]]
+    assert names == ["(root)", "a", "a.0", "a.1", "b", "c.d", "#Loss.(root)", "#Loss.x"]
+
+
 def test_a_module_that_only_has_series_is_there_too(page):
     put(page, "hookd_x_y", "gauge", [1.0], {"module": "gone"})
     assert report(page)["modules"] == [{"name": "gone", "type": "", "root": 0, "metrics": {"x": {"y": 1}}}]

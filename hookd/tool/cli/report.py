@@ -118,8 +118,9 @@ def heading(report: Report) -> Iterator[str]:
     cost = (
         f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost is not yet known"
     )
-    how = f" ({target['reason']})" if target.get("reason") else ""
-    yield f"{state(report)}{how}, {report['step']['text']}, {output.seconds(step_seconds(report))} a step, {cost}"
+    now, reason = state(report), target.get("reason")
+    how = f" ({reason})" if reason and reason != now else ""
+    yield f"{now}{how}, {report['step']['text']}, {output.seconds(step_seconds(report))} a step, {cost}"
     if target.get("how"):
         yield f"it {target['how']}"
     if why := paused(report):

@@ -123,7 +123,7 @@ class Image:
         (offset,) = self._unpack("<Q", base + 32)
         size, count = self._unpack("<HH", base + 54)
         if size != 56 or count > 256 or offset > 1 << 20:
-            raise NotElfError("strange program headers")
+            raise NotElfError("invalid program headers")
         table = self._memory.read(base + offset, size * count)
         bias = dynamic = None
         for i in range(count):

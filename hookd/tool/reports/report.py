@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hookd.tool.reports.collapse import collapse
+from hookd.wire.module_names import above
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -108,7 +109,7 @@ def _count(snapshot: Snapshot, counter: str) -> int:
 
 
 def module_rows(snapshot: Snapshot) -> list[ModuleRow]:
-    """Return a row for each module in the agent's order: parents before their children."""
+    """Return a row for each module, each below its parent; otherwise in the agent's order."""
     rows: dict[str, ModuleRow] = {
         entry.name: {"name": entry.name, "type": entry.type, "root": entry.root, "metrics": {}}
         for _, entry in sorted(snapshot.modules.items())
@@ -121,7 +122,19 @@ def module_rows(snapshot: Snapshot) -> list[ModuleRow]:
             name = labels.pop("module")
             row = rows.setdefault(name, {"name": name, "type": "", "root": 0, "metrics": {}})
             _put(row["metrics"].setdefault(plugin, {}), thing, labels, value)
-    return list(rows.values())
+    return _in_tree_order(rows)
+
+
+def _in_tree_order(rows: dict[str, ModuleRow]) -> list[ModuleRow]:
+    """Put each module behind its nearest ancestor: one that was added to a model late comes last in the agent's order."""
+    below: dict[str | None, list[str]] = {}
+    for name in rows:
+        below.setdefault(next((parent for parent in above(name) if parent in rows), None), []).append(name)
+    ordered, todo = [], below.get(None, [])[::-1]
+    while todo:
+        ordered.append(rows[name := todo.pop()])
+        todo += below.get(name, [])[::-1]
+    return ordered
 
 
 def metrics(snapshot: Snapshot) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Families, series and modules of a page, as the agent writes them. Runs in the target."""
+"""Families, series and modules of a page, as the agent writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer of a page. Runs in the target."""
+"""The writer of a page."""
 
 from __future__ import annotations
 
