@@ -11,7 +11,7 @@ from hookd.api.metrics import Counter, Gauge, Histogram
 from hookd.api.passive import groups_of
 from hookd.api.requests import Requests
 from hookd.api.shown import STATISTICS, ZEROS, Shown
-from hookd.api.totals import BackwardTotals, Families, Totals
+from hookd.api.totals import INFERENCE, RECOMPUTE, TRAINING, BackwardTotals, Families, Totals
 from hookd.errors import PluginError
 from hookd.wire.page.layout import PHASES
 
@@ -172,9 +172,10 @@ class Context:
         self_seconds: Counter | None = None,
         calls: Counter | None = None,
         recompute: bool = False,
+        inference: bool = False,
         backward: bool = False,
     ) -> None:
-        """Add every call of the modules at which the plugin listens to `forward` to counters, without a hook.
+        """Add every call of the training, at the modules where the plugin listens to `forward`, to counters, without a hook.
 
         It costs a few additions at every call of every step, and no function of the plugin. In `configure` only.
         If the plugin has `backward` in `sampled`, backward passes are added in sampled steps, weighted by the number of steps that
@@ -185,7 +186,8 @@ class Context:
                 nothing, since the outer call includes it. This counter and the others have the label `module`.
             self_seconds: time without nested modules.
             calls: number of calls.
-            recompute: add only the calls that activation checkpointing repeats.
+            recompute: add the calls that activation checkpointing repeats instead.
+            inference: add the calls that no backward follows instead.
             backward: add the backward passes of the modules at which the plugin listens to `backward`, and no calls. A plugin that
                 wants these totals of a module, but not the hook, returns `backward_totals` from `select` instead of `backward`.
         """
@@ -195,8 +197,9 @@ class Context:
             self.requests.backward_totals.families.append(Families(seconds, self_seconds, calls))
             return
         if self.requests.totals is None:
-            self.requests.totals = Totals(self._host.page.cells, (self.per_module(), self.per_module()))
-        self.requests.totals.families[recompute].append(Families(seconds, self_seconds, calls))
+            self.requests.totals = Totals(self._host.page.cells, tuple(self.per_module() for _ in range(3)))
+        kind = INFERENCE if inference else RECOMPUTE if recompute else TRAINING
+        self.requests.totals.families[kind].append(Families(seconds, self_seconds, calls))
 
     def show_outputs(self, gauges: Mapping[str, Gauge], *, zeros: float = inf) -> Shown:
         """Set gauges to output statistics of the modules at which the plugin listens to `output_summary`. In `configure` only.
@@ -236,10 +239,11 @@ class Context:
         """Add the wall time of training threads to a counter by phase, without the hook `phase`. In `configure` only.
 
         Args:
-            seconds: has the label `phase`: data (waiting for a DataLoader of torch), forward, backward, optimizer, other.
+            seconds: has the label `phase`: data (waiting for a DataLoader of torch), forward, backward, optimizer, other, and
+                inference (calls that no backward follows, with the time between them).
                 Together they are the time since a thread's first change of phase; a thread that never runs a backward or a step is not counted.
         """
-        names = ("data", "forward", "backward", "optimizer", "other")
+        names = ("data", "forward", "backward", "optimizer", "inference", "other")
         self.requests.phases.append({PHASES.index(name): seconds.labels(name) for name in names})
 
     # -- metrics

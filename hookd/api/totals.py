@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     """The indices of a module's cells in the page, for each of the families; NOWHERE for a number that is not requested."""
 
 NOWHERE = -1
+TRAINING, RECOMPUTE, INFERENCE = range(3)
+"""Kinds of calls. RECOMPUTE: those that activation checkpointing repeats inside a backward; INFERENCE: those that no backward follows."""
 STEPS, IS_ON, IS_ACTIVE = range(3)
 
 
@@ -32,33 +34,36 @@ class Totals:
     """Adds calls to cells of the page.
 
     Args:
-        known: two dicts for the places of the modules, by `Module.id`; their owner removes modules that are gone. The first
-            is for the calls of the training, the second for those that activation checkpointing repeats.
+        known: dicts for the places of the modules by `Module.id`, one for each kind of calls; their owner removes modules that
+            are gone.
 
     Attributes:
-        families: requested so far, for the same two kinds of calls.
+        families: requested so far, by the kind of calls.
     """
 
-    def __init__(self, cells: memoryview[float], known: tuple[dict[int, Places], dict[int, Places]]) -> None:
-        self.families: tuple[list[Families], list[Families]] = ([], [])
+    def __init__(self, cells: memoryview[float], known: tuple[dict[int, Places], ...]) -> None:
+        self.families: tuple[list[Families], ...] = ([], [], [])
         self._cells, self._known = cells, known
 
-    def places_of(self, module: Module, *, recompute: bool = False) -> Places:
-        """Return the places of a module; missing series are created."""
-        known = self._known[recompute]
+    def places_of(self, module: Module, kind: int = TRAINING) -> Places:
+        """Return the places of a module for one kind of calls; missing series are created."""
+        known = self._known[kind]
         if module.id not in known:
-            known[module.id] = [_places(families, module.name) for families in self.families[recompute]]
+            known[module.id] = [_places(families, module.name) for families in self.families[kind]]
         return known[module.id]
 
-    def add(self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_nested: bool) -> None:  # noqa: PLR0913, PLR0917 - one call
+    def add(  # noqa: PLR0913, PLR0917 - one call
+        self, module: Module, elapsed_ns: int, self_ns: int, recompute: bool, is_nested: bool, inference: bool
+    ) -> None:
         """Add one call; `is_nested`: it is nested in another call of the same module, which includes its time."""
         if is_nested:
             elapsed_ns = 0
+        kind = INFERENCE if inference else recompute
         try:
             # For a single plugin, without a loop: where calls are not entered in C, these are the hottest lines of all.
-            ((seconds, own, calls),) = self._known[recompute][module.id]
+            ((seconds, own, calls),) = self._known[kind][module.id]
         except (KeyError, ValueError):
-            _add(self._cells, self.places_of(module, recompute=recompute), (elapsed_ns * 1e-9, self_ns * 1e-9, 1.0))
+            _add(self._cells, self.places_of(module, kind), (elapsed_ns * 1e-9, self_ns * 1e-9, 1.0))
             return
         cells = self._cells
         if seconds >= 0:

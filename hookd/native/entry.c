@@ -148,10 +148,12 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
      * when this call began are called at its end all the same. */
     if (result && (counted || (notice.values && entry.counts))) {
         long long elapsed = ended - started, self = is_timed ? elapsed - PyLong_AsLongLong(*at(state, host->inner)) + inner : 0;
-        size_t count = counted ? counted->count : 0;
+        int infers = counted && *at(state, host->infers) == &_Py_TrueStruct;
+        const Totals *totals = infers ? counted->inferred : counted ? counted->totals : NULL;
+        size_t count = infers ? counted->inferring : counted ? counted->count : 0;
         int is_nested = (count || notice.wants & WANTS_IS_NESTED) && is_inside(outer, module);
         for (size_t i = 0; i < count; i++)
-            add_to(&counted->totals[i], 1.0, is_nested ? 0 : elapsed, self);
+            add_to(&totals[i], 1.0, is_nested ? 0 : elapsed, self);
         if (is_timed)
             set_to(at(state, host->inner), PyLong_FromLongLong(inner + elapsed));
         if (notify_after(&notice, state, result, elapsed, self, is_nested)) {
@@ -202,7 +204,8 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
 static int may_count(const Count *counted, PyObject *state) {
     const Host *host = &entry.host;
     return counted && state && !entry.uses_plans[counted->group] && *at(state, host->top) != &_Py_NoneStruct &&
-           *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero;
+           *at(state, host->busy) == &_Py_FalseStruct && *at(state, host->backwards) == entry.zero &&
+           (counted->inferred || !counted->count || *at(state, host->infers) == &_Py_FalseStruct);
 }
 
 /* Whether so few levels are left that a call of hookd's could raise a RecursionError, which would hit the training. */
@@ -336,6 +339,7 @@ static void uncounted(Slot *slot) {
         Py_DecRef(counted->module);
         Py_DecRef(counted->cell);
         PyMem_RawFree(counted->shown);
+        PyMem_RawFree(counted->inferred);
         PyMem_RawFree(counted);
     }
 }
@@ -365,6 +369,14 @@ EXPORTED int hookd_entry_put(uintptr_t key, PyObject *plan) {
     return 0;
 }
 
+/* Return totals with three indices of cells, -1 for one that is not wanted. */
+static Totals totals_at(const int64_t *cells, const double *standing) {
+    double *of[3];
+    for (size_t i = 0; i < 3; i++)
+        of[i] = cells[i] < 0 ? NULL : entry.host.cells + cells[i];
+    return (Totals){of[0], of[1], of[2], standing};
+}
+
 /* Count the calls of a module that has a plan here, unless its group uses plans. `cells` has three indices for each of
  * `count` totals of its calls and of `back` totals of its backward, -1 for one that is not wanted. `places` has arrays
  * that live as long as the plan: the `standing` of each of the `back` totals, then both fields of `Shown` for each of
@@ -382,19 +394,31 @@ EXPORTED int hookd_entry_count(uintptr_t key, PyObject *module, PyObject *cell, 
         PyMem_RawFree(counted);
         return -1;
     }
-    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), group, remembers, checks, 0, is_timed, count, back, shows, shown};
+    *counted = (Count){++entry.numbers, module, cell, PyFloat_AsDouble(cell), group, remembers, checks, 0, is_timed, count, back, shows, shown, NULL, 0};
     Py_IncRef(module);
     Py_IncRef(cell);
-    for (size_t i = 0; i < count + back; i++, cells += 3) {
-        double *of[3];
-        for (size_t j = 0; j < 3; j++)
-            of[j] = cells[j] < 0 ? NULL : entry.host.cells + cells[j];
-        counted->totals[i] = (Totals){of[0], of[1], of[2], i < count ? NULL : places[i - count]};
-    }
+    for (size_t i = 0; i < count + back; i++)
+        counted->totals[i] = totals_at(cells + 3 * i, i < count ? NULL : places[i - count]);
     for (size_t i = 0; i < shows; i++)
         shown[i] = (Shown){places[back + 2 * i], places[back + 2 * i + 1]};
     uncounted(slot);
     slot->counted = counted;
+    return 0;
+}
+
+/* Count a module's calls of inference too, in `count` totals, each with three indices in `cells`. Return -1 if there is
+ * no memory. */
+EXPORTED int hookd_entry_infer(uintptr_t key, size_t count, const int64_t *cells) {
+    Slot *slot = find(key);
+    Count *counted = slot && entry.counts ? slot->counted : NULL;
+    if (!counted || counted->inferred)
+        return 0;
+    Totals *totals = PyMem_RawCalloc(count, sizeof *totals); /* not NULL for a count of 0 */
+    if (!totals)
+        return -1;
+    for (size_t i = 0; i < count; i++)
+        totals[i] = totals_at(cells + 3 * i, NULL);
+    counted->inferred = totals, counted->inferring = count;
     return 0;
 }
 

@@ -79,7 +79,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 25, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 26, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_NESTED = 8, WANTS_QUIET = 16 }; /* `CallValues` of c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* limits of a call whose gradients are observed in C; Python handles calls with more */
 
@@ -106,6 +106,8 @@ typedef struct { /* a module whose calls are counted in C; calls of a group that
     size_t count, back;    /* number of totals for its calls, then for its backward */
     size_t shows;          /* number of plugins that show its outputs */
     Shown *shown;
+    Totals *inferred;      /* totals for calls of inference; NULL: not known yet, so these calls go through the plan */
+    size_t inferring;      /* their number */
     Totals totals[];
 } Count;
 
@@ -168,7 +170,7 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     size_t kind;                     /* kind of the record of a call */
     size_t ring, records;            /* where the recorder begins, in cells, and its number of records */
     size_t most, each;               /* limit of elements kept alive, and the overhead of a call, in elements */
-    size_t top, busy, backwards, beat, inner, lost, recomputed, flows, kept, returned, latest, newest, hidden, base, profiled; /* byte offsets in a ThreadState */
+    size_t top, busy, backwards, beat, inner, lost, recomputed, flows, kept, returned, latest, newest, hidden, base, profiled, infers; /* byte offsets in a ThreadState */
     size_t waits;                    /* offset in a hookd Module, in bytes */
 } Host;
 

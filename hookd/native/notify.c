@@ -1,7 +1,7 @@
 /* Calls Python listeners for the calls that are counted in C; they change nothing. */
 #include "entry.h"
 
-enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_NESTED_AT, VALUES }; /* hookd/target/plugins/values.py */
+enum { MODULE_AT, INPUTS_AT, KWARGS_AT, RECOMPUTE_AT, VERSIONS_AT, OUTPUT_AT, ELAPSED_AT, SELF_AT, IS_NESTED_AT, INFERENCE_AT, VALUES }; /* hookd/target/plugins/values.py */
 
 static void fill(PyObject *values, Py_ssize_t place, PyObject *value) {
     if (!value)
@@ -25,7 +25,7 @@ static PyObject *values_of(PyObject *state, const Listening *to, PyObject *modul
         versions = asking(state, entry.host.versions, given + 1, 2);
     }
     PyObject *values = inputs && kwargs && versions ? PyList_New(VALUES) : NULL;
-    PyObject *known[] = {module, inputs, kwargs, &_Py_FalseStruct, versions, &_Py_NoneStruct, entry.zero, entry.zero, &_Py_FalseStruct};
+    PyObject *known[] = {module, inputs, kwargs, &_Py_FalseStruct, versions, &_Py_NoneStruct, entry.zero, entry.zero, &_Py_FalseStruct, *at(state, entry.host.infers)};
     for (Py_ssize_t i = 0; values && i < VALUES; i++)
         PyList_SetItem(values, i, ours(known[i]));
     PyObject *made[] = {inputs, kwargs, versions};

@@ -1,6 +1,6 @@
 """Measure the time of each module, forward and backward, and of the phases of a step.
 
-Per module, for all calls of `forward` (wall time of the calling thread):
+Per module, for all calls of the training (wall time of the calling thread):
 
     hookd_timing_forward_seconds_total{module}         children included
     hookd_timing_forward_self_seconds_total{module}    without nested modules; the self times of all modules add up
@@ -9,6 +9,9 @@ Per module, for all calls of `forward` (wall time of the calling thread):
     hookd_timing_recompute_seconds_total{module}       the same for calls that activation checkpointing repeats inside
     hookd_timing_recompute_self_seconds_total{module}  a backward; these are not included in the forward metrics, nor in
     hookd_timing_recompute_calls_total{module}         the backward of the modules
+    hookd_timing_inference_seconds_total{module}       the same for calls that no backward follows: a validation, a
+    hookd_timing_inference_self_seconds_total{module}  rollout, a teacher, a process that only serves; these are not
+    hookd_timing_inference_calls_total{module}         included in the forward metrics either
 
 Per module, estimated: one step in `every` is timed, and counts for all the steps that it represents:
 
@@ -21,10 +24,12 @@ Per module, estimated: one step in `every` is timed, and counts for all the step
 
 For the training thread:
 
-    hookd_timing_phase_seconds_total{phase}            data (waiting for a torch DataLoader), forward (also in
-                                                       evaluation), backward (recompute included), optimizer, other;
-                                                       together they are the wall time of the steps
-    hookd_timing_steps_per_second                      over the last second, or the last step if that took longer
+    hookd_timing_phase_seconds_total{phase}            data (waiting for a torch DataLoader), forward, backward
+                                                       (recompute included), optimizer, other: together they are the
+                                                       wall time of the steps; and inference, with the time between
+                                                       its calls
+    hookd_timing_steps_per_second                      over the last second of steps, or the last step if that took
+                                                       longer; the time of inference does not count
     hookd_timing_samples_total                         estimated: a step that is not sampled counts as the last
                                                        sampled one
     hookd_timing_samples_per_second
@@ -42,6 +47,9 @@ Options:
     peak_flops=     operations per second of this rank's device, for mfu_ratio; the default is the dense bfloat16 figure
                     of the GPU in `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has no
                     mfu_ratio
+
+Inference are outermost calls without autograd (`torch.no_grad`, `torch.inference_mode`), or of a model in `eval()` that no
+backward follows, with all calls inside of them. A loss counts as the call before it.
 
 The backward of a module is the wall time from the beginning of its first node to the end of its last one, without
 hookd's own hooks and without recomputes. It includes the engine's work in between: moving gradients from node to node,
@@ -100,6 +108,7 @@ class Timing(Plugin):
         _add_up(context, _families(context, "forward", "of the module's forward calls"))
         again = _families(context, "recompute", "of calls repeated by activation checkpointing")
         _add_up(context, again, recompute=True)
+        _add_up(context, _families(context, "inference", "of calls that no backward follows"), inference=True)
         self.of_backward = _families(context, "backward", "of the module's backward, estimated from sampled steps")
         _add_up(context, self.of_backward, backward=True)
         context.add_up_phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
@@ -160,9 +169,9 @@ class Timing(Plugin):
             )
 
     @hookimpl
-    def step_done(self) -> None:
+    def step_done(self, elapsed_ns: int) -> None:
         """End a step."""
-        self.throughput.step_done()
+        self.throughput.step_done(elapsed_ns)
         if is_in_use():  # a model may move to the device at any time
             self.has_turns = True
             self.device.step_done()
@@ -191,10 +200,12 @@ def _families(context: Context, direction: str, text: str) -> tuple[Counter, Cou
 
 
 def _add_up(
-    context: Context, families: tuple[Counter, Counter, Counter], *, recompute: bool = False, backward: bool = False
-) -> None:
-    seconds, self_seconds, calls = families
-    context.add_up(seconds=seconds, self_seconds=self_seconds, calls=calls, recompute=recompute, backward=backward)
+    context: Context, families: tuple[Counter, Counter, Counter], *, recompute: bool = False, inference: bool = False,
+    backward: bool = False,
+) -> None:  # fmt: skip
+    seconds, own, calls = families
+    kind = {"recompute": recompute, "inference": inference, "backward": backward}
+    context.add_up(seconds=seconds, self_seconds=own, calls=calls, **kind)
 
 
 def _cells(families: tuple[Counter, Counter, Counter], module: Module) -> tuple[Any, int, int, int]:

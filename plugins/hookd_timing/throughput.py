@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import inf
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookd import Context, Module
 
-WINDOW_S = 1.0
+WINDOW_NS = 1_000_000_000
 
 
 class Throughput:
@@ -52,7 +51,8 @@ class Throughput:
         self._is_absolute = False  # its step has the absolute number
         self._so_far = [0, 0]  # samples and operations in the period
         self._per_step: list[int] = [0, 0]  # the same in a step of the last period that is over
-        self._began: tuple[float, int] | None = None  # when the window began, and at which step
+        self._began: int | None = None  # the step before the window
+        self._window_ns = 0  # the time of its steps so far
 
     def is_due(self) -> bool:
         """Whether the next step is counted if it is sampled."""
@@ -112,8 +112,8 @@ class Throughput:
 
     # -- at the end of every step
 
-    def step_done(self) -> None:
-        """End a step."""
+    def step_done(self, elapsed_ns: int) -> None:
+        """End a step; `elapsed_ns` is its time without inference, 0 if unknown."""
         step = self._context.step
         if self._period and not self._is_over:
             is_alike = self._is_absolute == self._context.is_step_absolute  # the absolute number may have become known
@@ -122,12 +122,12 @@ class Throughput:
             self._end_period(step)
             self._samples.inc(self._per_step[0])
             self._flops.inc(self._per_step[1])
-        now = perf_counter()
-        if self._began is None or step <= self._began[1]:  # the absolute number became known, or a run began again
-            self._began = (now, step)
-        elif now - self._began[0] >= WINDOW_S:
-            self._show((step - self._began[1]) / (now - self._began[0]))
-            self._began = (now, step)
+        self._window_ns += elapsed_ns
+        if self._began is None or step <= self._began:  # the absolute number became known, or a run began again
+            self._began, self._window_ns = step, 0
+        elif self._window_ns >= WINDOW_NS:
+            self._show((step - self._began) * 1e9 / self._window_ns)
+            self._began, self._window_ns = step, 0
 
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:

@@ -304,9 +304,9 @@ def test_two_models_that_take_turns_count_together(hook):
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(hook):
     moved = Clock()
-    monkeypatch.setattr("hookd_timing.throughput.perf_counter", lambda: moved.ns / 1e9)
+    hook.pretend(clock=moved)
     return moved
 
 

@@ -61,8 +61,11 @@ def step_post(optimizer: Optimizer, step: int, elapsed_ns: int) -> None:
 
 
 @hookspec
-def step_done(step: int) -> None:
+def step_done(step: int, elapsed_ns: int) -> None:
     """Run when a training step is over, whether one optimizer, several, or the training's own code made it.
+
+    `elapsed_ns` is the wall time since the step before, without inference: calls that no backward follows, and the time between
+    them. It is 0 if unknown, as for the first step after the attach.
 
     If several optimizers step after one backward, it follows the `step_pre` and `step_post` of all of them. The first time is an
     exception: hookd does not know yet that there are several.
@@ -80,12 +83,12 @@ def step_done(step: int) -> None:
 
 @hookspec
 def phase(name: str, now_ns: int) -> None:
-    """Run when the calling thread enters another phase: other, data, forward, backward or optimizer.
+    """Run when the calling thread enters another phase: other, data, forward, backward, optimizer or inference.
 
-    `data` is waiting for a DataLoader of torch, `forward` an outermost module call, `backward` is
-    `torch.autograd.backward`, a recompute in it included. When a nested phase ends, the enclosing phase resumes. A call
-    inside `data` (a transform is a module) or inside another call is not a phase of its own. Autograd's own threads have
-    no phases. `now_ns` is `time.perf_counter_ns()` at the change.
+    `data` is waiting for a DataLoader of torch, `forward` an outermost module call, `inference` one that no backward follows
+    (a validation, a rollout), `backward` is `torch.autograd.backward`, a recompute in it included. When a nested phase ends,
+    the enclosing phase resumes. A call inside `data` (a transform is a module) or inside another call is not a phase of its
+    own. Autograd's own threads have no phases. `now_ns` is `time.perf_counter_ns()` at the change.
 
     Called: at every change, some ten times a step.
     Thread: the training's.

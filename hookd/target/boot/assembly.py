@@ -20,6 +20,7 @@ from hookd.target.events.batching import Portions
 from hookd.target.events.boundaries import Boundaries
 from hookd.target.events.data import Data
 from hookd.target.events.dispatch import Dispatch
+from hookd.target.events.inference import Inference
 from hookd.target.events.liveness import Liveness
 from hookd.target.events.phases import Phases
 from hookd.target.events.step_count import StepCount
@@ -175,10 +176,11 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     host.pause_until(changes.is_due)
     tracing = Tracing(process=process, count=count, loading=loading, registry=registry, background=background)
     # Sources of events.
+    inference = Inference()
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
         listeners=routing.listeners, call_visibly=counting.call_visibly, set_phase=phases.set_phase, change=changes.boundary,
-        end_passing=portions.end_passing,
+        end_passing=portions.end_passing, inference=inference,
     )  # fmt: skip
     data = Data(
         page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, set_phase=phases.set_phase,
@@ -186,7 +188,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     calls = Calls(
         page=page, life=life, local=local, dispatch=dispatch, portions=portions, notifier=notifier, models=models, counting=counting,
-        registry=registry, set_phase=phases.set_phase, begins=steps.forward_begins,
+        registry=registry, set_phase=phases.set_phase, begins=steps.forward_begins, inference=inference,
         require_alone=changes.require_alone,
     )  # fmt: skip
     arming = Arming(life=life, steps=steps, data=data, models=models)

@@ -23,6 +23,7 @@ from torch import nn
 
 from hookd.api.events import Module
 from hookd.api.hookspecs import TIMES
+from hookd.api.totals import INFERENCE
 from hookd.errors import AttachError
 from hookd.target.boot import native
 from hookd.target.entry import hidden
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
 
     from hookd.api.shown import Shown
     from hookd.api.totals import BackwardTotals, Totals
+    from hookd.target.entry.plan import Plan
     from hookd.target.entry.threads import Threads
     from hookd.target.plugins.listeners import Listener
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 25
+VERSION = 26
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 GROUPS = 256
 """Number of groups that entry.c can distinguish."""
@@ -58,7 +60,7 @@ The thread state has more than 200 bytes. Source: Include/cpython/pystate.h `_ts
 """
 _OF_THREAD = (
     "top", "busy", "backwards", "beat", "inner", "lost", "recomputed", "flows", "kept", "returned", "latest", "newest", "hidden",
-    "base", "profiled",
+    "base", "profiled", "infers",
 )  # fmt: skip
 """Attributes of a `ThreadState` that entry.c reads and sets, in its order."""
 
@@ -214,13 +216,16 @@ class Plans(dict[int, Any]):
         self._count = native.function(
             library, "hookd_entry_count", place, there, there, size, *[ctypes.c_int] * 3, *[size] * 3, cells, cells
         )
+        self._infer: Callable[..., int] = native.function(library, "hookd_entry_infer", place, size, cells)
 
     def __setitem__(self, key: int, plan: Any) -> None:
         if self._put(key, None if plan is SKIP else id(plan)):
             raise MemoryError
         super().__setitem__(key, plan)
-        counted: Counted | None = getattr(getattr(plan, "__self__", None), "counted", None)
+        holder = getattr(plan, "__self__", None)
+        counted: Counted | None = getattr(holder, "counted", None)
         if counted is not None:
+            plan.__self__.counts_inference = False
             module, number = counted.module, float(counted.module.id)
             calls = [places for totals in counted.totals for places in totals.places_of(module)]
             back = [(places, totals.standing) for totals in counted.backward for places in totals.places_of(module)]
@@ -232,6 +237,17 @@ class Plans(dict[int, Any]):
             arrays = (ctypes.c_int64 * len(cells))(*cells), (ctypes.c_void_p * len(lasting))(*lasting)
             if self._count(key, module, number, counted.group, *kept, *sizes, *arrays):
                 raise MemoryError
+
+    def count_inference(self, key: int, plan: Plan) -> None:
+        """Count a module's calls of inference in C too, unless it has another plan by now. Until then, they go through the plan."""
+        counted = plan.counted
+        plan.counts_inference = True
+        if counted is None or self.get(key) != plan.run:
+            return
+        calls = [places for totals in counted.totals for places in totals.places_of(counted.module, INFERENCE)]
+        cells = [index for places in calls for index in places]
+        if self._infer(key, len(calls), (ctypes.c_int64 * len(cells))(*cells)):
+            raise MemoryError
 
     def pop(self, key: int, default: Any = None) -> Any:
         """Forget a module, and return its plan."""
@@ -246,7 +262,7 @@ class Plans(dict[int, Any]):
     def close(self) -> None:
         """Forget all modules, and disconnect from the table: some of the modules may be freed later."""
         self.clear()
-        self._put = self._drop = self._count = self._clear = _ignore
+        self._put = self._drop = self._count = self._infer = self._clear = _ignore
 
 
 class CannotEnterError(Exception):

@@ -23,18 +23,22 @@ from hookd.wire import page as pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import nn
+
     from hookd.api.events import Module
     from hookd.target.boot.arming import Life
     from hookd.target.entry.counting import Counting
+    from hookd.target.entry.plan import Plan
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.batching import Portions
     from hookd.target.events.dispatch import Dispatch
+    from hookd.target.events.inference import Inference
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.notifier import Notifier
     from hookd.wire.page import PageWriter
 
-FORWARD, OTHER, DATA = (pages.PHASES.index(phase) for phase in ("forward", "other", "data"))
+FORWARD, OTHER, DATA, INFERENCE = (pages.PHASES.index(phase) for phase in ("forward", "other", "data", "inference"))
 
 
 class Calls:
@@ -43,6 +47,7 @@ class Calls:
     Args:
         set_phase: switches a thread to another phase.
         begins: called at each outermost call.
+        inference: decides whether an outermost call is inference.
         require_alone: stops plugins that may change the training of one rank only.
 
     Attributes:
@@ -65,6 +70,7 @@ class Calls:
         registry: Registry,
         set_phase: Callable[[ThreadState, int], None],
         begins: Callable[[ThreadState], None],
+        inference: Inference,
         require_alone: Callable[[], None],
     ) -> None:
         self.cells: Any = page.cells
@@ -76,6 +82,7 @@ class Calls:
         self.bare, self.visible_call = bare_of(models.observer.original), counting.visible_call
         self._models, self._counting, self._registry = models, counting, registry
         self._set_phase, self._call_begins, self._require_alone = set_phase, begins, require_alone
+        self._inference = inference
         self._is_unobserved_logged = False
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
@@ -94,7 +101,7 @@ class Calls:
             self.portions.let_go(thread)
         thread.top = top
         self.cells[thread.beat] = 0.0 if top is None else top[2]
-        if top is None and self.cells[thread.beat + PHASE] == FORWARD:
+        if top is None and self.cells[thread.beat + PHASE] in (FORWARD, INFERENCE):
             self.ends(thread)
         if not was_stopped(error) and self._life.is_live:
             self.dispatch.emit("forward_error", {"module": module, "error": error}, module)
@@ -140,12 +147,13 @@ class Calls:
             self._require_alone()
         if models.learning:
             models.learn_on()
+        thread.infers = thread.top is not None and self._inference.begins(thread, thread.top[0])
         phase = int(self.cells[thread.beat + PHASE])
         # An exception at a bad moment may have left FORWARD there.
-        thread.outside = phase if phase != FORWARD else OTHER
+        thread.outside = phase if phase not in (FORWARD, INFERENCE) else OTHER
         thread.flows = self.dispatch.hears_gradients and self._may_hook()
         if phase != DATA:
-            self._set_phase(thread, FORWARD)
+            self._set_phase(thread, INFERENCE if thread.infers else FORWARD)
 
     def ends(self, thread: ThreadState) -> None:
         """Handle the end of an outermost call."""
@@ -159,6 +167,13 @@ class Calls:
             self.portions.end_passing(thread)
         if thread.outside != DATA:
             self._set_phase(thread, thread.outside)
+
+    def count_inference(self, called: nn.Module, plan: Plan) -> None:
+        """Let the C entry handle calls of inference of a module from now on."""
+        try:
+            self._counting.count_inference(id(called), plan)
+        except Failure as failure:
+            self.dispatch.own_failure("counting of inference", failure)
 
     def output_shown(self, module: Module, output: Any) -> None:
         """Call the listeners of `output_summary` for a counted call where the C entry cannot do the work itself."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.target.entry.patch import ClassPatch
+    from hookd.target.entry.plan import Plan
     from hookd.target.entry.threads import ThreadState
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.plugins.listeners import Listener, Registry
@@ -105,6 +106,13 @@ class Counting:
         shown = [listener.totals for listener in listeners if isinstance(listener.totals, Shown)]
         checks = any(listener.hook == "suspect" for listener in listeners)
         return Counted(module, group.number, remembers(listeners), checks, is_timed(listeners), totals, back, shown)
+
+    def count_inference(self, key: int, plan: Plan) -> None:
+        """Let the C entry handle calls of inference of a module, by its id, from now on."""
+        if self._entry is None:
+            plan.counts_inference = True
+        else:
+            self._entry.plans.count_inference(key, plan)
 
     def begin_anew(self) -> list[ModuleGroup]:
         """Begin with new groups, and return the old ones. Pass these to `end` once no module has them any more."""

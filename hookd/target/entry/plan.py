@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from hookd.target.entry.module_group import without_output
 from hookd.target.entry.threads import graph_task, is_inside
 from hookd.target.events.phases import STEP
-from hookd.target.plugins.values import ELAPSED, INPUTS, IS_NESTED, KWARGS, OUTPUT, RECOMPUTE, SELF, VERSIONS, values_of
+from hookd.target.plugins.values import (
+    ELAPSED,
+    INFERENCE,
+    INPUTS,
+    IS_NESTED,
+    KWARGS,
+    OUTPUT,
+    RECOMPUTE,
+    SELF,
+    VERSIONS,
+    values_of,
+)
 from hookd.target.tensors.torch_state import is_unreal, versions_of
 from hookd.wire.page import CALL_RECORD
 
@@ -43,14 +54,16 @@ class Plan:
 
     Attributes:
         counted: what the C entry needs to handle calls of the module; None: it cannot.
+        counts_inference: whether the C entry handles its calls of inference too, which are counted apart.
     """
 
-    __slots__ = ("__weakref__", "_calls", "_group", "_is_wrapped", "_module", "_number", "counted")
+    __slots__ = ("__weakref__", "_calls", "_group", "_is_wrapped", "_module", "_number", "counted", "counts_inference")
 
     def __init__(self, calls: Calls, module: Module, group: ModuleGroup, *, is_wrapped: bool) -> None:
         self._calls, self._module, self._group, self._is_wrapped = calls, module, group, is_wrapped
         self._number = float(module.id)  # storing an int in a cell costs twice as much
         self.counted: Counted | None = None
+        self.counts_inference = False
 
     def run(self, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: PLR0912, PLR0915
         """Run a call of the module.
@@ -88,6 +101,7 @@ class Plan:
                 calls.record(CALL_RECORD, self._number, calls.cells[thread.beat + STEP])
             if top is None and not recompute:
                 calls.begins(thread)
+            values[INFERENCE] = thread.infers and not recompute
             listeners = group.active[recompute] or group.find(recompute)
             if listeners.acts_before:
                 args, kwargs, flow = self._notify_before(thread, top, listeners, values, is_metered)
@@ -116,6 +130,8 @@ class Plan:
         calls.cells[thread.beat] = 0.0 if top is None else top[2]
         if top is None and not recompute:
             calls.ends(thread)
+        if values[INFERENCE] and not self.counts_inference:
+            calls.count_inference(called, self)
         if is_metered:
             accounts.settle(*left_at)
         return output

@@ -61,6 +61,8 @@ class ThreadState:
         newest: index of the newest call in the ring.
         passing: references of `returned` that are ended in time, see `hookd.api.refs.Passing`.
         flows: whether to hook the graph in the outermost call, for plugins that listen to gradients.
+        infers: whether the outermost call is inference (`hookd.target.events.inference`).
+        in_eval: roots that were called in `eval()` since the last training call or backward, by `Module.id`.
         handed: modules of which the C entry has handed over a call inside the outermost call, because it could not look at the
             output.
         held: calls that have not been handed over yet (`hookd.target.events.batching`).
@@ -80,6 +82,8 @@ class ThreadState:
         "held",
         "held_size",
         "hidden",
+        "in_eval",
+        "infers",
         "inner",
         "is_engine",
         "kept",
@@ -102,7 +106,8 @@ class ThreadState:
         self.top: Top | None = None
         self.native = native
         self.beat = beat
-        self.busy = self.hidden = self.profiled = self.flows = False
+        self.busy = self.hidden = self.profiled = self.flows = self.infers = False
+        self.in_eval: set[int] = set()
         self.backwards = int(is_engine)
         self.switching = 0
         self.is_engine = is_engine

@@ -56,6 +56,7 @@ class Boundaries:
         self._portions, self._phases, self._models, self._tracing = portions, phases, models, tracing
         self._steps, self._step_calls, self._step_seconds = core.steps, core.step_calls, core.step_seconds
         self._later, self._install_late = later, install_late
+        self._elapsed_ns = 0  # the time of the last step
         self.resume: Callable[[], None] = lambda: None
 
     def step_over(self, steps: int, *, in_call: bool) -> None:
@@ -65,11 +66,12 @@ class Boundaries:
         """
         try:
             self._deliver_numbers()
-            elapsed_ns = self._governor.end()
+            thread = self._local.thread
+            elapsed_ns = max(0, self._governor.end() - self._phases.take_inference(thread))
+            self._elapsed_ns = elapsed_ns
             self._steps.inc(steps)
             if elapsed_ns and steps == 1:
                 self._step_seconds.observe(elapsed_ns / 1e9)
-            thread = self._local.thread
             if thread.kept:  # a training loop inside of a module's forward never leaves the outermost call
                 self._portions.let_go(thread)
             self._portions.end_passing(thread)
@@ -87,7 +89,7 @@ class Boundaries:
         """Call the plugins' hook `step_done`: no further event belongs to the last step."""
         thread = self._local.thread
         self._phases.step_done(thread.spent)
-        self._dispatch.emit("step_done", {"step": self._count.absolute()})
+        self._dispatch.emit("step_done", {"step": self._count.absolute(), "elapsed_ns": self._elapsed_ns})
 
     def step_begins(self) -> None:
         """Settle the accounts of the last step, and switch hooks."""

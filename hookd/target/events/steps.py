@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.boundaries import Boundaries
     from hookd.target.events.dispatch import Dispatch
+    from hookd.target.events.inference import Inference
     from hookd.target.events.step_count import StepCount
     from hookd.target.modeltree.names import Names
     from hookd.target.plugins.listeners import Listener
@@ -64,6 +65,7 @@ class Steps:
         set_phase: switches a thread to another phase.
         change: carries out the changes of plugins that are due at the beginning of a step.
         end_passing: ends the references to tensors that may be buffers of a model.
+        inference: is told of each backward.
     """
 
     def __init__(  # noqa: PLR0913
@@ -81,12 +83,14 @@ class Steps:
         set_phase: Callable[[ThreadState, int], None],
         change: Callable[[], None],
         end_passing: Callable[[ThreadState], None],
+        inference: Inference,
     ) -> None:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
         self._listeners, self._call_visibly, self._set_phase = listeners, call_visibly, set_phase
         self._change, self._end_passing, self._main_root = change, end_passing, names.main
+        self._inference = inference
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
@@ -279,6 +283,7 @@ class Steps:
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         self._backward_begins()
+        self._inference.backward_begins(thread)
         phase = int(self._cells[thread.beat + PHASE])
         started = self._clock()
         try:

@@ -401,7 +401,7 @@ class Registry:
                     )
         totals = loaded.context.requests.totals
         if totals is not None:
-            names = ("module", "elapsed_ns", "self_ns", "recompute", "is_nested")
+            names = ("module", "elapsed_ns", "self_ns", "recompute", "is_nested", "inference")
             listeners.append(Listener(loaded.number, "forward", names, False, False, totals.add, totals))  # noqa: FBT003
         back = loaded.context.requests.backward_totals
         if back is not None:

@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hookd.api.events import Module
 
-NAMES = ("module", "inputs", "kwargs", "recompute", "versions", "output", "elapsed_ns", "self_ns", "is_nested")
+NAMES = (
+    "module",
+    "inputs",
+    "kwargs",
+    "recompute",
+    "versions",
+    "output",
+    "elapsed_ns",
+    "self_ns",
+    "is_nested",
+    "inference",
+)
 """Names of the hooks' arguments, by place; `hookd/native/entry.h` has the same order."""
-MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_NESTED = range(len(NAMES))
+MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_NESTED, INFERENCE = range(len(NAMES))
 HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_forward")
 """The hooks that take their values from such a list; all others have dicts."""
 
@@ -24,6 +35,7 @@ def values_of(
     output: Any = None,
     *,
     recompute: bool = False,
+    inference: bool = False,
 ) -> list[Any]:
     """Return the values of a call that begins, with placeholders for those known only when it has returned."""
-    return [module, inputs, kwargs, recompute, (), output, 0, 0, False]
+    return [module, inputs, kwargs, recompute, (), output, 0, 0, False, inference]

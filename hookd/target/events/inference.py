@@ -1,0 +1,60 @@
+"""Tells inference from training: forward calls that no backward follows, as of a validation, a rollout or a teacher.
+
+It is decided at the beginning of each outermost call, for all calls inside of it. A call is inference if autograd is disabled, or if the model is in
+`eval()`. Some trainings leave a model in `eval()` (to keep batch normalization as it is), so such a call is the training's if a backward
+follows; the first one of each model is taken for inference before that is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hookd.api.passive import modules_in, parameters_of, peek
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hookd.api.events import Module
+    from hookd.target.entry.threads import ThreadState
+
+
+class Inference:
+    """Decides which outermost calls are inference. Used in all threads that call modules."""
+
+    def __init__(self) -> None:
+        self._trained: set[int] = set()  # roots whose calls in `eval()` are followed by a backward, by Module.id
+        self._neutral: dict[int, bool] = {}  # whether a root has no parameters, by Module.id
+
+    def begins(self, thread: ThreadState, root: Module) -> bool:
+        """Return whether the outermost call of `root` that begins in the calling thread is inference."""
+        if not torch.is_grad_enabled():
+            return True
+        module = root.torch()
+        if module is None:
+            return False
+        if self._is_neutral(root, module):
+            return thread.infers
+        if _is_training(module) or root.id in self._trained:
+            thread.in_eval.clear()
+            return False
+        thread.in_eval.add(root.id)
+        return True
+
+    def backward_begins(self, thread: ThreadState) -> None:
+        """Note that a backward begins, so the calls before it, which may have been taken for inference, are the training's."""
+        if thread.in_eval:
+            self._trained |= thread.in_eval
+            thread.in_eval.clear()
+
+    def _is_neutral(self, root: Module, module: nn.Module) -> bool:
+        """Whether a root, such as a loss, has no parameters: its calls are what the call before them was."""
+        if root.id not in self._neutral:
+            self._neutral[root.id] = not any(parameters_of(inner) for _, inner in modules_in(module))
+        return self._neutral[root.id]
+
+
+def _is_training(module: nn.Module) -> bool:
+    """Whether a module is in training mode, as `module.training`; that of a compiled one is its original's."""
+    return peek(peek(module, "_orig_mod", module), "training", True) is not False  # noqa: FBT003 - a default
