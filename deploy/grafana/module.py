@@ -77,6 +77,8 @@ def _time() -> list[Panel]:
               _seconds("forward_device"), _seconds("backward_device"), width=8),
         lines("Recompute", "Seconds of a step in calls that activation checkpointing makes again (plugin timing).", "s",
               _seconds("recompute"), width=8),
+        lines("Inference", "Seconds in calls that no backward follows, for each step (plugin timing).", "s",
+              _seconds("inference"), width=8),
     ]  # fmt: skip
 
 

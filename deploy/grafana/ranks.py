@@ -16,16 +16,17 @@ _ALL = 'run="$run"'
 """Medians are over all ranks, whichever are shown."""
 PHASES = {
     "data": "Waiting for a DataLoader of torch.",
-    "forward": "That of an evaluation, too.",
+    "forward": "Calls of the model that a backward follows.",
     "backward": "Ranks wait for each other here: a quick one has a longer backward.",
     "optimizer": "The step of the optimizer.",
     "other": "What is none of these: logging, checkpoints, data that no DataLoader gives.",
+    "inference": "Calls that no backward follows (a validation, a rollout), and the time between them, not part of a step.",
 }
 
 
 def _own(matchers: str) -> str:
     """Return the seconds of a step in which a rank does not wait for others, as in rules/stragglers.rules.yml."""
-    seconds = rate(_PHASE, matchers + ', phase!="backward"')
+    seconds = rate(_PHASE, matchers + ', phase!~"backward|inference"')
     return f"sum by (rank) ({seconds}) / on (rank) (sum by (rank) ({rate('hookd_steps_total', matchers)}) > 0)"
 
 

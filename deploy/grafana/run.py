@@ -70,6 +70,9 @@ def _now() -> list[Panel]:
     ]  # fmt: skip
 
 
+_OF_INFERENCE = ', phase="inference"'
+
+
 def _speed() -> list[Panel]:
     quantiles = [
         Query(f"histogram_quantile({q}, {_BUCKETS})", name)
@@ -81,7 +84,10 @@ def _speed() -> list[Panel]:
         lines("Step time", "Quantiles of all ranks' steps, as exact as the buckets of hookd_step_seconds.", "s", *quantiles),
         lines("Phases of a step", "Where the training thread spends a step, the mean of the ranks (plugin timing). Ranks wait"
               " for each other in the backward.", "s",
-              Query(a_step("hookd_timing_phase_seconds_total", RANKS, "phase"), "{{phase}}"), stacked=True),
+              Query(a_step("hookd_timing_phase_seconds_total", RANKS + ', phase!="inference"', "phase"), "{{phase}}"), stacked=True),
+        lines("Inference", "Share of the time that goes to calls that no backward follows: a validation, a rollout (plugin"
+              " timing). It is not part of a step.", "percentunit",
+              Query(f"sum by (rank) ({rate('hookd_timing_phase_seconds_total', RANKS + _OF_INFERENCE)})", RANK)),
         lines("Samples", "Trained on a second, by rank (plugin timing).", "cps",
               Query(f"sum by (rank) ({rate('hookd_timing_samples_total', RANKS)})", RANK)),
         lines("Model FLOP/s", "Operations of the model's layers a second, forward and backward (plugin timing).", "flops",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from hookd.tool.reports.reading import call_seconds, finding, model_seconds, module_seconds, notable, step_seconds
+from hookd.tool.reports.reading import (
+    call_seconds,
+    calls,
+    finding,
+    model_seconds,
+    module_seconds,
+    notable,
+    step_seconds,
+)
 from hookd.tool.reports.wording import percent, plain, seconds, shorten
 
 if TYPE_CHECKING:
@@ -75,13 +83,13 @@ def _rows(modules: list[ModuleRow]) -> list[tuple[str, ...]]:
 
 
 def _row(row: ModuleRow, model_s: float) -> tuple[str, ...]:
-    calls = row["metrics"].get("timing", {}).get("forward_calls")
+    count = calls(row)
     return (
         shorten(plain(row["name"]), NAME_WIDTH) or "(loss)",
         shorten(plain(row["type"]), NAME_WIDTH),
-        f"{calls:.0f}" if calls else "-",
+        f"{count:.0f}" if count else "-",
         seconds(call_seconds(row, "forward")),
         seconds(call_seconds(row, "backward")),
-        percent(module_seconds(row) / model_s) if model_s and calls else "-",
+        percent(module_seconds(row) / model_s) if model_s and count else "-",
         plain(finding(row)),
     )

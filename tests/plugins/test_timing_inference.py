@@ -120,11 +120,13 @@ def test_calls_of_each_kind_are_those_of_the_loop(hook, monkeypatch, loop, in_c)
 
 
 def counts(hook):
-    return Counter({
-        (direction, name): number
-        for direction in ("forward", "inference")
-        for (name,), number in hook.metric(f"timing_{direction}_calls").items()
-    })
+    return Counter(
+        {
+            (direction, name): number
+            for direction in ("forward", "inference")
+            for (name,), number in hook.metric(f"timing_{direction}_calls").items()
+        }
+    )
 
 
 @pytest.mark.parametrize("loop", [validation, validation_with_gradients, rollout], ids=lambda loop: loop.__name__)

@@ -16,10 +16,11 @@ from hookd.api.totals import NOWHERE, BackwardTotals, Totals
         ([], [0.0] * 6),
     ],
 )
-def test_a_call_is_added_for_each_plugin_where_it_is_wanted(places, expected):
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_call_is_added_for_each_plugin_where_it_is_wanted(places, expected, inference):
     cells = memoryview(bytearray(8 * 6)).cast("d")
-    totals = Totals(cells, ({7: places}, {}))
-    totals.add(SimpleNamespace(id=7), 2000, 1000, False, False)
+    totals = Totals(cells, ({}, {}, {7: places}) if inference else ({7: places}, {}, {}))
+    totals.add(SimpleNamespace(id=7), 2000, 1000, False, False, inference)
     assert list(cells) == pytest.approx(expected)
 
 

@@ -34,6 +34,7 @@ Rules for all hooks:
   as an error, and the value is ignored.
 - A plugin with `mutates = True` may raise `hookd.TrainingError` for the training code itself: only this exception propagates.
 - Arguments have no defaults (pluggy treats those as constants), and hook wrappers are refused.
+- `inference` is True for calls that no backward follows (`hookd.target.events.inference`): a validation, a rollout, a teacher.
 - A module call that activation checkpointing repeats inside a backward is passed only to hooks that ask for `recompute`, so
   nothing is counted twice by accident. A mutating plugin always gets it, since a recompute must return what the first pass
   returned.

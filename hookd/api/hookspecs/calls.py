@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 @hookspec
-def forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
+def forward_pre(
+    module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool, inference: bool
+) -> Any:
     """Run before `forward` of a selected module; at every call, in the calling thread.
 
     In a mutating plugin it works like torch's forward pre-hooks. A returned value replaces the positional inputs; a value
@@ -42,6 +44,7 @@ def forward(
     elapsed_ns: int,
     self_ns: int,
     recompute: bool,
+    inference: bool,
 ) -> Any:
     """Run after `forward` of a selected module has returned; at every call, in the calling thread.
 
@@ -135,7 +138,9 @@ def suspect(call: Call) -> None:
 
 
 @hookspec
-def root_forward_pre(module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool) -> Any:
+def root_forward_pre(
+    module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], recompute: bool, inference: bool
+) -> Any:
     """Run before `forward` of a root, together with the `forward_pre` hooks; of no other module.
 
     It relates to `forward_pre` as `root_forward` to `forward`. An observer's hook that asks for no tensor sees the grad mode and
@@ -161,6 +166,7 @@ def root_forward(
     versions: tuple[int, ...],
     elapsed_ns: int,
     recompute: bool,
+    inference: bool,
 ) -> Any:
     """Run after `forward` of a root has returned, after all `forward` hooks; of no other module.
 

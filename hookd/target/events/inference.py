@@ -57,4 +57,5 @@ class Inference:
 
 def _is_training(module: nn.Module) -> bool:
     """Whether a module is in training mode, as `module.training`; that of a compiled one is its original's."""
-    return peek(peek(module, "_orig_mod", module), "training", True) is not False  # noqa: FBT003 - a default
+    original = peek(module, "_orig_mod")
+    return peek(module if original is None else original, "training") is not False

@@ -20,7 +20,14 @@ WIDTH, ROW, LETTER = 1200, 18, 6.6
 NARROWEST = 0.2
 """Frames narrower than this, in pixels, are not drawn."""
 _TOP = 44
-_PHASES = {"forward": "#f2b25c", "backward": "#7fa8d9", "optimizer": "#8cc08a", "data": "#d99bc3", "paused": "#d98880"}
+_PHASES = {
+    "forward": "#f2b25c",
+    "backward": "#7fa8d9",
+    "optimizer": "#8cc08a",
+    "data": "#d99bc3",
+    "paused": "#d98880",
+    "inference": "#c9b458",
+}
 _PLAIN = "#d5d5d0"
 
 

@@ -11,7 +11,9 @@ from hookd.tool.cli import options, output, targets
 from hookd.tool.cli.status import hang, ongoing
 from hookd.tool.reports.reading import (
     call_seconds,
+    calls,
     finding,
+    inference_share,
     looks_at,
     model_seconds,
     module_seconds,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from hookd.wire.report import ModuleRow, PluginRow, Report
 
 STATISTICS = ("mean", "std", "min", "max")
-TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">SHARE")
+TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">INFERENCE", ">SHARE")
 VALUES = (*(f">{name.upper()}" for name in STATISTICS), ">ZEROS")
 NAME_WIDTH, TYPE_WIDTH, COLUMN_WIDTH = 24, 16, 10
 """Characters of a name, a type and a number in a table of 80 columns."""
@@ -135,6 +137,8 @@ def heading(report: Report) -> Iterator[str]:
         yield left_out(dropped)
     if shares := phases(report):
         yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
+    if share := inference_share(report):
+        yield f"inference takes {output.percent(share)} of the time, and is not part of a step"
     seen = {state: count for state, count in report["observed"].items() if count}
     if seen:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
@@ -221,14 +225,13 @@ def _labelled(rows: Sequence[ModuleRow]) -> list[tuple[str, ModuleRow]]:
 
 
 def _times(label: str, row: ModuleRow, model_s: float) -> tuple[str, ...]:
-    calls = row["metrics"].get("timing", {}).get("forward_calls")
+    count = calls(row)
     return (
         label,
         row["type"],
-        f"{calls:.0f}" if calls else "-",
-        output.seconds(call_seconds(row, "forward")),
-        output.seconds(call_seconds(row, "backward")),
-        output.percent(module_seconds(row) / model_s) if model_s and calls else "-",
+        f"{count:.0f}" if count else "-",
+        *(output.seconds(call_seconds(row, kind)) for kind in ("forward", "backward", "inference")),
+        output.percent(module_seconds(row) / model_s) if model_s and count else "-",
     )
 
 

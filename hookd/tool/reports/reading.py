@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hookd.wire.target import TargetRow
 
 MAX_LINE = 100
+INFERENCE = "inference"
+"""The phase that is not part of a step."""
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
 
@@ -80,19 +82,38 @@ def step_seconds(report: Report) -> float | None:
 
 def phases(report: Report) -> list[tuple[str, float]]:
     """Return the share of each phase in step time, 0 to 1."""
+    spent = _phase_seconds(report)
+    spent.pop(INFERENCE, None)
+    total = sum(spent.values())
+    return [(phase, seconds / total) for phase, seconds in spent.items()] if total else []
+
+
+def inference_share(report: Report) -> float:
+    """Return the share of inference in the time of the training thread, 0 to 1; it is not part of a step."""
+    spent = _phase_seconds(report)
+    total = sum(spent.values())
+    return spent.get(INFERENCE, 0.0) / total if total else 0.0
+
+
+def _phase_seconds(report: Report) -> dict[str, float]:
     rows: list[_Phase] = report["metrics"].get("timing", {}).get("phase_seconds", [])
-    total = sum(row["value"] or 0 for row in rows)
-    return [(row["phase"], (row["value"] or 0) / total) for row in rows] if total else []
+    return {row["phase"]: row["value"] or 0.0 for row in rows}
 
 
 def module_seconds(row: ModuleRow) -> float:
-    """Return the time of a module's calls in seconds, forward and backward."""
+    """Return the time of a module's calls in seconds: forward, backward and inference."""
     timing = row["metrics"].get("timing", {})
-    return float((timing.get("forward_seconds") or 0) + (timing.get("backward_seconds") or 0))
+    return float(sum(timing.get(f"{kind}_seconds") or 0 for kind in ("forward", "backward", INFERENCE)))
+
+
+def calls(row: ModuleRow) -> float:
+    """Return the number of a module's calls, of the training and of inference."""
+    timing = row["metrics"].get("timing", {})
+    return float(sum(timing.get(f"{kind}_calls") or 0 for kind in ("forward", INFERENCE)))
 
 
 def call_seconds(row: ModuleRow, direction: str) -> float | None:
-    """Return the mean time of a module's calls in one direction, "forward" or "backward"; None if unknown."""
+    """Return the mean time of a module's calls, "forward", "backward" or "inference"; None if unknown."""
     timing = row["metrics"].get("timing", {})
     total, calls = timing.get(f"{direction}_seconds"), timing.get(f"{direction}_calls")
     return float(total / calls) if total is not None and calls else None

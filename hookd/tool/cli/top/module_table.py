@@ -33,8 +33,9 @@ COLUMNS = {
     "self_share": Column("SELF", 6, 6, _share),
     "forward_share": Column("FWD", 6, 3, _share),
     "backward_share": Column("BWD", 6, 4, _share),
+    "inference_share": Column("INFER", 6, 4, _share),
     "calls_per_s": Column("CALL/S", 6, 5, _calls),
-    "forward_s": Column("A CALL", 7, 12, output.seconds),
+    "call_s": Column("A CALL", 7, 12, output.seconds),
     "output_bytes": Column("MEM", 5, 7, size),
     "output_norm": Column("NORM", 8, 8, output.number),
     "grad_norm": Column("GRAD", 8, 9, output.number),
@@ -42,7 +43,7 @@ COLUMNS = {
     "zero_ratio": Column("ZEROS", 6, 14, output.percent),
     "finding": Column("FINDING", 12, 2, safe, is_right=False),
 }
-"""By the key in `--json`. Shares refer to the forward and backward time of the whole model."""
+"""By the key in `--json`. Shares refer to the time of all calls of the whole model: forward, backward and inference."""
 GAUGES = {
     "output_bytes": "hookd_memory_output_bytes",
     "output_norm": "hookd_activations_norm",
@@ -52,7 +53,8 @@ GAUGES = {
 }
 WRONG, BORN = "red", "bold red"
 """Styles of modules with a finding, and of the module with the first NaN."""
-DIRECTIONS = ("forward", "backward")
+CALLS, PASSES = ("forward", "inference"), ("backward",)
+"""The kinds of counters that grow together; the backward is timed in sampled steps only."""
 COUNTERS = ("calls", "seconds", "self_seconds")
 
 
@@ -62,7 +64,7 @@ class ModuleTable:
     def __init__(self) -> None:
         self._modules = Modules()
         self._age = 0
-        self._growths = {direction: Growth() for direction in DIRECTIONS}
+        self._growths: dict[tuple[str, ...], Growth] = {kinds: Growth() for kinds in (CALLS, PASSES)}
         self._now = 0.0
         self._findings: dict[int, Finding] = {}
 
@@ -72,19 +74,20 @@ class ModuleTable:
         self._modules.take(snapshot)
         if self._modules.age != self._age:
             self._age = self._modules.age
-            self._growths = {direction: Growth() for direction in DIRECTIONS}
-        for direction, growth in self._growths.items():
-            columns = [self._modules.column(self._family(direction, counter), 0.0) for counter in COUNTERS]
-            growth.advance(now, self._of_roots(columns[0]), *columns)
+            self._growths = {kinds: Growth() for kinds in (CALLS, PASSES)}
+        for kinds, growth in self._growths.items():
+            families = [self._family(kind, counter) for kind in kinds for counter in COUNTERS]
+            columns = [self._modules.column(family, 0.0) for family in families]
+            growth.advance(now, sum(map(self._of_roots, columns[:: len(COUNTERS)])), *columns)
         self._findings = self._modules.findings()
 
-    def _family(self, direction: str, counter: str) -> str:
+    def _family(self, kind: str, counter: str) -> str:
         """Return the family of a counter, for seconds that of the device time if there is one.
 
         The time of the host would only be that of launching kernels.
         """
-        device = f"hookd_timing_{direction}_device_seconds"
-        return device if counter == "seconds" and self._modules.has(device) else f"hookd_timing_{direction}_{counter}"
+        device = f"hookd_timing_{kind}_device_seconds"
+        return device if counter == "seconds" and self._modules.has(device) else f"hookd_timing_{kind}_{counter}"
 
     def build(self) -> Table:
         """Return the table of the last copy, without columns that cannot have values."""
@@ -118,22 +121,25 @@ class ModuleTable:
 
     def _shares(self) -> dict[str, list[float]]:
         """Return each module's share of the time of all roots in the last interval, and its calls."""
-        if not self._modules.has("hookd_timing_forward_seconds"):
+        if not any(self._modules.has(f"hookd_timing_{kind}_seconds") for kind in CALLS):
             return {}
-        calls, forward, own = self._grown("forward")
-        backward, own_backward = self._backward(self._of_roots(calls))
-        forward, backward = self._with_inner(forward), self._with_inner(backward)
-        growth = self._growths["forward"]
+        trained, forward, own, inferred, inference, own_inference = self._grown(CALLS)
+        backward, own_backward = self._backward(self._of_roots(trained))
+        forward, backward, inference = map(self._with_inner, (forward, backward, inference))
+        growth = self._growths[CALLS]
         is_still = growth.is_stale(self._now)
-        model_s = 0.0 if is_still else self._of_roots(forward) + self._of_roots(backward)
+        model_s = 0.0 if is_still else sum(map(self._of_roots, (forward, backward, inference)))
+        calls = _sums(trained, inferred)
         shares = {
-            "share": _divided(map(sum, zip(forward, backward, strict=True)), model_s),
-            "self_share": _divided(map(sum, zip(own, own_backward, strict=True)), model_s),
+            "share": _divided(_sums(forward, backward, inference), model_s),
+            "self_share": _divided(_sums(own, own_backward, own_inference), model_s),
             "forward_share": _divided(forward, model_s),
             "backward_share": _divided(backward, model_s),
             "calls_per_s": [0.0] * len(calls) if is_still else _divided(calls, growth.elapsed_s),
-            "forward_s": [f / n if n > 0 else math.nan for f, n in zip(forward, calls, strict=True)],
+            "call_s": [s / n if n > 0 else math.nan for s, n in zip(_sums(forward, inference), calls, strict=True)],
         }
+        if any(inference):
+            shares["inference_share"] = _divided(inference, model_s)
         if self._modules.has("hookd_timing_forward_device_seconds"):
             del shares["self_share"]  # not available for device time
         return shares
@@ -143,7 +149,7 @@ class ModuleTable:
 
         The backward is timed in sampled steps only.
         """
-        passes, seconds, own = self._grown("backward")
+        passes, seconds, own = self._grown(PASSES)
         model_s = self._of_roots(passes)
         scale = calls / model_s if model_s > 0 else 1.0
         return [value * scale for value in seconds], [value * scale for value in own]
@@ -162,15 +168,19 @@ class ModuleTable:
     def _of_roots(self, values: Sequence[float]) -> float:
         return sum(values[row] for row, parent in enumerate(self._modules.parents) if parent < 0)
 
-    def _grown(self, direction: str) -> list[list[float]]:
-        """Return the growth of COUNTERS, with 0 for modules that are new since the last interval."""
+    def _grown(self, kinds: tuple[str, ...]) -> list[list[float]]:
+        """Return the growth of COUNTERS of each kind, with 0 for modules that are new since the last interval."""
         count = len(self._modules.names)
-        return [column + [0.0] * (count - len(column)) for column in self._growths[direction].columns]
+        return [column + [0.0] * (count - len(column)) for column in self._growths[kinds].columns]
 
     def _detail(self, row: int) -> str:
         name, kind = safe(self._modules.names[row]) or "(loss)", safe(self._modules.types[row])
         finding = self._findings[row].text if row in self._findings else ""
         return f"{name}: {kind}" + (f"; {safe(finding)}" if finding else "")
+
+
+def _sums(*columns: Sequence[float]) -> list[float]:
+    return [sum(row) for row in zip(*columns, strict=True)]
 
 
 def _divided(values: Iterable[float], by: float) -> list[float]:

@@ -11,6 +11,7 @@ from hookd.tool.cli.top.growth import Growth
 from hookd.tool.linux import proc
 from hookd.tool.linux.accounts import uid_of
 from hookd.tool.linux.owner import user_name
+from hookd.tool.reports.reading import INFERENCE
 from hookd.tool.reports.report import describe_steps
 
 if TYPE_CHECKING:
@@ -188,9 +189,12 @@ class Target:
     def phases(self) -> list[tuple[str, float]]:
         """Return each phase's share of the time of recent steps."""
         family, (grown,) = self._family(PHASES), self._phases.columns or ([],)
-        if family is None or len(family.labels) != 1 or sum(grown) <= 0:
+        if family is None or len(family.labels) != 1:
             return []
-        return [(values[0], seconds / sum(grown)) for values, seconds in zip(family.values, grown, strict=False)]
+        pairs = zip(family.values, grown, strict=False)
+        shares = [(values[0], seconds) for values, seconds in pairs if values[0] != INFERENCE]
+        total = sum(seconds for _, seconds in shares)
+        return [(phase, seconds / total) for phase, seconds in shares] if total > 0 else []
 
     @property
     def loss(self) -> float:

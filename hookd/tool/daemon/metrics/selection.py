@@ -30,7 +30,7 @@ MAX_CORE = 1000
 """Maximum number of lines of CORE. An agent with thirty plugins has some 300; a hostile page may have 200,000."""
 FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
 """Families in which a series above 0 is a finding about its module."""
-COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds"})
+COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds", "hookd_timing_inference_seconds"})
 """Families whose sum is the cost of a module."""
 MAX_PER_USER = 100_000
 """Maximum number of lines of one user, divided evenly among the user's targets."""

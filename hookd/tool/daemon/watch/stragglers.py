@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.watcher import Declared, Sample
+from hookd.tool.reports.reading import INFERENCE
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     """By rank: its steps, and its modules' forward seconds until then."""
 
 PARTS = ("data", "forward", "optimizer", "other")
-"""Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all except the backward."""
+"""Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all of a step except the backward."""
 STAGES = (1, 2, len(PARTS))
 """Number of parts that each stage adds up."""
 BLOCK_STEPS, BLOCK_S = 5, 0.5
@@ -367,6 +368,7 @@ def cut_of(target: Target) -> Cut | None:
     phases, steps = ranks.counts(family), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
     if family is None or not phases or len(phases) < len(family.values) or "" not in steps:
         return None
+    phases.pop(INFERENCE, None)  # it is not part of a step, and often of one rank only
     return Cut(steps[""], tuple(phases.get(part, 0.0) for part in PARTS), sum(phases.values()))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.web.pages.tree import Tree
 
+_KINDS = ("forward", "backward", "inference")
 LEVELS = 9
 """Number of colour levels above that of zero."""
 
@@ -66,19 +67,18 @@ class ColourScale(NamedTuple):
 
 
 def _time(tree: Tree) -> Sequence[Column]:
-    forward, backward = tree.values("hookd_timing_forward_seconds"), tree.values("hookd_timing_backward_seconds")
-    own = added(tree.values("hookd_timing_forward_self_seconds"), tree.values("hookd_timing_backward_self_seconds"))
-    both = added(forward, backward)
-    whole = added(both, {})
-    calls, back = tree.values("hookd_timing_forward_calls"), tree.values("hookd_timing_backward_calls")
+    seconds = {kind: tree.values(f"hookd_timing_{kind}_seconds") for kind in _KINDS}
+    calls = {kind: tree.values(f"hookd_timing_{kind}_calls") for kind in _KINDS}
+    own = added(*(tree.values(f"hookd_timing_{kind}_self_seconds") for kind in _KINDS))
+    spent = added(*seconds.values())
+    whole = added(spent, {})
     own_share = share({**own, **{root.name: whole.get(root.name, 0.0) for root in tree.roots}}, tree.roots)
     for root in tree.roots:  # the total was only needed as the divisor
         own_share[root.name] = own.get(root.name, 0.0) / whole[root.name] if whole.get(root.name) else 0.0
     return (
-        Column("share", share(both, tree.roots), wording.percent, "share"),
+        Column("share", share(spent, tree.roots), wording.percent, "share"),
         Column("own", own_share, wording.percent, "share"),
-        Column("forward", over(forward, calls), wording.seconds, "size"),
-        Column("backward", over(backward, back), wording.seconds, "size"),
+        *(Column(kind, over(seconds[kind], calls[kind]), wording.seconds, "size") for kind in _KINDS if calls[kind]),
     )
 
 
@@ -103,8 +103,8 @@ class View(NamedTuple):
 VIEWS = {
     "time": View(
         "Time",
-        "Share: part of the time of all calls, including nested modules. Own: excluding nested modules. Forward and backward:"
-        " time per call. The chart shows each module's own share.",
+        "Share: part of the time of all calls, including nested modules. Own: excluding nested modules. Forward, backward"
+        " and inference: time per call. The chart shows each module's own share.",
         _time,
     ),
     "activations": View(

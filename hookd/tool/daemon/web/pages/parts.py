@@ -13,7 +13,9 @@ from hookd.tool.reports import wording
 from hookd.tool.reports.reading import (
     SHOWN,
     call_seconds,
+    calls,
     finding,
+    inference_share,
     looks_at,
     model_seconds,
     module_seconds,
@@ -158,6 +160,10 @@ def phase_shares(report: Report, step_s: float | None) -> Iterator[Markup]:
         for name, share, colour in parts
     )
     yield tag("ul", *legend, class_="legend")
+    if share := inference_share(report):
+        yield tag(
+            "p", f"Inference takes {wording.percent(share)} of the time, and is not part of a step.", class_="soft"
+        )
 
 
 def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[Markup]:
@@ -167,7 +173,7 @@ def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[Markup]:
     whole = model_seconds(rows)
     if len(shown) < len(rows):
         yield tag("p", f"The {len(shown)} costliest of {len(rows)}.", class_="soft")
-    head = (":module", "type", ">calls", ">forward", ">backward", ">share", "", ">mean", ">std", ">min", ">max",
+    head = (":module", "type", ">calls", ">forward", ">backward", ">inference", ">share", "", ">mean", ">std", ">min", ">max",
             ">zeros", "finding")  # fmt: skip
     cells = [_module(row, whole) for row in shown]
     used = [n for n in range(len(head)) if n == 0 or any(row[n] not in ("-", "") for row in cells)]
@@ -175,16 +181,14 @@ def modules(report: Report, limit: int = MAX_MODULES) -> Iterator[Markup]:
 
 
 def _module(row: ModuleRow, whole: float) -> list[str]:
-    timing, seen = row["metrics"].get("timing", {}), row["metrics"].get("activations", {})
-    calls = timing.get("forward_calls") or 0
-    share = module_seconds(row) / whole if whole and calls else None
+    seen, count = row["metrics"].get("activations", {}), calls(row)
+    share = module_seconds(row) / whole if whole and count else None
     found = finding(row)
     return [
         row["name"] or "(loss)",
         row["type"],
-        f"{calls:.0f}" if calls else "-",
-        wording.seconds(call_seconds(row, "forward")),
-        wording.seconds(call_seconds(row, "backward")),
+        f"{count:.0f}" if count else "-",
+        *(wording.seconds(call_seconds(row, kind)) for kind in ("forward", "backward", "inference")),
         wording.percent(share),
         plots.bar(share) if share is not None else "",
         *(wording.number(seen.get(name)) for name in ("mean", "std", "min", "max")),
