@@ -169,7 +169,7 @@ class Calls:
             self._set_phase(thread, thread.outside)
 
     def count_inference(self, called: nn.Module, plan: Plan) -> None:
-        """Let the C entry handle calls of inference of a module from now on."""
+        """Make the C entry handle calls of inference of a module from now on."""
         try:
             self._counting.count_inference(id(called), plan)
         except Failure as failure:

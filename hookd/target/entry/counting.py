@@ -108,7 +108,7 @@ class Counting:
         return Counted(module, group.number, remembers(listeners), checks, is_timed(listeners), totals, back, shown)
 
     def count_inference(self, key: int, plan: Plan) -> None:
-        """Let the C entry handle calls of inference of a module, by its id, from now on."""
+        """Make the C entry handle calls of inference of a module, by its id, from now on."""
         if self._entry is None:
             plan.counts_inference = True
         else:
