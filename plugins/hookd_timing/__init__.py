@@ -30,8 +30,7 @@ For the training thread:
                                                        its calls
     hookd_timing_steps_per_second                      over the last second of steps, or the last step if that took
                                                        longer; the time of inference does not count
-    hookd_timing_samples_total                         estimated: a step that is not sampled counts as the last
-                                                       sampled one
+    hookd_timing_samples_total                         trained on, in all steps
     hookd_timing_samples_per_second
     hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated
     hookd_timing_flops_per_second                      likewise; a multiplication and an addition are two operations,
@@ -41,8 +40,8 @@ For the training thread:
 Options:
 
     every=10        one step in N is sampled
-    count_every=10  samples and operations are counted in one sampled step per N steps, because a Python function is
-                    then called at every layer; 1: in every sampled step
+    count_every=10  operations are counted in one sampled step per N steps, because a Python function is then called at
+                    every layer; 1: in every sampled step
     batch_dim=0     the dimension of the input whose size is the number of samples; -1: no samples
     peak_flops=     operations per second of this rank's device, for mfu_ratio; the default is the dense bfloat16 figure
                     of the GPU in `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has no
@@ -57,8 +56,7 @@ accumulating them into `.grad`, and, if branches run in turn, the nodes of other
 behind a module's last node (for the first module of a model, and for modules whose backward calls Python), the
 gradients of that node are accumulated after the hook, in the self time of the enclosing module.
 
-Samples and operations are only counted for calls that have a backward: not for an evaluation or a frozen teacher.
-Samples are counted at the root with the most trained parameters: the size of its first argument, or of the first tensor
+Samples and operations are not counted for inference. Samples are counted at the root with the most trained parameters: the size of its first argument, or of the first tensor
 in it if it is a dict. If that is not a tensor (a list of images, a graph), no samples are counted. A tensor whose first
 dimension is another one (time, nodes) needs `batch_dim`. Each call counts: a critic that sees a real and a fake batch
 counts both.
@@ -123,8 +121,9 @@ class Timing(Plugin):
         if may_be_in_use():
             hooks = {"forward", "backward", "forward_pre", "backward_pre"}
             return hooks if module.depth else hooks | {"root_forward_pre", "root_forward"}
-        has_operations = module.depth == 0 or has_formula(module.torch())
-        return {"forward", "forward_pre", "backward"} if has_operations else {"forward", "backward_totals"}
+        if module.depth == 0:
+            return {"forward", "forward_pre", "backward", "root_forward_pre"}
+        return {"forward", "forward_pre", "backward"} if has_formula(module.torch()) else {"forward", "backward_totals"}
 
     @hookimpl(trylast=True)
     def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
@@ -134,7 +133,7 @@ class Timing(Plugin):
             self.device.begin_forward(module, inputs, kwargs)
             return
         if module.depth == 0 and module not in self.context.stack()[:-1]:
-            self.throughput.see_root(module, inputs, kwargs)
+            self.throughput.begin_call()
         self.throughput.see(module, inputs, kwargs)
 
     @hookimpl(tryfirst=True)
@@ -143,9 +142,14 @@ class Timing(Plugin):
         self.device.end_forward(module)
 
     @hookimpl(trylast=True)
-    def root_forward_pre(self, module: Module) -> None:
-        """Begin to time a whole model on the device, in a step in which nothing else is timed."""
-        self.device.begin_root(module)
+    def root_forward_pre(
+        self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object], inference: bool
+    ) -> None:
+        """Count samples; begin to time a whole model on the device, in a step in which nothing else is timed."""
+        if not inference:
+            self.throughput.see_root(module, inputs, kwargs)
+        if self.device.is_root:
+            self.device.begin_root(module)
 
     @hookimpl(tryfirst=True)
     def root_forward(self, module: Module) -> None:
@@ -186,8 +190,7 @@ class Timing(Plugin):
         listen("backward_pre", wanted=self.has_turns and not forward)
         listen("backward", wanted=looks and not forward)
         listen("backward_totals", wanted=not self.has_turns)
-        for hook in ("root_forward_pre", "root_forward"):
-            listen(hook, wanted=self.device.is_root)
+        listen("root_forward", wanted=self.device.is_root)
 
 
 def _families(context: Context, direction: str, text: str) -> tuple[Counter, Counter, Counter]:

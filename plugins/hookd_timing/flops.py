@@ -202,20 +202,17 @@ MOST_WAITING = 1024
 class Call:
     """An outermost call of a sampled step, until its backward shows that it belongs to the training."""
 
-    def __init__(self, root: int, samples: int) -> None:
-        self.root = root  # the id of its module
-        self.samples = samples
+    def __init__(self) -> None:
         self.flops = 0
 
-    def take(self) -> tuple[int, int]:
-        """Return the samples and forward operations that have not been taken yet."""
-        taken = self.samples, self.flops
-        self.samples = self.flops = 0
+    def take(self) -> int:
+        """Return the forward operations that have not been taken yet."""
+        taken, self.flops = self.flops, 0
         return taken
 
 
 class Waiting:
-    """The calls of layers and roots in sampled steps that wait for their backward, with its operations."""
+    """The calls of layers in sampled steps that wait for their backward, with its operations."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, deque[tuple[int, Call]]] = {}
@@ -224,23 +221,19 @@ class Waiting:
     def forward(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object], call: Call) -> None:
         """Count the operations of one call inside of `call`."""
         operations = cost(module.torch(), inputs, kwargs)
-        if operations is None and module.depth:
+        if operations is None:
             return
-        call.flops += operations.forward if operations is not None else 0
+        call.flops += operations.forward
         waiting = self._waiting.setdefault(module.id, deque(maxlen=MOST_WAITING))
-        waiting.append((operations.backward if operations is not None else 0, call))
+        waiting.append((operations.backward, call))
 
-    def backward(self, module: Module) -> tuple[int, int, int]:
-        """Return a root, and its samples and operations that are certain now.
-
-        The backward of the last call comes first.
-        """
+    def backward(self, module: Module) -> int:
+        """Return the operations that are certain now; the backward of the last call comes first."""
         waiting = self._waiting.get(module.id) or self._before.get(module.id)
         if not waiting:
-            return 0, 0, 0
+            return 0
         flops, call = waiting.pop()
-        samples, of_forward = call.take()
-        return call.root, samples, of_forward + flops
+        return call.take() + flops
 
     def step_done(self) -> None:
         """Forget the calls whose backward has not come since the step before: those of an evaluation have none.

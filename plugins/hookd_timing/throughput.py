@@ -22,10 +22,10 @@ WINDOW_NS = 1_000_000_000
 
 
 class Throughput:
-    """Counts in sampled steps, assumes the same for the steps between, and publishes rates per second.
+    """Counts samples in all steps, and operations in sampled ones; publishes rates per second.
 
-    A *period* is one sampled step, from the end of the step before it; several steps that are reported together are one
-    period.
+    Operations of the steps between are assumed to be the same. A *period* is one sampled step, from the end of the step before
+    it; several steps that are reported together are one period.
     """
 
     def __init__(self, context: Context) -> None:
@@ -34,42 +34,42 @@ class Throughput:
         self._batch_dim = _batch_dim(context)
         self._peak_flops = _given_peak(context)
         self._steps_per_s = context.gauge("steps_per_second", "Optimizer steps per second.")
-        self._samples = context.counter("samples", "Samples trained on, estimated from sampled steps.").labels()
+        self._samples = context.counter("samples", "Samples trained on.").labels()
         self._samples_per_s = context.gauge("samples_per_second", "Samples trained on per second.")
         self._flops = context.counter(
             "flops", "Operations of layers with a formula, estimated from sampled steps."
         ).labels()
         self._flops_per_s = context.gauge("flops_per_second", "Operations of layers with a formula per second.")
         self._mfu = context.gauge("mfu_ratio", "flops_per_second over the best that the device can do.")
-        self._call = Call(0, 0)  # the outermost call
+        self._call = Call()  # the outermost call
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
+        self._by_root: dict[int, int] = {}  # samples of the step in progress
         self._period = 0  # the sampled step; 0: none
         self._every = _count_every(context)
         self._counted = (0, 0)  # the last counted step, and the first that may be the next
         self._is_over, self._spanned = False, 1  # the period has ended; the number of its steps
         self._is_absolute = False  # its step has the absolute number
-        self._so_far = [0, 0]  # samples and operations in the period
-        self._per_step: list[int] = [0, 0]  # the same in a step of the last period that is over
+        self._so_far = 0  # operations in the period
+        self._per_step = 0  # the same in a step of the last period that is over
         self._began: int | None = None  # the step before the window
-        self._window_ns = 0  # the time of its steps so far
+        self._window_ns = self._window_samples = 0  # the time of its steps so far, and their samples
 
     def is_due(self) -> bool:
-        """Whether the next step is counted if it is sampled."""
+        """Whether operations are counted in the next step, if it is sampled."""
         counted, due = self._counted
         return not counted <= self._context.step < due - 1  # the numbering of steps may start again
 
-    # -- on a sampled step
-
     def see_root(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin a call of a root; the size of a lazy one is unknown before its second call."""
+        """Count the samples of a root's call; the size of a lazy root is unknown before its second call."""
         root = module.torch()
         if root is not None and module.id not in self._roots:
             own = [parameter for _, parameter in parameters_in(root)]
             if not any(map(is_lazy, own)):
                 self._roots[module.id] = module, sum(Tensor.numel(p) for p in own if of_tensor(p, "requires_grad"))
                 self._peak_flops = self._peak_flops or _peak_of(own)
-        self._call = Call(module.id, batch_size(inputs, kwargs, self._batch_dim))
+        samples = batch_size(inputs, kwargs, self._batch_dim)
+        self._by_root[module.id] = self._by_root.get(module.id, 0) + samples
         if "batch_dim" in self._context.options and not self._is_odd:
             self._check_dim(module, inputs, kwargs)
 
@@ -81,6 +81,12 @@ class Throughput:
             self._context.incident(
                 "option", f"{text}: no samples are counted (the first dimension is 0)", module=module.name
             )
+
+    # -- on a sampled step
+
+    def begin_call(self) -> None:
+        """Begin an outermost call."""
+        self._call = Call()
 
     def see(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Count the operations of a call, and of its backward."""
@@ -94,59 +100,60 @@ class Throughput:
         self._waiting.forward(module, inputs, kwargs, self._call)
 
     def see_backward(self, module: Module) -> None:
-        """Count what is now known to belong to the training; samples only at the largest root."""
-        root, samples, flops = self._waiting.backward(module)
-        if samples and self._is_largest(root):
-            self._count(0, samples, self._samples)
-        self._count(1, flops, self._flops)
-
-    def _is_largest(self, root: int) -> bool:
-        self._roots = {number: one for number, one in self._roots.items() if one[0].torch() is not None}
-        largest = max((trained for _, trained in self._roots.values()), default=0)
-        return root in self._roots and self._roots[root][1] == largest > 0
-
-    def _count(self, kind: int, number: int, counter: Any) -> None:
-        if number:
-            self._so_far[kind] += number
-            counter.inc(number)
+        """Count the operations that are now known to belong to the training."""
+        flops = self._waiting.backward(module)
+        if flops:
+            self._so_far += flops
+            self._flops.inc(flops)
 
     # -- at the end of every step
 
     def step_done(self, elapsed_ns: int) -> None:
         """End a step; `elapsed_ns` is its time without inference, 0 if unknown."""
         step = self._context.step
+        samples = self._end_samples()
         if self._period and not self._is_over:
             is_alike = self._is_absolute == self._context.is_step_absolute  # the absolute number may have become known
             self._is_over, self._spanned = True, max(1, step - self._period + 1) if is_alike else 1
         else:  # not sampled
             self._end_period(step)
-            self._samples.inc(self._per_step[0])
-            self._flops.inc(self._per_step[1])
+            self._flops.inc(self._per_step)
         self._window_ns += elapsed_ns
+        self._window_samples += samples
         if self._began is None or step <= self._began:  # the absolute number became known, or a run began again
-            self._began, self._window_ns = step, 0
+            self._began, self._window_ns, self._window_samples = step, 0, 0
         elif self._window_ns >= WINDOW_NS:
-            self._show((step - self._began) * 1e9 / self._window_ns)
-            self._began, self._window_ns = step, 0
+            self._show(step - self._began, self._window_ns * 1e-9)
+            self._began, self._window_ns, self._window_samples = step, 0, 0
+
+    def _end_samples(self) -> int:
+        """Count the samples of the largest root in the step that is over, and return their number."""
+        self._roots = {number: one for number, one in self._roots.items() if one[0].torch() is not None}
+        largest = max((trained for _, trained in self._roots.values()), default=0)
+        of_largest = [number for number, (_, trained) in self._roots.items() if trained == largest > 0]
+        samples = sum(self._by_root.get(number, 0) for number in of_largest)
+        self._by_root.clear()
+        self._samples.inc(samples)
+        return samples
 
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:
-            if any(self._so_far):
-                self._per_step = [number // self._spanned for number in self._so_far]
-            else:  # all of it was evaluation, which represents nothing
+            if self._so_far:
+                self._per_step = self._so_far // self._spanned
+            else:  # all of it was inference, which represents nothing
                 self._counted = (0, 0)
-            self._so_far, self._period, self._is_over, self._spanned = [0, 0], 0, False, 1
+            self._so_far, self._period, self._is_over, self._spanned = 0, 0, False, 1
             self._waiting.step_done()
 
-    def _show(self, steps_per_s: float) -> None:
-        samples, flops = self._per_step
-        self._steps_per_s.set(steps_per_s)
-        if samples:
-            self._samples_per_s.set(samples * steps_per_s)
-        if flops:
-            self._flops_per_s.set(flops * steps_per_s)
+    def _show(self, steps: int, seconds: float) -> None:
+        self._steps_per_s.set(steps / seconds)
+        if self._window_samples:
+            self._samples_per_s.set(self._window_samples / seconds)
+        if self._per_step:
+            flops_per_s = self._per_step * steps / seconds
+            self._flops_per_s.set(flops_per_s)
             if self._peak_flops:
-                self._mfu.set(flops * steps_per_s / self._peak_flops)
+                self._mfu.set(flops_per_s / self._peak_flops)
 
 
 def batch_size(inputs: tuple[Any, ...], kwargs: Mapping[str, object], dim: int) -> int:
