@@ -27,6 +27,8 @@ class Steps(TypedDict):
     """Whether `current` counts from the beginning of the training."""
     calls: int
     """Calls of the model before the first step."""
+    micro_batches: float | None
+    """Mean number of micro-batches of a step since the attach: more than 1 with gradient accumulation; None before the first step."""
     text: str
     """The same in words."""
 

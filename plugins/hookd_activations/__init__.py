@@ -26,7 +26,12 @@ For the parameters that a module itself owns, at the optimizer step (gradients a
 
 For the argument of `torch.autograd.backward`, if it is a single number:
 
-    hookd_activations_loss{backward}             of the first four backwards since the optimizer's step, counted from 0
+    hookd_activations_loss{backward}             of the first four backwards since the optimizer's step, counted from 0.
+                                                 If each of n losses was divided by n (gradient accumulation), only
+                                                 "0": their sum, which is the mean that the trainer knows
+    hookd_activations_loss_sum{backward}         the sum of these over all steps since the attach
+    hookd_activations_losses_total{backward}     their number; the mean over an interval is the growth of the sum
+                                                 divided by that of the number
 
     hookd_activations_finding{module,kind}       1 while a module shows the finding
 
@@ -299,13 +304,21 @@ class Activations(Plugin):
         """
         place, self.place = self.place, self.place + 1
         value = self.context.number(tensors[0]) if len(tensors) == 1 else None
-        if value is not None:
-            self._publish_loss(place, value)
-        elif len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1:
-            self._read([tensors[0].detach().reshape(1)], lambda got: self._publish_loss(place, *got))
+        is_awaited = value is None and len(tensors) == 1 and self._is_real(tensors[0]) and tensors[0].numel() == 1
+        if value is None and not is_awaited:
+            return
+        arrived = self.shown.begin(tensors[0])
 
-    def _publish_loss(self, place: int, value: float) -> None:
-        self.shown.show(place, value)
+        def take(loss: float) -> None:
+            arrived(loss)
+            self._judge_loss(place, loss)
+
+        if value is not None:
+            take(value)
+        else:
+            self._read([tensors[0].detach().reshape(1)], lambda got: take(*got))
+
+    def _judge_loss(self, place: int, value: float) -> None:
         is_spike = self.losses.is_spike(place, value)
         if is_spike:
             self.alert = ALERT_STEPS
@@ -331,7 +344,7 @@ class Activations(Plugin):
     def step_done(self) -> None:
         """End the step."""
         self.parameters.end()
-        self.shown.end_step(self.place)
+        self.shown.end_step()
         self.place = 0
         self.placed.update({number: self.placed.get(number, False) for number in self.flat})  # not in a root's call
         self.flat.clear()

@@ -349,6 +349,29 @@ def test_the_loss_of_each_backward_is_shown_at_every_step(hook):
     assert math.isnan(hook.value("activations_loss", "0"))
 
 
+@pytest.mark.parametrize("divided", [lambda x, n: x / n, lambda x, n: x * (1 / n) * torch.tensor(2.0**8), lambda x, n: (x / n) / 1])
+def test_a_loss_that_was_divided_for_its_accumulation_is_shown_as_the_trainer_knows_it(hook, divided):
+    hook.start("activations", gradients="false")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    means = []
+    for parts in (4, 4, 3, 1):
+        losses = [model(torch.randn(8, 4)).square().mean() for _ in range(parts)]
+        for loss in losses:
+            divided(loss, parts).backward()
+        optimizer.step()
+        means.append(sum(divided(loss, parts).item() for loss in losses))
+        model(torch.randn(8, 4))  # the step is over
+        assert hook.value("activations_loss", "0") == pytest.approx(means[-1])
+        assert set(hook.metric("activations_loss")) == {("0",)}
+    (model(torch.randn(8, 4)) * math.nan).mean().backward()
+    optimizer.step()
+    model(torch.randn(8, 4))
+    assert math.isnan(hook.value("activations_loss", "0"))
+    assert hook.value("activations_loss_sum", "0") == pytest.approx(sum(means))
+    assert hook.value("activations_losses", "0") == 4
+
+
 def test_a_step_that_was_skipped_leaves_no_second_loss_behind_for_ever(hook):
     hook.start("activations", gradients="false")
     model = nn.Linear(4, 1)

@@ -22,6 +22,7 @@ from hookd.target.events.data import Data
 from hookd.target.events.dispatch import Dispatch
 from hookd.target.events.inference import Inference
 from hookd.target.events.liveness import Liveness
+from hookd.target.events.micro_batches import MicroBatches
 from hookd.target.events.phases import Phases
 from hookd.target.events.step_count import StepCount
 from hookd.target.events.steps import Steps
@@ -176,11 +177,11 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     host.pause_until(changes.is_due)
     tracing = Tracing(process=process, count=count, loading=loading, registry=registry, background=background)
     # Sources of events.
-    inference = Inference()
+    inference, micro_batches = Inference(), MicroBatches()
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
         listeners=routing.listeners, call_visibly=counting.call_visibly, set_phase=phases.set_phase, change=changes.boundary,
-        end_passing=portions.end_passing, inference=inference,
+        end_passing=portions.end_passing, inference=inference, micro_batches=micro_batches,
     )  # fmt: skip
     data = Data(
         page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, set_phase=phases.set_phase,
@@ -189,7 +190,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     calls = Calls(
         page=page, life=life, local=local, dispatch=dispatch, portions=portions, notifier=notifier, models=models, counting=counting,
         registry=registry, set_phase=phases.set_phase, begins=steps.forward_begins, inference=inference,
-        require_alone=changes.require_alone,
+        micro_batches=micro_batches, require_alone=changes.require_alone,
     )  # fmt: skip
     arming = Arming(life=life, steps=steps, data=data, models=models)
     boundaries = Boundaries(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hookd.target.events.batching import Portions
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.inference import Inference
+    from hookd.target.events.micro_batches import MicroBatches
     from hookd.target.modeltree.models import Models
     from hookd.target.plugins.listeners import Registry
     from hookd.target.plugins.notifier import Notifier
@@ -48,6 +49,7 @@ class Calls:
         set_phase: switches a thread to another phase.
         begins: called at each outermost call.
         inference: decides whether an outermost call is inference.
+        micro_batches: is told of the other ones.
         require_alone: stops plugins that may change the training of one rank only.
 
     Attributes:
@@ -71,6 +73,7 @@ class Calls:
         set_phase: Callable[[ThreadState, int], None],
         begins: Callable[[ThreadState], None],
         inference: Inference,
+        micro_batches: MicroBatches,
         require_alone: Callable[[], None],
     ) -> None:
         self.cells: Any = page.cells
@@ -82,7 +85,7 @@ class Calls:
         self.bare, self.visible_call = bare_of(models.observer.original), counting.visible_call
         self._models, self._counting, self._registry = models, counting, registry
         self._set_phase, self._call_begins, self._require_alone = set_phase, begins, require_alone
-        self._inference = inference
+        self._inference, self._micro_batches = inference, micro_batches
         self._is_unobserved_logged = False
 
     def for_entry(self) -> dict[str, Callable[..., Any]]:
@@ -147,7 +150,11 @@ class Calls:
             self._require_alone()
         if models.learning:
             models.learn_on()
-        thread.infers = thread.top is not None and self._inference.begins(thread, thread.top[0])
+        if thread.top is not None:
+            root = thread.top[0]
+            thread.infers = self._inference.begins(thread, root)
+            if not thread.infers:
+                self._micro_batches.call_begins(root)
         phase = int(self.cells[thread.beat + PHASE])
         # An exception at a bad moment may have left FORWARD there.
         thread.outside = phase if phase not in (FORWARD, INFERENCE) else OTHER

@@ -56,13 +56,14 @@ class Boundaries:
         self._portions, self._phases, self._models, self._tracing = portions, phases, models, tracing
         self._steps, self._step_calls, self._step_seconds = core.steps, core.step_calls, core.step_seconds
         self._later, self._install_late = later, install_late
+        self._micro_batches = core.micro_batches
         self._elapsed_ns = 0  # the time of the last step
         self.resume: Callable[[], None] = lambda: None
 
-    def step_over(self, steps: int, *, in_call: bool) -> None:
+    def step_over(self, steps: int, micro_batches: int, *, in_call: bool) -> None:
         """Publish a completed step, or several that were made without an optimizer; events belong to it until `step_done`.
 
-        `in_call` says whether a call of a model has begun since.
+        `micro_batches` is the number of each of them; `in_call` says whether a call of a model has begun since.
         """
         try:
             self._deliver_numbers()
@@ -70,6 +71,7 @@ class Boundaries:
             elapsed_ns = max(0, self._governor.end() - self._phases.take_inference(thread))
             self._elapsed_ns = elapsed_ns
             self._steps.inc(steps)
+            self._micro_batches.inc(steps * micro_batches)
             if elapsed_ns and steps == 1:
                 self._step_seconds.observe(elapsed_ns / 1e9)
             if thread.kept:  # a training loop inside of a module's forward never leaves the outermost call

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hookd.target.events.boundaries import Boundaries
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.inference import Inference
+    from hookd.target.events.micro_batches import MicroBatches
     from hookd.target.events.step_count import StepCount
     from hookd.target.modeltree.names import Names
     from hookd.target.plugins.listeners import Listener
@@ -66,6 +67,7 @@ class Steps:
         change: carries out the changes of plugins that are due at the beginning of a step.
         end_passing: ends the references to tensors that may be buffers of a model.
         inference: is told of each backward.
+        micro_batches: is told of each backward, and of each optimizer.
     """
 
     def __init__(  # noqa: PLR0913
@@ -84,13 +86,14 @@ class Steps:
         change: Callable[[], None],
         end_passing: Callable[[ThreadState], None],
         inference: Inference,
+        micro_batches: MicroBatches,
     ) -> None:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
         self._listeners, self._call_visibly, self._set_phase = listeners, call_visibly, set_phase
         self._change, self._end_passing, self._main_root = change, end_passing, names.main
-        self._inference = inference
+        self._inference, self._micro_batches = inference, micro_batches
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
@@ -147,6 +150,7 @@ class Steps:
             phase = int(self._cells[thread.beat + PHASE])
             self._outside = phase if phase != OPTIMIZER else OTHER  # still OPTIMIZER after a step that raised
             self._set_phase(thread, OPTIMIZER)
+            self._micro_batches.optimizer_begins()
             self._find_offset(optimizer, completed=0)
             self._change()
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -181,6 +185,7 @@ class Steps:
                 return
             elapsed_ns = self._clock() - self._started_ns if self._started_ns else 0
             self._set_phase(self._local.thread, self._outside)
+            self._micro_batches.optimizer_done()
             self._step_done(optimizer, elapsed_ns)
 
         return step_post
@@ -212,7 +217,7 @@ class Steps:
         count.is_open = True
         thread = self._local.thread
         self._stepper = 0 if thread.is_engine else threads.get_ident()
-        self._boundaries.step_over(steps, in_call=in_call)
+        self._boundaries.step_over(steps, self._micro_batches.take(), in_call=in_call)
 
     def _close(self) -> None:
         count = self._count
@@ -284,6 +289,7 @@ class Steps:
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
         self._backward_begins()
         self._inference.backward_begins(thread)
+        self._micro_batches.backward_begins()
         phase = int(self._cells[thread.beat + PHASE])
         started = self._clock()
         try:

@@ -20,6 +20,9 @@ class CoreMetrics:
     def __init__(self, page: PageWriter, *, budget: float) -> None:
         self._has_budget = budget > 0
         self.steps = Counter(page, "hookd_steps", "Steps of the training since the attach.").labels()
+        self.micro_batches = Counter(
+            page, "hookd_micro_batches", "Micro-batches of these steps: more than steps with gradient accumulation."
+        ).labels()
         self.step_calls = Counter(
             page, "hookd_step_calls", "Calls of the model counted as steps, as long as nothing has been trained."
         ).labels()

@@ -66,28 +66,27 @@ def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:
 
 
 def describe_steps(snapshot: Snapshot) -> Steps:
-    """Describe how many steps have been done, since the attach and in the whole run.
-
-    Returns:
-        counted: steps since the attach. offset: steps before it, None if unknown. current: steps of the whole run if
-        `is_absolute`, else the same as counted. calls: of the model before the first step was trained. text: for a person.
-    """
+    """Describe how many steps have been done, since the attach and in the whole run."""
     offset = snapshot.identity.get("step_offset")
     done, calls = _count(snapshot, "hookd_steps"), _count(snapshot, "hookd_step_calls")
+    each = _count(snapshot, "hookd_micro_batches") / done if done else None
     if calls and not done:
         text = (
             f"{calls} call{'' if calls == 1 else 's'} of the model, no step: nothing has been trained since the attach"
         )
-        return {"counted": 0, "offset": None, "current": 0, "is_absolute": False, "calls": calls, "text": text}
-    if not isinstance(offset, int) or isinstance(offset, bool):
-        text = f"{_done(done)} since the attach"
         return {
-            "counted": done, "offset": None, "current": done, "is_absolute": False, "calls": calls, "text": text
+            "counted": 0, "offset": None, "current": 0, "is_absolute": False, "calls": calls, "micro_batches": each, "text": text
+        }  # fmt: skip
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        text = f"{_done(done)} since the attach{_of(each)}"
+        return {
+            "counted": done, "offset": None, "current": done, "is_absolute": False, "calls": calls, "micro_batches": each,
+            "text": text,
         }  # fmt: skip
     current = done + offset
     return {
-        "counted": done, "offset": offset, "current": current, "is_absolute": True, "calls": calls,
-        "text": _done(current),
+        "counted": done, "offset": offset, "current": current, "is_absolute": True, "calls": calls, "micro_batches": each,
+        "text": f"{_done(current)}{_of(each)}",
     }  # fmt: skip
 
 
@@ -95,6 +94,12 @@ def _done(count: int) -> str:
     """Return the number of completed steps in words."""
     # "done", because an incident has the number of the step in progress, which is the next one.
     return f"{count} step{'' if count == 1 else 's'} done"
+
+
+def _of(micro_batches: float | None) -> str:
+    """Return the mean number of micro-batches of a step in words; "" without gradient accumulation."""
+    number = round(micro_batches or 1)
+    return f", {number} micro-batches each" if number > 1 else ""
 
 
 def steps(snapshot: Snapshot) -> int:

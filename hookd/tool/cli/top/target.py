@@ -169,7 +169,15 @@ class Target:
         if self.snapshot is not None:
             return describe_steps(self.snapshot)
         step = self.row["step"] if self.row is not None else None
-        return step or {"counted": 0, "offset": 0, "current": 0, "is_absolute": True, "calls": 0, "text": "-"}
+        return step or {
+            "counted": 0,
+            "offset": 0,
+            "current": 0,
+            "is_absolute": True,
+            "calls": 0,
+            "micro_batches": None,
+            "text": "-",
+        }
 
     @property
     def steps_per_s(self) -> float:

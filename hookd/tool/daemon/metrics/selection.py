@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hookd.wire.page import Family, Snapshot
 
 CORE = frozenset({
-    "hookd_steps", "hookd_step_calls", "hookd_step_seconds", "hookd_modules", "hookd_incidents", "hookd_overhead_seconds",
+    "hookd_steps", "hookd_micro_batches", "hookd_step_calls", "hookd_step_seconds", "hookd_modules", "hookd_incidents", "hookd_overhead_seconds",
     "hookd_overhead_ratio", "hookd_overhead_budget_ratio", "hookd_sampling_interval_steps", "hookd_plugin_errors",
     "hookd_plugin_state", "hookd_plugin_changes_training", "hookd_series_dropped", "hookd_agent_ticks", "hookd_compiling",
     "hookd_collectives_issued", "hookd_plugin_call_seconds", "hookd_plugin_series_refused",
