@@ -125,7 +125,11 @@ def _health() -> list[Panel]:
 
 
 def _learning() -> list[Panel]:
+    grown = f"sum by (backward) (deriv(hookd_activations_cumulative_loss{{{RANKS}}}[$__rate_interval]))"
+    count = f"sum by (backward) ({rate('hookd_activations_losses_total', RANKS)})"
     return [
+        lines("Loss", "Mean over the interval and the ranks, by backward of a step (plugin activations).", "none",
+              Query(f"{grown} / ({count} > 0)", "backward {{backward}}")),
         lines("Gradient norm", "Of all gradients before clipping (plugin gradclip), and over the modules that are served (plugin"
               " activations).", "none",
               Query(f"max by (rank) (hookd_gradclip_norm{{{RANKS}}})", RANK),

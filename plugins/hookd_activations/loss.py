@@ -55,8 +55,10 @@ class Loss:
             "Loss on which a backward was called, at the last step; their sum if each of n was divided by n.",
             ["backward"],
         )
-        self._sums = context.gauge("loss_sum", "Sum of the finite losses of all steps since the attach.", ["backward"])
-        self._counts = context.counter("losses", "Number of losses in loss_sum.", ["backward"])
+        self._sums = context.gauge(
+            "cumulative_loss", "Sum of the finite losses of all steps since the attach.", ["backward"]
+        )
+        self._counts = context.counter("losses", "Number of losses in cumulative_loss.", ["backward"])
         self._series: list[tuple[Any, Any, Any]] = []
         self._totals = [0.0] * BACKWARDS
         self._step = Step()

@@ -349,7 +349,9 @@ def test_the_loss_of_each_backward_is_shown_at_every_step(hook):
     assert math.isnan(hook.value("activations_loss", "0"))
 
 
-@pytest.mark.parametrize("divided", [lambda x, n: x / n, lambda x, n: x * (1 / n) * torch.tensor(2.0**8), lambda x, n: (x / n) / 1])
+@pytest.mark.parametrize(
+    "divided", [lambda x, n: x / n, lambda x, n: x * (1 / n) * torch.tensor(2.0**8), lambda x, n: (x / n) / 1]
+)
 def test_a_loss_that_was_divided_for_its_accumulation_is_shown_as_the_trainer_knows_it(hook, divided):
     hook.start("activations", gradients="false")
     model = nn.Linear(4, 1)
@@ -368,7 +370,7 @@ def test_a_loss_that_was_divided_for_its_accumulation_is_shown_as_the_trainer_kn
     optimizer.step()
     model(torch.randn(8, 4))
     assert math.isnan(hook.value("activations_loss", "0"))
-    assert hook.value("activations_loss_sum", "0") == pytest.approx(sum(means))
+    assert hook.value("activations_cumulative_loss", "0") == pytest.approx(sum(means))
     assert hook.value("activations_losses", "0") == 4
 
 

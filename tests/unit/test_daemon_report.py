@@ -87,6 +87,7 @@ def test_steps_say_where_they_are_counted_from(page):
         "current": 107,
         "is_absolute": True,
         "calls": 0,
+        "micro_batches": None,
         "text": "107 steps done",
     }
 

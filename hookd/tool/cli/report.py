@@ -15,6 +15,7 @@ from hookd.tool.reports.reading import (
     finding,
     inference_share,
     looks_at,
+    loss,
     model_seconds,
     module_seconds,
     notable,
@@ -122,7 +123,9 @@ def heading(report: Report) -> Iterator[str]:
     )
     now, reason = state(report), target.get("reason")
     how = f" ({reason})" if reason and reason != now else ""
-    yield f"{now}{how}, {report['step']['text']}, {output.seconds(step_seconds(report))} a step, {cost}"
+    each, at = output.seconds(step_seconds(report)), loss(report)
+    value = f"loss {output.number(at)}, " if at is not None else ""
+    yield f"{now}{how}, {report['step']['text']}, {value}{each} a step, {cost}"
     if target.get("how"):
         yield f"it {target['how']}"
     if why := paused(report):

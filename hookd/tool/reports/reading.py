@@ -27,6 +27,13 @@ class _Phase(TypedDict):
     value: float | None
 
 
+class _Loss(TypedDict):
+    """A value of the metric `loss` of `activations`."""
+
+    backward: str
+    value: float | None
+
+
 class _Place(TypedDict):
     """A value of the metric `origin` or `nonfinite` of `nan`."""
 
@@ -165,6 +172,12 @@ def short(value: object) -> str:
         text = ", ".join(map(str, value))
         return text if len(text) <= MAX_LINE else ""
     return "" if isinstance(value, (list, dict)) else str(value)
+
+
+def loss(report: Report) -> float | None:
+    """Return the loss of the first backward of the last step; None if no plugin publishes it."""
+    rows: list[_Loss] = report["metrics"].get("activations", {}).get("loss", [])
+    return next((row["value"] for row in rows if row["backward"] == "0"), None)
 
 
 def is_called_only(step: Steps) -> bool:

@@ -69,7 +69,7 @@ def describe_steps(snapshot: Snapshot) -> Steps:
     """Describe how many steps have been done, since the attach and in the whole run."""
     offset = snapshot.identity.get("step_offset")
     done, calls = _count(snapshot, "hookd_steps"), _count(snapshot, "hookd_step_calls")
-    each = _count(snapshot, "hookd_micro_batches") / done if done else None
+    each = (_count(snapshot, "hookd_micro_batches") / done if done else 0) or None  # an older agent has no such counter
     if calls and not done:
         text = (
             f"{calls} call{'' if calls == 1 else 's'} of the model, no step: nothing has been trained since the attach"

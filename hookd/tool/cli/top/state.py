@@ -125,6 +125,8 @@ class State:
         star = "" if step["is_absolute"] else " since the attach"
         cost = target.value("hookd_overhead_ratio")
         words = [f"{step['calls']} calls, no step{star}" if is_called_only(step) else f"step {step['current']}{star}"]
+        each = round(step["micro_batches"] or 1)
+        words += [f"{each} micro-batches each"] if each > 1 else []
         words += [f"{target.steps_per_s:.3g} steps/s"] if target.steps_per_s >= 0 else []
         words += [f"{output.seconds(target.step_s)} a step"] if target.step_s > 0 else []
         words += [f"cost {output.percent(cost)}"] if cost >= 0 else []
