@@ -48,7 +48,7 @@ Options:
                     mfu_ratio
 
 Inference are outermost calls without autograd (`torch.no_grad`, `torch.inference_mode`), or of a model in `eval()` that no
-backward follows, with all calls inside of them. A loss counts as the call before it.
+backward follows, with all calls inside of them.
 
 The backward of a module is the wall time from the beginning of its first node to the end of its last one, without
 hookd's own hooks and without recomputes. It includes the engine's work in between: moving gradients from node to node,

@@ -21,11 +21,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 OBSERVERS = plugin_options(["nan:every=1", "timing:every=2", "activations:every=1", "optimizer:every=1", "coverage"])
 ALL = "1"
 """A budget of the whole step: all is looked at in every one."""
-QUICK = ["by_hand", "inference"]
+QUICK = ["by_hand", "inference", "rollouts", "validation"]
 MORE = [
     "each_parameter", "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
-    "used_uncalled", "warm_up", "odd_names", "recursive", "deep",
+    "used_uncalled", "warm_up", "odd_names", "recursive", "deep", "teacher",
 ]  # fmt: skip
+WITH_LIBRARIES = {"trainer": ("transformers", "accelerate"), "fitted": ("lightning",)}
+"""What they import; `make long` installs it."""
 
 
 UNTOLD = {"by_hand_data": 1}
@@ -34,7 +36,7 @@ UNTOLD = {"by_hand_data": 1}
 
 def test_every_report_is_in_one_of_the_lists() -> None:
     scripts = {path.stem for path in (Path(__file__).parent / "reports").glob("[a-z]*.py")}
-    assert sorted(scripts) == sorted(QUICK + MORE)
+    assert sorted(scripts) == sorted([*QUICK, *MORE, *WITH_LIBRARIES])
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -48,8 +50,16 @@ def test_numbers_are_those_of_more_scripts(name: str) -> None:
     under_run(name)
 
 
+@pytest.mark.load
+@pytest.mark.parametrize("name", WITH_LIBRARIES)
+def test_numbers_are_those_of_scripts_with_libraries(name: str) -> None:
+    for library in WITH_LIBRARIES[name]:
+        pytest.importorskip(library)
+    under_run(name)
+
+
 def under_run(name: str) -> None:
-    plain = training.plain_run(job := Job(f"reports/{name}.py"))
+    plain = training.plain_run(job := Job(f"reports/{name}.py", has_libraries=name in WITH_LIBRARIES))
     command = job.command("--pause", "0.01")
     with tool.run(*OBSERVERS, program=command, HOOKD_BUDGET=ALL) as process, Page.below(process) as page:
         lines = process.finish()
@@ -64,8 +74,11 @@ def under_run(name: str) -> None:
     assert "incident" not in counted or any(counted["incident"] in message for message in incidents), incidents
     if "modules" in counted:
         assert {name for (name,) in found["hookd_timing_forward_calls"]} == set(counted["modules"])
-    for module, calls in counted.get("calls_of", {}).items():
-        assert found["hookd_timing_forward_calls"][(module,)] == calls, module
+    for kind, of in (("forward", "calls_of"), ("inference", "inferred")):
+        for module, calls in counted.get(of, {}).items():
+            assert found[f"hookd_timing_{kind}_calls"][(module,)] == calls, (kind, module)
+    if "micro_batches" in counted:
+        assert found["hookd_micro_batches"][()] == counted["micro_batches"] * told
     if "calls" in counted:
         assert counted["calls"] - 1 <= found["hookd_step_calls"][()] <= counted["calls"]
     if "samples" in counted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ class Job:
             with `workloads/`.
         arguments: what decides the result; not --pause, which only gives time to attach.
         ranks: processes that torchrun starts; 0 for a plain process.
+        has_libraries: whether it imports more than torch, from the environment of the tests.
     """
 
     script: str
     arguments: str = ""
     ranks: int = 0
+    has_libraries: bool = False
 
     def __str__(self) -> str:
         return re.sub(r"\W+", "-", f"{self.script.removesuffix('.py')} {self.arguments}").strip("-")
@@ -43,7 +46,8 @@ class Job:
 
     def command(self, *more: str) -> list[str | Path]:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        return [bare_python(), *(launcher if self.ranks else []), self.path, *self.arguments.split(), *more]
+        python = sys.executable if self.has_libraries else bare_python()
+        return [python, *(launcher if self.ranks else []), self.path, *self.arguments.split(), *more]
 
 
 def environment(**extra: str | Path) -> dict[str, str]:
@@ -73,8 +77,8 @@ def start(job: Job, *more: str, **extra: str | Path) -> Process:
 
 
 def start_warm(job: Job, *more: str, **extra: str | Path) -> Process:
-    """Start a job where torch has been imported, in a fork; one of several ranks, or that compiles, as any other."""
-    if job.ranks or "compile" in str(job):
+    """Start a job where torch has been imported, in a fork; one of several ranks, that compiles, or that imports more, as any other."""
+    if job.ranks or job.has_libraries or "compile" in str(job):
         return start(job, *more, **extra)
     return Process(job.command(*more), env=environment(**extra), cwd=job.path.parent, popen=forked.start)
 

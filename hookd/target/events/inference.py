@@ -35,7 +35,7 @@ class Inference:
         if module is None:
             return False
         if self._is_neutral(root, module):
-            return thread.infers
+            return bool(thread.in_eval)
         if _is_training(module) or root.id in self._trained:
             thread.in_eval.clear()
             return False
@@ -49,7 +49,7 @@ class Inference:
             thread.in_eval.clear()
 
     def _is_neutral(self, root: Module, module: nn.Module) -> bool:
-        """Whether a root, such as a loss, has no parameters: its calls are what the call before them was."""
+        """Whether a root, such as a loss, has no parameters: its calls are inference after such a call of a model in `eval()`."""
         if root.id not in self._neutral:
             self._neutral[root.id] = not any(parameters_of(inner) for _, inner in modules_in(module))
         return self._neutral[root.id]
