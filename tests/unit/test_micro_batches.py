@@ -1,4 +1,4 @@
-"""What counts as a micro-batch: calls of the main root, backwards and optimizers in the order in which trainings make them."""
+"""What counts as a micro-batch, in orders of calls, backwards and optimizers that trainings have."""
 
 from types import SimpleNamespace
 

@@ -135,8 +135,11 @@ class State:
 
     def phases(self) -> str:
         """Return each phase's share of the opened target's step; empty if unknown."""
-        shares = self.opened.phases() if self.opened is not None else []
-        return "a step: " + ", ".join(f"{safe(name)} {share * 100:.0f} %" for name, share in shares) if shares else ""
+        if self.opened is None or not (shares := self.opened.phases()):
+            return ""
+        text = "a step: " + ", ".join(f"{safe(name)} {share * 100:.0f} %" for name, share in shares)
+        inference = self.opened.inference_share()
+        return f"{text}; inference: {inference * 100:.0f} % of the time" if inference > 0 else text
 
     def detail(self) -> str:
         """Return details of the row at the cursor, or the reason why there is none."""

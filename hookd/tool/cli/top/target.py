@@ -196,13 +196,22 @@ class Target:
 
     def phases(self) -> list[tuple[str, float]]:
         """Return each phase's share of the time of recent steps."""
+        spent = self._phase_seconds()
+        spent.pop(INFERENCE, None)
+        total = sum(spent.values())
+        return [(phase, seconds / total) for phase, seconds in spent.items()] if total > 0 else []
+
+    def inference_share(self) -> float:
+        """Return the share of inference in the time since the step before last; it is not part of a step."""
+        spent = self._phase_seconds()
+        total = sum(spent.values())
+        return spent.get(INFERENCE, 0.0) / total if total > 0 else 0.0
+
+    def _phase_seconds(self) -> dict[str, float]:
         family, (grown,) = self._family(PHASES), self._phases.columns or ([],)
         if family is None or len(family.labels) != 1:
-            return []
-        pairs = zip(family.values, grown, strict=False)
-        shares = [(values[0], seconds) for values, seconds in pairs if values[0] != INFERENCE]
-        total = sum(seconds for _, seconds in shares)
-        return [(phase, seconds / total) for phase, seconds in shares] if total > 0 else []
+            return {}
+        return {values[0]: seconds for values, seconds in zip(family.values, grown, strict=False)}
 
     @property
     def loss(self) -> float:
