@@ -1,4 +1,4 @@
-"""What counts as a micro-batch, in orders of calls, backwards and optimizers that trainings have."""
+"""The micro-batches of a step, for several orders of calls, backwards and optimizers."""
 
 from types import SimpleNamespace
 

@@ -230,7 +230,7 @@ def test_a_line_that_takes_nothing_is_not_drawn_for(terminal, state):
     async def story(app):
         async def fill():
             while app.is_quiet or terminal.takes_more():
-                if app.is_quiet:  # else the queue of a writing thread that is not scheduled could get full, which blocks
+                if app.is_quiet:  # else the queue could get full, which blocks until the writing thread is scheduled
                     app.refresh()
                 await asyncio.sleep(0)
 
