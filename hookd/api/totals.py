@@ -77,6 +77,9 @@ class Totals:
 class Switched:
     """Work in sampled steps that needs no function of a plugin.
 
+    A sampled step represents the steps until the next one is due, and those that the sampled steps before it did not represent
+    because the interval was stretched. So in the end each step is represented once, whatever the intervals were.
+
     Attributes:
         standing: at STEPS the number of steps that a sampled step represents; at IS_ON 1 in a step in which the work is done;
             at IS_ACTIVE 1 while the plugin is active. The entry reads the first two at a call, and the last at its backward.
@@ -84,18 +87,33 @@ class Switched:
 
     def __init__(self) -> None:
         self.standing = array("d", [1.0, 0.0, 0.0])
+        self._sampled = self._represented = NOWHERE  # steps done before the last sampled one; steps represented so far
 
-    def switch(self, *, is_on: bool, is_active: bool, steps: float = 1.0) -> None:
-        """Set how calls are handled from now on.
+    def switch(self, *, is_on: bool, is_active: bool) -> None:
+        """Set how calls are handled from now on, each step representing itself.
 
         Args:
             is_on: whether calls that begin from now on are added up or shown.
             is_active: whether earlier calls still are, at their backward.
-            steps: number of steps that each call represents; kept from before unless `is_on`.
         """
-        if is_on:
-            self.standing[STEPS] = steps
         self.standing[IS_ON], self.standing[IS_ACTIVE] = is_on, is_active
+        self.standing[STEPS], self._represented = 1.0, NOWHERE
+
+    def sample(self, *, is_on: bool, done: int, interval: int) -> None:
+        """Set whether the next step is a sampled one, while the plugin is active.
+
+        Args:
+            is_on: as of `switch`.
+            done: the number of steps done.
+            interval: the number of steps until the next sampled one is due.
+        """
+        if self._represented == NOWHERE:  # what was done before is not represented
+            self._represented, self._sampled = done, NOWHERE
+        if is_on and done != self._sampled:
+            self._sampled = done
+            self.standing[STEPS] = float(max(0, done + interval - self._represented))
+            self._represented = max(self._represented, done + interval)
+        self.standing[IS_ON], self.standing[IS_ACTIVE] = is_on, 1.0
 
 
 class BackwardTotals(Switched):

@@ -44,7 +44,9 @@ class Throughput:
         self._call = Call()  # the outermost call
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
+        self._largest: list[int] = []  # of these, those with most trained parameters
         self._by_root: dict[int, int] = {}  # samples of the step in progress
+        self._needs_check = "batch_dim" in context.options
         self._period = 0  # the sampled step; 0: none
         self._every = _count_every(context)
         self._counted = (0, 0)  # the last counted step, and the first that may be the next
@@ -68,9 +70,10 @@ class Throughput:
             if not any(map(is_lazy, own)):
                 self._roots[module.id] = module, sum(Tensor.numel(p) for p in own if of_tensor(p, "requires_grad"))
                 self._peak_flops = self._peak_flops or _peak_of(own)
+                self._find_largest()
         samples = batch_size(inputs, kwargs, self._batch_dim)
         self._by_root[module.id] = self._by_root.get(module.id, 0) + samples
-        if "batch_dim" in self._context.options and not self._is_odd:
+        if self._needs_check and not self._is_odd:
             self._check_dim(module, inputs, kwargs)
 
     def _check_dim(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
@@ -117,7 +120,8 @@ class Throughput:
             self._is_over, self._spanned = True, max(1, step - self._period + 1) if is_alike else 1
         else:  # not sampled
             self._end_period(step)
-            self._flops.inc(self._per_step)
+            if self._per_step:
+                self._flops.inc(self._per_step)
         self._window_ns += elapsed_ns
         self._window_samples += samples
         if self._began is None or step <= self._began:  # the absolute number became known, or a run began again
@@ -128,13 +132,21 @@ class Throughput:
 
     def _end_samples(self) -> int:
         """Count the samples of the largest root in the step that is over, and return their number."""
-        self._roots = {number: one for number, one in self._roots.items() if one[0].torch() is not None}
-        largest = max((trained for _, trained in self._roots.values()), default=0)
-        of_largest = [number for number, (_, trained) in self._roots.items() if trained == largest > 0]
-        samples = sum(self._by_root.get(number, 0) for number in of_largest)
-        self._by_root.clear()
-        self._samples.inc(samples)
+        by_root, samples = self._by_root, 0
+        for number in self._largest:
+            samples += by_root.get(number, 0)
+        if by_root and not samples:  # the largest may be gone
+            self._find_largest()
+            samples = sum(by_root.get(number, 0) for number in self._largest)
+        if samples:
+            self._samples.inc(samples)
+        by_root.clear()
         return samples
+
+    def _find_largest(self) -> None:
+        self._roots = {number: one for number, one in self._roots.items() if one[0].torch() is not None}
+        most = max((trained for _, trained in self._roots.values()), default=0)
+        self._largest = [number for number, (_, trained) in self._roots.items() if trained == most > 0]
 
     def _end_period(self, step: int) -> None:
         if self._period and step > self._period:
@@ -158,6 +170,8 @@ class Throughput:
 
 def batch_size(inputs: tuple[Any, ...], kwargs: Mapping[str, object], dim: int) -> int:
     """Return the samples of a call, by its first argument or the first tensor in it; 0 if they cannot be counted."""
+    if inputs and type(inputs[0]) is Tensor and not dim and not inputs[0].is_nested and inputs[0].dim():
+        return len(inputs[0])  # by far the most frequent case: no subclass's code runs
     first = first_tensor(inputs, kwargs)
     if first is None:
         return 0

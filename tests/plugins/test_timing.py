@@ -209,7 +209,9 @@ def test_backward_seconds_stand_for_the_steps_that_were_not_sampled(hook):
     assert hook.value("timing_backward_calls", "1") == 10
     SPENT.clear()
     wall_s = train(model, 1)
-    assert_holds(hook.value("timing_backward_seconds", "1") - 10 * one_s, "slow backward", wall_s, times=10)
+    more = hook.value("timing_backward_calls", "1") - 10
+    assert 1 <= more <= 19, "until the next one is due, as far as the first did not represent them"
+    assert_holds(hook.value("timing_backward_seconds", "1") - 10 * one_s, "slow backward", wall_s, times=more)
 
 
 def test_every_step_is_sampled_on_demand(hook):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from torch import is_grad_enabled
 
-from hookd.api.passive import modules_in, parameters_of, peek
+from hookd.api.passive import attributes_of, modules_in, parameters_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,19 +25,25 @@ class Inference:
 
     def __init__(self) -> None:
         self._trained: set[int] = set()  # roots whose calls in `eval()` are followed by a backward, by Module.id
-        self._neutral: dict[int, bool] = {}  # whether a root has no parameters, by Module.id
+        # Whether a root has no parameters, by Module.id: its calls are inference after such a call of a model in `eval()`.
+        self._neutral: dict[int, bool] = {}
 
     def begins(self, thread: ThreadState, root: Module) -> bool:
         """Return whether the outermost call of `root` that begins in the calling thread is inference."""
-        if not torch.is_grad_enabled():
+        # Once in a step, so all of it is cold: each function that is called here takes a microsecond.
+        if not is_grad_enabled():
             return True
         module = root.torch()
         if module is None:
             return False
-        if self._is_neutral(root, module):
+        is_neutral = self._neutral.get(root.id)
+        if is_neutral is None:
+            is_neutral = self._neutral[root.id] = not any(parameters_of(inner) for _, inner in modules_in(module))
+        if is_neutral:  # such as a loss
             return bool(thread.in_eval)
         if _is_training(module) or root.id in self._trained:
-            thread.in_eval.clear()
+            if thread.in_eval:
+                thread.in_eval.clear()
             return False
         thread.in_eval.add(root.id)
         return True
@@ -48,14 +54,9 @@ class Inference:
             self._trained |= thread.in_eval
             thread.in_eval.clear()
 
-    def _is_neutral(self, root: Module, module: nn.Module) -> bool:
-        """Whether a root, such as a loss, has no parameters: its calls are inference after such a call of a model in `eval()`."""
-        if root.id not in self._neutral:
-            self._neutral[root.id] = not any(parameters_of(inner) for _, inner in modules_in(module))
-        return self._neutral[root.id]
-
 
 def _is_training(module: nn.Module) -> bool:
     """Whether a module is in training mode, as `module.training`; that of a compiled one is its original's."""
-    original = peek(module, "_orig_mod")
-    return peek(module if original is None else original, "training") is not False
+    own = attributes_of(module)
+    original = dict.get(own["_modules"], "_orig_mod") if "_modules" in own else None
+    return (own if original is None else attributes_of(original)).get("training") is not False

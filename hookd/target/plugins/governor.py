@@ -260,8 +260,11 @@ class Governor:
             is_called = is_on and (step % draw.fixed == 0 if draw.fixed else due[draw.tier])
             draw.listener.is_on = is_called
             if draw.totals is not None:
-                steps = draw.fixed or (loaded.rare_interval if draw.tier == ALL else loaded.interval)
-                draw.totals.switch(is_on=is_called, is_active=is_on, steps=steps)
+                if is_on:
+                    steps = draw.fixed or (loaded.rare_interval if draw.tier == ALL else loaded.interval)
+                    draw.totals.sample(is_on=is_called, done=step, interval=steps)
+                else:
+                    draw.totals.switch(is_on=False, is_active=False)
             if is_called:
                 listening += 1
                 looks = looks or draw.tier != LAST
