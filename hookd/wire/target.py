@@ -52,7 +52,8 @@ class TargetRow(TypedDict):
     local_rank: int
     world_size: int
     state: str
-    """`attached`, `lost` (the process is gone), `corrupt` (its page cannot be trusted) or `detached`."""
+    """`attached`, `ended` (the process has ended by itself without an error), `lost` (it is gone otherwise), `corrupt` (its page
+    cannot be trusted) or `detached`."""
     reason: str | None
     """Why it has ended, in a word or two; see docs/deaths.md."""
     ended: float | None

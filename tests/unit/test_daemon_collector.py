@@ -230,8 +230,11 @@ def test_a_living_target_is_up_with_its_info_state_and_process(join, scrape):
     join(python="3.12.1", torch="2.13.0", method="attach", world_size=1)
     found = scrape()
     assert found[key("hookd_target_up")] == 1
-    assert [found[key("hookd_target_state", state=s)] for s in ("attached", "lost", "corrupt", "detached")] == [
+    assert [
+        found[key("hookd_target_state", state=s)] for s in ("attached", "ended", "lost", "corrupt", "detached")
+    ] == [
         1,
+        0,
         0,
         0,
         0,

@@ -119,7 +119,7 @@ class Reporter:
     def _ended(self, row: TargetRow) -> str:
         if row["state"] == "detached":
             return f"process {row['pid']} was detached"
-        if row["state"] == "lost":
+        if row["state"] in ("ended", "lost"):
             how = row["how"] or f"has ended ({row['reason']})"
             return f"process {row['pid']} {how}; its counters are served for {self._linger_s:g} s"
         return f"process {row['pid']}: its page cannot be trusted any more ({row['reason']})"

@@ -122,7 +122,7 @@ def heading(report: Report) -> Iterator[str]:
         f"of which hookd takes {output.percent(overhead)}" if overhead is not None else "hookd's cost is not yet known"
     )
     now, reason = state(report), target.get("reason")
-    how = f" ({reason})" if reason and reason != now else ""
+    how = f" ({reason})" if reason and reason not in (now, "exited") else ""
     each, at = output.seconds(step_seconds(report)), loss(report)
     value = f"loss {output.number(at)}, " if at is not None else ""
     yield f"{now}{how}, {report['step']['text']}, {value}{each} a step, {cost}"

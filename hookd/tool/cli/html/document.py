@@ -88,9 +88,9 @@ def _target(report: Report) -> Iterator[Part]:
 def _heading(report: Report) -> Iterator[Part]:
     identity, target = report["identity"], report.get("target", {})
     run, rank = run_and_rank(report)
-    is_well = state(report) in ("running", "attached", "exited")
+    is_well = state(report) in ("running", "attached", "ended", "exited")
     yield tag("h1", identity.get("script") or "(no script)")
-    how = f" ({target['reason']})" if target.get("reason") not in (None, state(report)) else ""
+    how = f" ({target['reason']})" if target.get("reason") not in (None, state(report), "exited") else ""
     yield tag(
         "p",
         *("run ", tag("b", run), ", rank ", tag("b", rank), f"{of_world(identity)}, {of_user(report)} · "),

@@ -43,9 +43,12 @@ _MOST_REMOVALS = 20
 
 Many processes may end at the same time.
 """
-State = Literal["attached", "lost", "corrupt", "detached"]
-STATES: tuple[State, ...] = ("attached", "lost", "corrupt", "detached")
-"""In this order: served and alive; the process is gone; the page cannot be trusted; the agent has left."""
+State = Literal["attached", "ended", "lost", "corrupt", "detached"]
+STATES: tuple[State, ...] = ("attached", "ended", "lost", "corrupt", "detached")
+"""In this order: served and alive; the process has ended by itself without an error; it is gone otherwise; the page cannot be
+trusted; the agent has left."""
+GONE: frozenset[State] = frozenset({"ended", "lost"})
+"""States in which the process is gone."""
 
 
 class Activity:
@@ -226,7 +229,7 @@ class Target:
             self._draw()
             if self.ended is None or self.state == "corrupt":
                 death = judge(self.evidence.read(self.pidfd), self._snapshot, self._recent())
-                self._close("lost", death.reason, death)
+                self._close("lost" if death.is_incident else "ended", death.reason, death)
             if self._snapshot is not None:
                 self._leftover, self._removals = text(self._snapshot.identity, "control"), _MOST_REMOVALS
                 self.tidy()

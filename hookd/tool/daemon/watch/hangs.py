@@ -10,6 +10,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING
 
+from hookd.tool.daemon.fleet.targets import GONE
 from hookd.tool.daemon.watch.silence import Patience, Silence
 from hookd.tool.daemon.watch.verdict import RankPosition, judge, sentence
 from hookd.tool.daemon.watch.watcher import Declared, Sample
@@ -127,7 +128,7 @@ class Hangs:
         if any(map(_is_leaving, members)):
             return  # its page no longer shows its progress, and without it the others would be blamed
         alive = self._judged(members)
-        gone = [target for target in members if target.ended is not None and target.state == "lost"]
+        gone = [target for target in members if target.ended is not None and target.state in GONE]
         overdue = [target for target in alive if self._is_overdue(target, is_deserted=bool(gone))]
         if any(self._is_paused(target) for target in alive):
             for target in alive:
@@ -225,7 +226,7 @@ class Hangs:
         lasted = f"{'at least ' if reported.at_least else ''}{reported.for_s:.0f} s"
         message = f"rank {target.claim.rank} goes on after {lasted}"
         if target.ended is not None:
-            what = "has ended" if target.state == "lost" else "is no longer watched"
+            what = "has ended" if target.state in GONE else "is no longer watched"
             message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after it had stood for {lasted}"
         self._fleet.report(target, OVER, message, lasted_s=round(reported.for_s, 1), at_least=reported.at_least)
 

@@ -98,15 +98,14 @@ def order(rank: Rank) -> tuple[str, int, str, int]:
 def state(rank: Rank) -> Markup:
     """Return the state of a target, problems first."""
     row = rank.row
-    told = row["state"] if row["reason"] in (None, row["state"]) else f"{row['state']}: {row['reason']}"
+    told = row["state"] if row["reason"] in (None, row["state"], "exited") else f"{row['state']}: {row['reason']}"
     if row["hang"]:
         return tag("span", f"hangs {row['hang']['where']}", class_="bad")
     ongoing = [kind for kind in row["ongoing"] if kind not in ("hang", row["state"])]
     if ongoing:
         return join(tag("span", ", ".join(ongoing), class_="bad"), f" ({told})")
-    kinds = {"attached": "good", "detached": "soft"}
-    is_end = row["reason"] == "exited"
-    return tag("span", told, class_=kinds.get(row["state"], "soft" if is_end else "bad"))
+    kinds = {"attached": "good", "ended": "soft", "detached": "soft"}
+    return tag("span", told, class_=kinds.get(row["state"], "bad"))
 
 
 def numbers(rank: Rank) -> list[object]:
