@@ -83,8 +83,9 @@ def test_each_end_is_told_by_what_the_kernel_knows_of_it(serve, hold, run):
     wait_until(lambda: len(rows()) == len(ends), what="discovery")
     for holder, how in zip(holders, ends, strict=True):
         holder.signal(how) if isinstance(how, int) else holder.send(how)
-    wait_until(lambda: all(row["state"] == "lost" for row in rows()), what="their ends")
+    wait_until(lambda: all(row["state"] != "attached" for row in rows()), what="their ends")
     assert [row["reason"] for row in rows()] == [reason for reason, _ in ends.values()]
+    assert [row["state"] for row in rows()] == ["lost" if message else "ended" for _, message in ends.values()]
     for holder, (_, message) in zip(holders, ends.values(), strict=True):
         told = json.loads(daemon.get(f"/api/v1/incidents?pid={holder.pid}"))["incidents"]
         assert [one["message"] for one in told] == ([] if message is None else [f"process {holder.pid} {message}"])
