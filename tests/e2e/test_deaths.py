@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 import sqlite3
+import urllib.request
 
 import pytest
 
@@ -90,6 +91,11 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
     wait_until(lambda: all(any(one.startswith(end) for one in stored(file)) for end in ends), what="all in the file")
 
 
+def served(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return tool.Metrics(answer.read().decode())
+
+
 def stored(file):
     """Return the messages of the ends that are in the file by now: it is written, and made, by a thread."""
     if not file.exists():
@@ -118,6 +124,8 @@ def test_a_command_of_hookd_run_that_is_killed_is_an_incident_also_where_nobody_
     places = {"HOME": tmp_path, "XDG_STATE_HOME": tmp_path, "HOOKD_STATE_DIR": tmp_path, "HOOKD_HOST": ""}
     command = tool.run("--listen", "127.0.0.1:0", "-p", "timing", program=MORTAL.command(), stdin=True, **places)
     process = stack.enter_context(command)
+    url = process.expect("^metrics on (http:[^ ]+)").group(1)
+    wait_until(lambda: served(url).total("hookd_target_up"), what="the companion's first look at the command")
     process.expect("^ready$")
     process.send("leave")
     assert process.wait() == 3
