@@ -146,3 +146,19 @@ def test_the_time_of_inference_is_no_part_of_a_step(hook, loop):
     inferred_s = hook.value("timing_phase_seconds", "inference") - before
     assert passed_s - inferred_s == pytest.approx(steps * STEP_S, abs=5 * LONG_S)  # of the last step, or of none
     assert hook.value("timing_steps_per_second") == pytest.approx(1 / STEP_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("of", [torch.jit.script, torch.compile])
+def test_a_model_of_another_kind_is_called_as_ever(hook, of):
+    hook.start("timing")
+    model = of(nn.Sequential(nn.Linear(4, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model.eval()(torch.ones(2, 4))
+    (name,) = (name for (name,) in hook.metric("timing_inference_calls") if name.endswith("(root)"))
+    assert hook.value("timing_forward_calls", name) == 2
+    assert hook.value("timing_inference_calls", name) == 1

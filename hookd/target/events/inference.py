@@ -7,6 +7,7 @@ follows; the first one of each model is taken for inference before that is known
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from torch import is_grad_enabled
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.target.entry.threads import ThreadState
+
+_PLAIN = (dict, OrderedDict)
 
 
 class Inference:
@@ -58,5 +61,7 @@ class Inference:
 def _is_training(module: nn.Module) -> bool:
     """Whether a module is in training mode, as `module.training`; that of a compiled one is its original's."""
     own = attributes_of(module)
-    original = dict.get(own["_modules"], "_orig_mod") if "_modules" in own else None
+    inside = own.get("_modules")
+    # A scripted module has a table of another kind.
+    original = None if inside is None or type(inside) not in _PLAIN else inside.get("_orig_mod")
     return (own if original is None else attributes_of(original)).get("training") is not False
