@@ -92,6 +92,10 @@ class Watched(Unclocked):
 
     async def _lived(self):
         await self._story(self)
+        if self._terminal.outer >= 0:
+            await self.until(
+                lambda: self.is_quiet
+            )  # the end waits for all that is to be written, and nobody reads then
         self.exit()
 
     async def until(self, condition):
