@@ -13,6 +13,7 @@ from hookd.api.requests import Requests
 from hookd.api.shown import STATISTICS, ZEROS, Shown
 from hookd.api.totals import INFERENCE, RECOMPUTE, TRAINING, BackwardTotals, Families, Totals
 from hookd.errors import PluginError
+from hookd.wire.module_names import described, is_bare
 from hookd.wire.page.layout import PHASES
 
 if TYPE_CHECKING:
@@ -477,6 +478,11 @@ class Context:
         and where no plugin listens.
         """
         return self._host.module_states()
+
+    def described(self, name: str) -> str:
+        """Return the name of a module as people read it: with its class if indices are all there is, as in `3 (Linear)`."""
+        kinds = (module.type for module, _ in self._host.module_states() if module.name == name) if is_bare(name) else ()
+        return described(name, next(iter(kinds), ""))
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:
         """Return the parameters of `optimizer`, in the models' order, with their names.

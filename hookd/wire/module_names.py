@@ -24,6 +24,16 @@ def depth(name: str) -> int:
     return 0 if path in (ROOT, "") else path.count(".") + 1
 
 
+def is_bare(name: str) -> bool:
+    """Whether a name has only the indices of containers, as in a model that is an `nn.Sequential`: `3`, `0.2`."""
+    return all(part.isdigit() for part in split(name)[1].split("."))
+
+
+def described(name: str, kind: str) -> str:
+    """Return a name as people read it: with the name of its class if indices are all there is, as in `3 (Linear)`."""
+    return f"{name} ({kind})" if kind and is_bare(name) else name
+
+
 def above(name: str) -> list[str]:
     """Return the names of the modules that contain a module, its parent first and the root last; none for a root."""
     prefix, path = split(name)

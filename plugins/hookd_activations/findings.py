@@ -66,7 +66,7 @@ class Findings:
         if module not in reported:
             reported.add(module)
             if len(reported) <= INCIDENTS:
-                text = message.format(module=module, **fields)
+                text = message.format(module=self._context.described(module), **fields)
                 self._context.incident(kind, f"{text} at {self._context.origin}", module=module, **fields)
 
     def holds(self, kind: str) -> bool:

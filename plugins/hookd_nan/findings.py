@@ -218,7 +218,7 @@ class Findings:
             for module in case.shown:
                 self._origin.remove(module, hit.where, hit.kind)
             first_seen = {"step": hit.step, "module": hit.module, "where": hit.where}
-            seen = f"; first seen in {place(hit)} at step {hit.step}"
+            seen = f"; first seen in {place(self._context, hit)} at step {hit.step}"
             self._send(case, event, "origin of the", seen, first_seen=first_seen)
         case.is_over = True
         self._context.hold(None)
@@ -226,7 +226,7 @@ class Findings:
     def _send(self, case: Case, event: Event, what: str, more: str = "", **fields: Any) -> str:
         """Set the metric, send an incident, and return its message."""
         self._set_origin(case, event)
-        message, described = describe(event, what, is_step_absolute=self._context.is_step_absolute)
+        message, described = describe(self._context, event, what)
         if not event.is_late:
             described["python_stack"] = training_stack()
         self._context.incident(event.kind, message + more, **described, **fields)

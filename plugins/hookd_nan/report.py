@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hookd import Context
     from hookd_nan.judge import Event
 
 NAMES = {"nan": "NaN", "inf": "Inf"}
@@ -14,19 +15,20 @@ DOUBTS = {"inputs", "buffer", "or_in", "parameters", "if_used_in", "elsewhere", 
 """Details by which an incident is not exact."""
 
 
-def place(event: Event) -> str:
+def place(context: Context, event: Event) -> str:
     """Return the place of an event in words."""
     name = event.details.get("parameter", "")
     owned = "buffer" if event.details.get("is_buffer") else "parameter"
     words = {"param": f"{owned} {name}", "grad": f"gradient {name}"}.get(event.where, event.where)
-    return f"{event.module} {words}".replace("  ", " ").strip()
+    return f"{context.described(event.module)} {words}".replace("  ", " ").strip()
 
 
-def describe(event: Event, what: str, *, is_step_absolute: bool) -> tuple[str, dict[str, object]]:
+def describe(context: Context, event: Event, what: str) -> tuple[str, dict[str, object]]:
     """Return the message and the fields of an incident."""
+    is_step_absolute = context.is_step_absolute
     is_known = not DOUBTS & event.details.keys() and not isinstance(event.details.get("neginf_in"), list)
     is_exact = is_known and event.is_certain and (event.since == event.step or (is_step_absolute and event.step == 1))
-    message = f"{what} {NAMES[event.kind]}: {place(event)} at step {event.step}"
+    message = f"{what} {NAMES[event.kind]}: {place(context, event)} at step {event.step}"
     if not is_step_absolute:
         message += " (counted from the attach)"
     if is_exact:
@@ -41,17 +43,17 @@ def describe(event: Event, what: str, *, is_step_absolute: bool) -> tuple[str, d
         "is_exact": is_exact,
         "stack": list(event.stack),
     }
-    return "; ".join([message, *_remarks(event)]), {**fields, **event.details}
+    return "; ".join([message, *_remarks(context, event)]), {**fields, **event.details}
 
 
-def _remarks(event: Event) -> Iterator[str]:
+def _remarks(context: Context, event: Event) -> Iterator[str]:
     """Yield the rest of the message: the reasons for doubt, and what else is bad."""
     details = event.details
     if "if_used_in" in details:
-        user = details["if_used_in"]
+        user = context.described(details["if_used_in"])
         yield f"if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
     if "or_in" in details:
-        others = ", ".join(details["or_in"])
+        others = ", ".join(map(context.described, details["or_in"]))
         yield f"born there, or in {others}, whose outputs are gone, were changed in place, or were not fully checked"
     elif not event.is_certain:
         yield "it may have originated elsewhere"

@@ -74,15 +74,15 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
         daemon,
         failing,
         "exit 1",
-        r"ended with exit code 1 after RuntimeError: planted .* \(module 2, mortal.py:\d+ in fail\)$",
+        r"ended with exit code 1 after RuntimeError: planted .* \(module 2 \(Layer\), mortal.py:\d+ in fail\)$",
     )
     faulty.send("segfault")
     assert_told(
-        daemon, faulty, "signal SIGSEGV", r"was killed by SIGSEGV \(Segmentation fault\).*; last in 2 \(forward\)$"
+        daemon, faulty, "signal SIGSEGV", r"was killed by SIGSEGV \(Segmentation fault\).*; last in forward of 2 \(Layer\)$"
     )
     killed.signal(signal.SIGSTOP)  # who wants no memory is not killed for want of it, though it is in the same cgroup
     hoarder.send("hoard")
-    assert_told(daemon, hoarder, "oom", rf"{oom.KILLED} \(OOM, SIGKILL\): .*; last in 2 \(forward\)$")
+    assert_told(daemon, hoarder, "oom", rf"{oom.KILLED} \(OOM, SIGKILL\): .*; last in forward of 2 \(Layer\)$")
     killed.signal(signal.SIGKILL)
     assert_told(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
     assert [process.wait() for process in processes] == [1, -signal.SIGSEGV, -signal.SIGKILL, -signal.SIGKILL]

@@ -62,7 +62,7 @@ class TestOneAfterTheOther:
         run.steps(101)
         run.steps(1, bad="1")
         assert findings(hook) == [("(root)", "input", 3), ("1", "output", 156)]
-        assert hook.incidents[-1]["message"].startswith("another NaN: 1 output at step 156")
+        assert hook.incidents[-1]["message"].startswith("another NaN: 1 (Residual) output at step 156")
         assert hook.value("nan_first_step") == 3
         assert hook.metric("nan_origin") == {("(root)", "input", "nan"): 1, ("1", "output", "nan"): 1}
 

@@ -151,7 +151,7 @@ def test_a_bad_buffer_is_named(hook):
     hook.start("nan", every=1)
     train(model, strike=lambda: model[0].shift.fill_(INF))
     assert named(hook.incidents[0])[:3] == ("0", "param", "shift")
-    assert "0 buffer shift" in hook.incidents[0]["message"]
+    assert "0 (Shifted) buffer shift" in hook.incidents[0]["message"]
 
 
 def test_under_a_scaler_the_parameter_is_named_once_an_overflow_has_become_an_incident(hook):

@@ -84,7 +84,7 @@ class TestBuffers:
         train(model, strike=lambda: model[1].running_mean.fill_(NAN))
         assert place(hook.incident) == ("1", "param", "nan", AT)
         assert (hook.incident["parameter"], hook.incident["is_buffer"]) == ("running_mean", True)
-        assert "1 buffer running_mean" in hook.incident["message"]
+        assert "1 (BatchNorm1d) buffer running_mean" in hook.incident["message"]
 
     def test_infinity_that_a_buffer_may_well_have_is_not_blamed(self, hook, every):
         born = Born()

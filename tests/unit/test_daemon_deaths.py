@@ -97,7 +97,7 @@ def test_where_it_was_last_is_told_with_step_module_phase_and_the_last_events(pa
     index = page.series(page.family("hookd_activations_mean", "gauge", "Help.", ("module",)), ("layers.2.fc",))
     page.cells[index] = 0.25
     found = death(page, signal.SIGSEGV, "pidfd")
-    assert found.message.endswith("; last in layers.2.fc (forward)")
+    assert found.message.endswith("; last in forward of layers.2.fc")
     fields = found.fields
     assert (fields["step"], fields["is_step_absolute"], fields["module"], fields["phase"]) == (
         101,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from hookd.wire.module_names import described, is_bare
+
 if TYPE_CHECKING:
     from array import array
 
@@ -94,3 +96,8 @@ class Snapshot:
     incidents: list[Incident]
     logs: list[LogLine]
     dropped: int
+
+    def described(self, name: str) -> str:
+        """Return the name of a module as people read it: see `hookd.wire.module_names.described`."""
+        kinds = (module.type for module in self.modules.values() if module.name == name) if is_bare(name) else ()
+        return described(name, next(iter(kinds), ""))

@@ -245,7 +245,8 @@ def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Recor
     """
     exited = snapshot is not None and snapshot.state == "exited"
     exception = _exception(snapshot) if exited and snapshot is not None else None
-    reason, message = _verdict(evidence, exited=exited, exception=exception)
+    after = f" after {_exception_text(exception, snapshot)}" if exception is not None and snapshot is not None else ""
+    reason, message = _verdict(evidence, exited=exited, after=after)
     fields: dict[str, object] = {
         "reason": reason,
         "known_from": evidence.source or ("page" if exited else None),
@@ -255,13 +256,12 @@ def judge(evidence: Evidence, snapshot: Snapshot | None, records: Sequence[Recor
         fields["exception"] = exception
     if snapshot is not None:
         fields |= _last(snapshot, records)
-    place = "" if exited else _place(fields)
+    place = "" if exited else _place(fields, snapshot)
     is_bad = reason != "exited" or (evidence.status is None and exception is not None)
     return Death(reason, one_line(message + place), is_bad, fields)
 
 
-def _verdict(evidence: Evidence, *, exited: bool, exception: Mapping[str, str] | None) -> tuple[str, str]:
-    after = f" after {_exception_text(exception)}" if exception is not None else ""
+def _verdict(evidence: Evidence, *, exited: bool, after: str) -> tuple[str, str]:
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
@@ -323,10 +323,10 @@ def _exception(snapshot: Snapshot) -> dict[str, str] | None:
     return {key: raw[key] for key in ("type", "message", "where", "module") if isinstance(raw.get(key), str)}
 
 
-def _exception_text(exception: Mapping[str, str]) -> str:
+def _exception_text(exception: Mapping[str, str], snapshot: Snapshot) -> str:
     message, where, module = (exception.get(key, "") for key in ("message", "where", "module"))
     first = message.strip().partition("\n")[0]
-    inside = [part for part in (f"module {module}" if module else "", where) if part]
+    inside = [part for part in (f"module {snapshot.described(module)}" if module else "", where) if part]
     return exception["type"] + (f": {first}" if first else "") + (f" ({', '.join(inside)})" if inside else "")
 
 
@@ -354,10 +354,10 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> LastSeen:
     }
 
 
-def _place(fields: Mapping[str, object]) -> str:
+def _place(fields: Mapping[str, object], snapshot: Snapshot | None) -> str:
     module, phase = fields.get("module"), fields.get("phase")
-    if module:
-        return f"; last in {'the root module' if module == ROOT else module} ({phase})"
+    if isinstance(module, str) and module and snapshot is not None:
+        return f"; last in {phase} of {'the root module' if module == ROOT else snapshot.described(module)}"
     return f"; last in phase {phase}" if phase not in (None, "other") else ""
 
 

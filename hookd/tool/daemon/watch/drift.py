@@ -161,7 +161,9 @@ class Drift:
     def _report(self, group: _Group, target: Target, diff: Difference) -> None:
         since, first = group.agreed.get(target), group.first[target]
         when = f"first seen at step {first}" + (f", not yet at step {since}" if since is not None else "")
-        shown = [*diff.modules[:MOST_NAMED], *(["..."] if len(diff.modules) > MOST_NAMED else [])]
+        snapshot = target.last()
+        described = snapshot.described if snapshot is not None else str
+        shown = [*map(described, diff.modules[:MOST_NAMED]), *(["..."] if len(diff.modules) > MOST_NAMED else [])]
         whom = f"from {ranks.named(diff.others)}"
         even = ": as many differ as do not, so nobody can tell which are right" if diff.is_even else ""
         verb = "differs" if len(diff.odd) == 1 else "differ"

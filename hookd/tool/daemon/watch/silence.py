@@ -172,6 +172,7 @@ class Silence:
             at_least=self.at_least,
             phase=place.phase,
             module=one_line(entry.name) if entry is not None else None,
+            type=one_line(entry.type) if entry is not None else "",
             place=place.module,
             model=_model(snapshot),
             step=place.step,

@@ -351,7 +351,9 @@ class Stragglers:
         if module is not None:
             name, own_s, others_s = module
             fields |= {"module": name, "module_seconds": own_s, "module_median_seconds": others_s}
-            where = f", {name} {_ms(own_s)} instead of {_ms(others_s)}"
+            snapshot = target.last()
+            shown = snapshot.described(name) if snapshot is not None else name
+            where = f", {shown} {_ms(own_s)} instead of {_ms(others_s)}"
         message = (
             f"rank {target.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
             f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hookd.wire.module_names import described
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -30,6 +32,7 @@ class RankPosition:
         at_least: whether it may be longer, because no event was seen before.
         phase: one of the page's PHASES.
         module: the name of the innermost module that it is in, None outside of all modules.
+        type: the name of its class.
         place: the number of that module in the order of the model, 0 for none.
         model: a checksum of the names of all modules; numbers of modules are comparable only if it is the same.
         step: the number of the step in progress, counted from the attach unless `is_absolute`.
@@ -45,6 +48,7 @@ class RankPosition:
     at_least: bool = False
     phase: str = "other"
     module: str | None = None
+    type: str = ""
     place: int = 0
     model: int = 0
     step: int = 0
@@ -65,7 +69,7 @@ class RankPosition:
             if self.phase == "other"
             else _PHASES.get(self.phase, self.phase)
         )
-        module = f" of {self.module}" if self.module else ""
+        module = f" of {described(self.module, self.type)}" if self.module else ""
         return f"in {place}{module} ({self.at})" if self.phase != "other" or module else f"{place} ({self.at})"
 
     @property
