@@ -481,7 +481,9 @@ class Context:
 
     def described(self, name: str) -> str:
         """Return the name of a module as people read it: with its class if indices are all there is, as in `3 (Linear)`."""
-        kinds = (module.type for module, _ in self._host.module_states() if module.name == name) if is_bare(name) else ()
+        kinds = (
+            (module.type for module, _ in self._host.module_states() if module.name == name) if is_bare(name) else ()
+        )
         return described(name, next(iter(kinds), ""))
 
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]:

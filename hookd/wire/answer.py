@@ -41,6 +41,8 @@ class Attached(PluginRefused):
     """The plugins that are loaded now."""
     added: list[str]
     """The plugins that were added to an agent that was there already."""
+    holders: list[int]
+    """The processes that held such an agent before; 0 for one that is in another pid namespace."""
     replaced: str
     """The version of the older agent that was replaced; empty if there was none."""
     payload: str

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.environment import REPOSITORY, TARGETS, bare_python, target_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Metrics, start_hookd
+from tests.support.tool import Metrics, hookd_json, start_hookd
 
 TRAIN = REPOSITORY / "examples" / "train.py"
 FORKS = TARGETS / "forks.py"
@@ -54,6 +54,8 @@ def test_listen_serves_the_command_and_a_signal_ends_it():
             return scrape(url).total("hookd_steps_total", run="trial", rank="0")
 
         wait_until(lambda: steps() > 2, what="steps in the metrics")
+        (pid,) = scrape(url).labels("hookd_target_info", "pid")
+        assert hookd_json("report", pid)["step"]["offset"] == 0  # all its steps were seen
         process.signal(signal.SIGTERM)  # goes to the script, which ends in its own way
         assert process.wait() == 0, process.describe()
         assert process.out[-1].startswith("done ")

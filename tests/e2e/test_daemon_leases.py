@@ -181,6 +181,7 @@ def test_two_daemons_and_a_foreground_attach_share_one_agent_which_goes_with_the
     assert [row_of(one, target)["is_held"] for one in (first, second)] == [True, False]
     answer = second.attach(target.pid, timeout_s=60, plugins=["timing", "activations:every=5"])
     assert (answer["method"], answer["added"]) == ("existing", ["activations"])
+    assert answer["holders"] == [first.status()["pid"]]
     with Attachment([target.pid], "-p", "timing") as foreground:
         wait_until(lambda: leases(target) == 3, what="all three hold it")
         for url in (first.status()["url"], second.status()["url"], foreground.url):

@@ -78,7 +78,10 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
     )
     faulty.send("segfault")
     assert_told(
-        daemon, faulty, "signal SIGSEGV", r"was killed by SIGSEGV \(Segmentation fault\).*; last in forward of 2 \(Layer\)$"
+        daemon,
+        faulty,
+        "signal SIGSEGV",
+        r"was killed by SIGSEGV \(Segmentation fault\).*; last in forward of 2 \(Layer\)$",
     )
     killed.signal(signal.SIGSTOP)  # who wants no memory is not killed for want of it, though it is in the same cgroup
     hoarder.send("hoard")

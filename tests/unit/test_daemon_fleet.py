@@ -128,6 +128,16 @@ def test_a_page_that_an_agent_lets_go_of_is_not_served_again_as_one_that_is_atta
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_an_agent_that_leaves_because_a_plugin_failed_was_no_target_that_was_detached(fleet, stack, monkeypatch):
+    page = Ranks(stack, 1).pages[0]
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.find_page", lambda _: os.dup(page.fd))
+    page.set_state("starting")
+    assert fleet.adopt(os.getpid()) is None
+    page.set_state("detached")
+    fleet.poll()
+    assert fleet.targets() == []
+
+
 def test_a_target_is_not_given_to_the_user_whose_process_has_its_pid_by_now(stack, monkeypatch):
     ranks = Ranks(stack, 1)
     target = ranks.targets[0]

@@ -41,6 +41,15 @@ def test_a_line_names_kind_target_step_and_message(incident_log, caplog):
     ]
 
 
+def test_a_step_that_the_message_names_is_not_named_twice(incident_log, caplog):
+    for message in ("first NaN: fc output at step 6, exact", "found at step 61"):
+        incident_log.add(TARGET, [{"kind": "nan", "step": 6, "message": message}])
+    assert caplog.messages == [
+        "nan in process 7 (run train.py, rank 1): first NaN: fc output at step 6, exact",
+        "nan in process 7 (run train.py, rank 1) at step 6: found at step 61",
+    ]
+
+
 def test_a_line_says_whose_process_it_is(incident_log, caplog):
     for uid in (0, 4_000_000_001):
         target = SimpleNamespace(pid=7, claim=labels.Claim(7, 7, "1", "llama", "llama", uid=uid))

@@ -217,6 +217,18 @@ def test_no_module_has_taken_more_than_the_one_that_it_is_in(job):
     assert max(shares) == shares[0] == 1.0
 
 
+def test_a_modules_own_time_is_never_more_than_its_time(job):
+    """Its call returned when the page was copied: its own time was added already, its time was not."""
+    table = ModuleTable()
+    job.call([1.0] * 8)
+    table.take(0.0, job.target._reader.read())
+    job.add("timing_forward_self_seconds", [5.0] * 8)
+    job.call([1.0] * 8)
+    table.take(1.0, job.target._reader.read())
+    shares = table.build().values
+    assert shares["self_share"] == shares["share"] == [1.0] * 8
+
+
 def test_shares_of_a_training_that_stands_still_are_not_known(opened, job):
     for second in range(2, 9):
         opened.refresh(100.0 + second)

@@ -120,7 +120,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         portions.forget(modules)
 
     no_frame = dynamo.no_frame()
-    life, count, marks = Life(), StepCount(from_beginning=process.method == "run"), Marks(process)
+    life, count, marks = Life(), StepCount(process.step_offset), Marks(process)
     states: dict[int, ThreadState] = {}
     heartbeats = Heartbeats(page)
     local = Threads(heartbeats, states)

@@ -30,17 +30,21 @@ class Process:
         rank: number of the process in the job; torch.distributed may know it only after the attach.
         world_size: number of processes in the job; likewise.
         method: how the agent was started: attach, run or start.
+        step_offset: steps of the training before the attach; None while unknown.
     """
 
     run: str
     rank: int
     world_size: int
     method: str
+    step_offset: int | None
 
     @classmethod
     def of(cls, identity: Identity) -> Process:
         """Return the process that a page's identity describes."""
-        return cls(identity["run"], identity["rank"], identity["world_size"], identity["method"])
+        return cls(
+            identity["run"], identity["rank"], identity["world_size"], identity["method"], identity["step_offset"]
+        )
 
 
 def identity(config: AgentConfig) -> Identity:
@@ -56,7 +60,7 @@ def identity(config: AgentConfig) -> Identity:
         "run": config.get("run") or labels.run_label(variables, script),
         "rank": rank if (given := config.get("rank")) is None else given,
         "local_rank": labels.local_rank(variables), "world_size": world_size, "control": "",
-        "method": config["method"], "uid": posix.getuid(), "user": _user(), "step_offset": None,
+        "method": config["method"], "uid": posix.getuid(), "user": _user(), "step_offset": 0 if config["method"] == "run" else None,
         "keep": config.get("lease_s") is None,
     }  # fmt: skip
 

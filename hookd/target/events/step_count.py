@@ -14,9 +14,9 @@ class StepCount:
         is_closing: whether the hook `step_done` is being called.
     """
 
-    def __init__(self, *, from_beginning: bool) -> None:
+    def __init__(self, offset: int | None = None) -> None:
         self.done = self.calls = 0
-        self.offset: int | None = 0 if from_beginning else None
+        self.offset = offset
         self.is_open = self.is_closing = False
 
     @property

@@ -108,7 +108,9 @@ def _join(pid: int, request: AttachRequest, there: Identity, started: float) -> 
     """Use the existing agent: enable the requested plugins that it lacks."""
     added, brought = [], {}
     with control.Control.connect(pid, request.timeout_s) as connection:
-        had = [str(plugin["name"]) for plugin in connection.status().get("plugins", ())]
+        status = connection.status()
+        had = [str(plugin["name"]) for plugin in status.get("plugins", ())]
+        holders = tuple(holder for holder in status.get("holders", ()) if type(holder) is int and holder != os.getpid())
         for spec in request.plugins:
             if spec.name in had:
                 if spec.options:
@@ -120,7 +122,7 @@ def _join(pid: int, request: AttachRequest, there: Identity, started: float) -> 
             connection.request("keep")
     return AttachResult(
         pid, "existing", 0.0, time.monotonic() - started, control.path(pid, str(there["control"])), there,
-        loaded=(*had, *added), added=tuple(added), carried=brought,
+        loaded=(*had, *added), added=tuple(added), holders=holders, carried=brought,
     )  # fmt: skip
 
 

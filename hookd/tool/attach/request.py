@@ -57,6 +57,7 @@ class AttachResult:
         replaced: the version of the older agent that was replaced, else "".
         payload: the sha256 of the payload, "" if there was an agent already.
         unproven: a message if Python or torch is newer than any version that hookd was tested with, else "".
+        holders: pids of the processes that held the agent before; 0 for one in another pid namespace.
         carried: for each plugin that was sent, the `version`, `sha256` and `origin` of its source.
     """
 
@@ -68,6 +69,7 @@ class AttachResult:
     identity: Identity
     loaded: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    holders: tuple[int, ...] = ()
     replaced: str = ""
     payload: str = ""
     unproven: str = ""

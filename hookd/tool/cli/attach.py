@@ -213,7 +213,9 @@ def attached_message(entry: Attached) -> str:
     plugins = ", ".join(entry["plugins"]) or "no plugin"
     if entry["method"] == "existing":
         added = f"added {', '.join(entry['added'])}" if entry["added"] else "nothing to add"
-        return f"joined the agent in {who}: {added}; loaded: {plugins}"
+        holders = [targets.command_of(pid) for pid in entry.get("holders", ()) if pid]  # an older daemon sends none
+        held = f", held by {' and '.join(holders)}" if holders else ""
+        return f"joined the agent in {who}{held}: {added}; loaded: {plugins}"
     pause = f"stopped for {output.seconds(entry['pause_s'])}" if entry["pause_s"] else "never stopped"
     replaced = f" in place of the agent of hookd {entry['replaced']}" if entry["replaced"] else ""
     return f"attached to {who} with {plugins}{replaced}: {pause}, ready after {output.seconds(entry['wall_s'])}"

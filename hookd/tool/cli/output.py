@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -28,6 +29,7 @@ __all__ = [
 WIDTH = 160
 """Maximum width of a table in a file or a pipe, in columns; the tables of `status` and `report` keep to 80."""
 NARROWEST = 40
+_NUMBER = re.compile(r"(\d) (%|[µmn]?s|min|h|[kKMGT]i?B|bytes|times)(?!\w)")
 
 
 def emit(data: Any) -> None:
@@ -99,6 +101,10 @@ def columns() -> int:
 
 
 def wrap(text: str, indent: str = "  ") -> str:
-    """Wrap text, which may be a target's, to the line width; all lines but the first are indented."""
-    text = plain(text, lines=True)
-    return textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    """Wrap text, which may be a target's, to the line width; all lines but the first are indented.
+
+    A number stays on one line with its unit.
+    """
+    text = _NUMBER.sub(r"\1\0\2", plain(text, lines=True))  # which has no NUL
+    lines = textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")

@@ -162,6 +162,8 @@ def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
 
     if any("error" not in row and _is_from_attach(row["step"]) for row in rows):
         yield "* counted from the attach: the program's own step number is not known"
+    if dropped := sum(row["series_dropped"] for row in rows if "error" not in row):
+        yield left_out(dropped)
     for row in rows:
         if "error" in row:
             yield f"{row['pid']}: {row['error']}" + (f" ({row['hint']})" if row["hint"] else "")
@@ -172,8 +174,6 @@ def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
             yield f"{row['pid']}: {compiled:.0f} more modules are compiled and not seen inside"
         if row["changed_by"]:
             yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
-        if row["series_dropped"]:
-            yield f"{row['pid']}: {left_out(row['series_dropped'])}"
         if row["how"]:
             yield f"{row['pid']}: it {row['how']}"
         if row["paused"]:

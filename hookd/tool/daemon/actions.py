@@ -146,6 +146,7 @@ class Actions:
             "control": str(result.control),
             "plugins": list(result.loaded),
             "added": list(result.added),
+            "holders": list(result.holders),
             "replaced": result.replaced,
             "payload": result.payload,
             "carried": dict(result.carried),

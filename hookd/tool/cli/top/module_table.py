@@ -126,6 +126,9 @@ class ModuleTable:
         trained, forward, own, inferred, inference, own_inference = self._grown(CALLS)
         backward, own_backward = self._backward(self._of_roots(trained))
         forward, backward, inference = map(self._with_inner, (forward, backward, inference))
+        # The counters of a call are read one after the other, and it may return between two of them.
+        pairs = ((own, forward), (own_backward, backward), (own_inference, inference))
+        own, own_backward, own_inference = ([*map(min, *pair)] for pair in pairs)
         growth = self._growths[CALLS]
         is_still = growth.is_stale(self._now)
         model_s = 0.0 if is_still else sum(map(self._of_roots, (forward, backward, inference)))

@@ -270,10 +270,11 @@ class Fleet:
             return None
         is_same = target.start_ticks == ticks and proc.is_same(target.pid, ticks)
         snapshot = target.last()
-        if is_same and (snapshot is None or snapshot.state != "detached"):
+        if is_same and (snapshot is None or snapshot.state not in {"starting", "detached"}):
             return target
         # Either the pid belongs to another process by now, and the page must not count as that process's or its user's. Or the
-        # agent is about to release its page: its target has just ended for that reason, and must not be served as attached.
+        # agent is about to release its page: its target has just ended for that reason, and must not be served as attached. Or
+        # it has just begun, and leaves again if a plugin fails: that is an attach that failed, not a target that was detached.
         target.close()
         self._census.recheck(pid)
         return None

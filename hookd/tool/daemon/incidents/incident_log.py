@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -70,8 +71,9 @@ def line(target: Target | FormerTarget, incident: Mapping[str, object]) -> str:
     """Return an incident as one line: kind, target and its user, step, message."""
     step = incident.get("step")
     counted = "" if incident.get("is_step_absolute", True) else " (counted from the attach)"
-    at = f" at step {step}{counted}" if isinstance(step, int) else ""
-    return f"{one_line(incident.get('kind'))} {who(target)}{at}: {one_line(incident.get('message'))}"
+    message = one_line(incident.get("message"))
+    is_said = not isinstance(step, int) or re.search(rf"\bstep {step}\b", message)
+    return f"{one_line(incident.get('kind'))} {who(target)}{'' if is_said else f' at step {step}{counted}'}: {message}"
 
 
 def who(target: Target | FormerTarget) -> str:

@@ -149,10 +149,7 @@ class Selection:
 
 def left_out(dropped: int) -> str:
     """Return the message that series are left out, and how to serve them."""
-    return (
-        f"{dropped} series are not on /metrics (`hookd report` has them): HOOKD_DETAIL=all where it is served, or"
-        ' detail = "all" or a larger max_series or max_depth under [metrics] in the configuration, serves them'
-    )
+    return f"{dropped:,} series are not on /metrics, only in `hookd report`; HOOKD_DETAIL=all serves them"
 
 
 def _lines(family: Family) -> int:
