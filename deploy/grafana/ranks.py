@@ -17,7 +17,8 @@ _ALL = 'run="$run"'
 PHASES = {
     "data": "Waiting for a DataLoader of torch.",
     "forward": "Calls of the model that a backward follows.",
-    "backward": "Ranks wait for each other here: a quick one has a longer backward.",
+    "backward": "The gradients. Collectives that begin in it take time from it as well.",
+    "collectives": "The end of the backward, when a rank waits for the others: a quick one waits longer.",
     "optimizer": "The step of the optimizer.",
     "other": "What is none of these: logging, checkpoints, data that no DataLoader gives.",
     "inference": "Calls that no backward follows (a validation, a rollout), and the time between them, not part of a step.",
@@ -26,7 +27,7 @@ PHASES = {
 
 def _own(matchers: str) -> str:
     """Return the seconds of a step in which a rank does not wait for others, as in rules/stragglers.rules.yml."""
-    seconds = rate(_PHASE, matchers + ', phase!~"backward|inference"')
+    seconds = rate(_PHASE, matchers + ', phase!~"backward|collectives|inference"')
     return f"sum by (rank) ({seconds}) / on (rank) (sum by (rank) ({rate('hookd_steps_total', matchers)}) > 0)"
 
 

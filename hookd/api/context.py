@@ -240,11 +240,12 @@ class Context:
         """Add the wall time of training threads to a counter by phase, without the hook `phase`. In `configure` only.
 
         Args:
-            seconds: has the label `phase`: data (waiting for a DataLoader of torch), forward, backward, optimizer, other, and
+            seconds: has the label `phase`: data (waiting for a DataLoader of torch), forward, backward, collectives (the end of
+                a backward, when all gradients are computed and the thread waits for other ranks), optimizer, other, and
                 inference (calls that no backward follows, with the time between them).
                 Together they are the time since a thread's first change of phase; a thread that never runs a backward or a step is not counted.
         """
-        names = ("data", "forward", "backward", "optimizer", "inference", "other")
+        names = ("data", "forward", "backward", "collectives", "optimizer", "inference", "other")
         self.requests.phases.append({PHASES.index(name): seconds.labels(name) for name in names})
 
     # -- metrics

@@ -162,6 +162,28 @@ def test_a_slow_forward_is_found_wherever_the_collective_is_after_it(job, waits_
     assert training.slow() == [1]
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_wait_inside_the_forward_is_not_taken_for_a_slow_forward(job, fleet, count):
+    """FSDP gathers parameters there, and so waits for a rank that is late before."""
+    training = job(count, waits_in="forward")
+    for rank in range(count):
+        training.add(rank, "hookd_collectives_phase_ratio", 1.0, phase="forward")
+    for _ in range(8):
+        training.steps(extra={1: {"other": 50.0}})
+    (incident,) = fleet.incidents()
+    assert (incident["rank"], incident["kind"], incident["detail"]["part"]) == ("1", "straggler", "other")
+
+
+def test_a_slow_forward_with_collectives_is_found_if_nobody_is_late_elsewhere(job, fleet):
+    """Under DistributedDataParallel rank 0 sends buffers there, and the wait is in the backward."""
+    training = job()
+    for rank in range(4):
+        training.add(rank, "hookd_collectives_phase_ratio", 1.0, phase="forward")
+    for _ in range(8):
+        training.steps(extra={1: {"forward": 50.0}})
+    assert told(fleet) == [("1", "straggler")]
+
+
 def test_two_of_four_may_be_slow(job, fleet):
     training = job()
     for _ in range(8):

@@ -18,10 +18,11 @@ from hookd.target.entry.hidden import Callbacks
 from hookd.target.entry.threads import Heartbeats, Threads
 from hookd.target.events.batching import Portions
 from hookd.target.events.boundaries import Boundaries
+from hookd.target.events.collectives import Collectives, PhaseCollectives
 from hookd.target.events.data import Data
 from hookd.target.events.dispatch import Dispatch
 from hookd.target.events.inference import Inference
-from hookd.target.events.liveness import Liveness
+from hookd.target.events.liveness import Liveness, all_issued
 from hookd.target.events.micro_batches import MicroBatches
 from hookd.target.events.phases import Phases
 from hookd.target.events.step_count import StepCount
@@ -139,8 +140,9 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     accounts = Accounts(clock)
     notifier = Notifier(no_frame=no_frame, accounts=accounts, errors=errors)
     phases = Phases(
-        page=page, registry=registry, count=count, accounts=accounts, notifier=notifier, listeners=routing.listeners
-    )
+        page=page, registry=registry, count=count, accounts=accounts, notifier=notifier, listeners=routing.listeners,
+        process=process, collectives=PhaseCollectives(page, all_issued),
+    )  # fmt: skip
     dispatch = Dispatch(
         accounts=accounts, notifier=notifier, life=life, local=local, registry=registry,
         routing=routing, phases=phases, errors=errors, callback=callbacks.callback,
@@ -178,10 +180,17 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     tracing = Tracing(process=process, count=count, loading=loading, registry=registry, background=background)
     # Sources of events.
     inference, micro_batches = Inference(), MicroBatches()
+    collectives = Collectives(
+        process=process,
+        life=life,
+        set_phase=phases.set_phase,
+        callback=callbacks.callback,
+        own_failure=errors.own_failure,
+    )
     steps = Steps(
         page=page, clock=clock, life=life, local=local, count=count, dispatch=dispatch, names=models.names,
         listeners=routing.listeners, call_visibly=counting.call_visibly, set_phase=phases.set_phase, change=changes.boundary,
-        end_passing=portions.end_passing, inference=inference, micro_batches=micro_batches,
+        end_passing=portions.end_passing, inference=inference, micro_batches=micro_batches, collectives=collectives,
     )  # fmt: skip
     data = Data(
         page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, set_phase=phases.set_phase,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from hookd.api.events import Module
     from hookd.api.metrics import CounterChild
+    from hookd.target.boot.identity import Process
     from hookd.target.entry.threads import ThreadState
+    from hookd.target.events.collectives import PhaseCollectives
     from hookd.target.events.step_count import StepCount
     from hookd.target.plugins.accounts import Accounts
     from hookd.target.plugins.listeners import Listener, Registry
@@ -112,7 +114,10 @@ class Phases:
         accounts: Accounts,
         notifier: Notifier,
         listeners: Callable[[str, Module | None], list[Listener]],
+        process: Process,
+        collectives: PhaseCollectives,
     ) -> None:
+        self._process, self._collectives = process, collectives
         self._cells, self._record = page.cells, page.record
         self._registry, self._count, self._accounts, self._notify = registry, count, accounts, notifier.notify
         self._listeners = listeners
@@ -134,8 +139,10 @@ class Phases:
 
     def set_phase(self, thread: ThreadState, phase: int) -> None:
         """Switch the calling thread to another phase, as numbered in the page."""
-        accounts = self._accounts
-        self._cells[thread.beat + PHASE] = phase
+        accounts, at = self._accounts, thread.beat + PHASE
+        if self._process.world_size > 1 and not thread.busy and not thread.is_engine:
+            self._collectives.phase_over(int(self._cells[at]), is_metered=accounts.is_metered)
+        self._cells[at] = phase
         if accounts.is_metered and phase != OTHER:  # only in the steps in which calls are recorded, too
             self._record(pages.PHASE_RECORD, 0, self._count.absolute(), phase)
         if thread.busy or thread.is_engine:

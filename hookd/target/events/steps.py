@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hookd.target.boot.arming import Life
     from hookd.target.entry.threads import Threads, ThreadState
     from hookd.target.events.boundaries import Boundaries
+    from hookd.target.events.collectives import Collectives
     from hookd.target.events.dispatch import Dispatch
     from hookd.target.events.inference import Inference
     from hookd.target.events.micro_batches import MicroBatches
@@ -68,6 +69,7 @@ class Steps:
         end_passing: ends the references to tensors that may be buffers of a model.
         inference: is told of each backward.
         micro_batches: is told of each backward, and of each optimizer.
+        collectives: is told of each backward, with the tensors that it starts from.
     """
 
     def __init__(  # noqa: PLR0913
@@ -87,13 +89,14 @@ class Steps:
         end_passing: Callable[[ThreadState], None],
         inference: Inference,
         micro_batches: MicroBatches,
+        collectives: Collectives,
     ) -> None:
         self.has_hooks = register_optimizer_step_pre_hook is not None
         self._page, self._cells, self._clock = page, page.cells, clock
         self._life, self._local, self._count, self._dispatch = life, local, count, dispatch
         self._listeners, self._call_visibly, self._set_phase = listeners, call_visibly, set_phase
         self._change, self._end_passing, self._main_root = change, end_passing, names.main
-        self._inference, self._micro_batches = inference, micro_batches
+        self._inference, self._micro_batches, self._collectives = inference, micro_batches, collectives
         self._boundaries: Boundaries
         self._started_ns = self._stepper = 0  # _stepper: ident of the thread that has made the last step, 0 if none
         self._outside = OTHER
@@ -291,15 +294,19 @@ class Steps:
         self._inference.backward_begins(thread)
         self._micro_batches.backward_begins()
         phase = int(self._cells[thread.beat + PHASE])
-        started = self._clock()
+        started, handle = self._clock(), None
         try:
             thread.backwards += 1  # inside: a signal handler may raise after any call
-            self._announce(args, kwargs)
+            tensors = self._starts(args, kwargs)
+            self._dispatch.emit("loss", {"tensors": tensors})
+            handle = self._collectives.backward_begins(thread, tensors)
             self._set_phase(thread, BACKWARD)
             started = self._clock()
             return self._call_visibly(thread, original, *args, **kwargs)
         finally:
             thread.backwards = 0
+            if handle is not None:
+                handle.remove()
             if self._life.is_live:
                 elapsed_ns = self._clock() - started
                 self._set_phase(thread, phase)
@@ -309,14 +316,16 @@ class Steps:
             if manual_updates is not None:
                 manual_updates.backward_done()
 
-    def _announce(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that a backward starts from."""
         try:
             tensors = kwargs["tensors"] if "tensors" in kwargs else args[0] if args else ()
             # A generator must be left for the training to consume.
             values = [tensors] if nested.is_tensor(tensors) else nested.items(tensors) or ()
-            self._dispatch.emit("loss", {"tensors": tuple(filter(nested.is_tensor, values))})
+            return tuple(filter(nested.is_tensor, values))
         except Failure as failure:
             self._dispatch.own_failure("loss", failure)
+            return ()
 
     def forward_begins(self, thread: ThreadState) -> None:
         """Handle the beginning of an outermost call, which closes the last step, and may end one without an optimizer."""

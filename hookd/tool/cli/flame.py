@@ -23,6 +23,7 @@ _TOP = 44
 _PHASES = {
     "forward": "#f2b25c",
     "backward": "#7fa8d9",
+    "collectives": "#8f8fd0",
     "optimizer": "#8cc08a",
     "data": "#d99bc3",
     "paused": "#d98880",

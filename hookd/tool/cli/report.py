@@ -24,6 +24,7 @@ from hookd.tool.reports.reading import (
     run_and_rank,
     state,
     step_seconds,
+    waiting_in,
 )
 from hookd.tool.reports.wording import moment, repeated
 from hookd.wire.module_names import above
@@ -139,7 +140,9 @@ def heading(report: Report) -> Iterator[str]:
 
         yield left_out(dropped)
     if shares := phases(report):
-        yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares)
+        waits = waiting_in(report)
+        more = f"; ranks wait for each other in the {' and '.join(waits)} as well" if waits else ""
+        yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares) + more
     if share := inference_share(report):
         yield f"inference takes {output.percent(share)} of the time, and is not part of a step"
     seen = {state: count for state, count in report["observed"].items() if count}

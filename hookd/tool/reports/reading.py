@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, TypedDict
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hookd.wire.incident import Incident
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps
     from hookd.wire.target import TargetRow
 
 MAX_LINE = 100
-INFERENCE = "inference"
-"""The phase that is not part of a step."""
+INFERENCE, COLLECTIVES = "inference", "collectives"
+"""The phase that is not part of a step, and the one that a job of one rank does not have."""
+WAITS = 0.5
+"""A phase contains waiting for other ranks if more than this share of the steps issue collectives in it."""
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
 
@@ -89,10 +91,22 @@ def step_seconds(report: Report) -> float | None:
 
 def phases(report: Report) -> list[tuple[str, float]]:
     """Return the share of each phase in step time, 0 to 1."""
-    spent = _phase_seconds(report)
-    spent.pop(INFERENCE, None)
+    spent = of_a_step(_phase_seconds(report))
     total = sum(spent.values())
     return [(phase, seconds / total) for phase, seconds in spent.items()] if total else []
+
+
+def of_a_step(spent: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of the phases that a step has: without inference, and without collectives in a job of one rank."""
+    return {
+        phase: seconds for phase, seconds in spent.items() if phase != INFERENCE and (seconds or phase != COLLECTIVES)
+    }
+
+
+def waiting_in(report: Report) -> list[str]:
+    """Return the phases beside the backward in which ranks may wait for each other; see docs/ranks.md."""
+    rows: list[_Phase] = report["metrics"].get("collectives", {}).get("phase_ratio", [])
+    return [row["phase"] for row in rows if (row["value"] or 0.0) > WAITS and row["phase"] != "backward"]
 
 
 def inference_share(report: Report) -> float:

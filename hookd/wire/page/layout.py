@@ -36,7 +36,7 @@ SIZE = 64 << 20  # bytes; the size of every page is a power of two
 MIN_SIZE = 4 << 20
 
 STATES = ("starting", "running", "detaching", "detached", "exited")
-PHASES = ("other", "forward", "backward", "optimizer", "data", "paused", "inference")
+PHASES = ("other", "forward", "backward", "optimizer", "data", "paused", "inference", "collectives")
 KINDS = ("counter", "gauge", "histogram", "info")
 
 HEARTBEATS = 256  # threads

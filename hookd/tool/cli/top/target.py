@@ -11,7 +11,7 @@ from hookd.tool.cli.top.growth import Growth
 from hookd.tool.linux import proc
 from hookd.tool.linux.accounts import uid_of
 from hookd.tool.linux.owner import user_name
-from hookd.tool.reports.reading import INFERENCE
+from hookd.tool.reports.reading import INFERENCE, of_a_step
 from hookd.tool.reports.report import describe_steps
 
 if TYPE_CHECKING:
@@ -196,8 +196,7 @@ class Target:
 
     def phases(self) -> list[tuple[str, float]]:
         """Return each phase's share of the time of recent steps."""
-        spent = self._phase_seconds()
-        spent.pop(INFERENCE, None)
+        spent = of_a_step(self._phase_seconds())
         total = sum(spent.values())
         return [(phase, seconds / total) for phase, seconds in spent.items()] if total > 0 else []
 

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.watcher import Declared, Sample
-from hookd.tool.reports.reading import INFERENCE
+from hookd.tool.reports.reading import INFERENCE, WAITS
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
@@ -123,10 +123,12 @@ class Run:
         calm: the modules' forward seconds of each rank, as of the last block after which no rank was late.
         marks: the same as of the last blocks, one in MARK_BLOCKS; used if `calm` is too old, because the ranks have been
             uneven for long.
+        waits: the phases among PARTS in which the ranks issue collectives, and so may wait for each other.
     """
 
     def __init__(self, members: Sequence[Target]) -> None:
         self.members = tuple(members)
+        self.waits: frozenset[str] = frozenset()
         self.calm: _Seconds = {}
         self.marks: deque[_Seconds] = deque(maxlen=MARKS)
         self._blocks: deque[_Block] = deque()
@@ -142,7 +144,9 @@ class Run:
             return False
         if max(steps) - min(steps) > max(2.0, UNEVEN * max(steps)):
             return self._begin(cuts, now)
-        self._blocks.append(_Block(min(steps), now - self._since, _compared(self._last, cuts)))
+        shares = _compared(self._last, cuts)
+        certain = _compared(self._last, cuts, self.waits) if self.waits else shares
+        self._blocks.append(_Block(min(steps), now - self._since, shares, certain))
         while (
             len(self._blocks) > MOST_BLOCKS
             and sum(block.seconds for block in self._blocks) - self._blocks[0].seconds > MOST_S
@@ -166,6 +170,13 @@ class Run:
         self._last, self._since = (cuts if len(cuts) == len(self.members) else {}), now
         return False
 
+    def note_waits(self, phases: Iterable[str]) -> None:
+        """Note in which phases the ranks may wait for each other. A change starts over."""
+        waits = frozenset(phases)
+        if waits != self.waits:
+            self.waits = waits
+            self._begin({}, 0.0)
+
     def verdicts(self) -> dict[Target, Verdict]:
         """Judge every rank; return nothing until there is enough data."""
         blocks = list(self._blocks)
@@ -182,7 +193,19 @@ class Run:
         }
 
     def _judged(self, blocks: Sequence[_Block], share: float) -> dict[Target, Verdict]:
-        rows = {target: [block.shares[target] for block in blocks] for target in self.members}
+        """Judge every rank by its own time.
+
+        A phase with collectives may be long because another rank was late before it. So a rank that is late outside of these
+        phases decides; only if there is none, all phases count.
+        """
+        if self.waits:
+            verdicts = self._judged_by([block.certain for block in blocks], share)
+            if not all(verdict.is_well for verdict in verdicts.values()):
+                return verdicts
+        return self._judged_by([block.shares for block in blocks], share)
+
+    def _judged_by(self, blocks: Sequence[Mapping[Target, Share]], share: float) -> dict[Target, Verdict]:
+        rows = {target: [block[target] for block in blocks] for target in self.members}
         typical_s = statistics.median(statistics.median(sum(part.parts) for part in row) for row in rows.values())
         noise_s = _noise_s([[part.behind[-1] for part in row] for row in rows.values()])
         return {target: _judge(row, share, typical_s, noise_s) for target, row in rows.items()}
@@ -193,27 +216,33 @@ class Run:
 
 
 class _Block(NamedTuple):
-    """Several steps of all ranks: the number of steps (the minimum over the ranks), the duration, and each rank's share."""
+    """Several steps of all ranks: the number of steps (the minimum over the ranks), the duration, and each rank's share.
+
+    `certain` are the shares without the phases in which ranks may wait for each other.
+    """
 
     steps: float
     seconds: float
     shares: Mapping[Target, Share]
+    certain: Mapping[Target, Share]
 
 
 def _steps(blocks: Sequence[_Block]) -> float:
     return sum(block.steps for block in blocks)
 
 
-def _compared(before: Mapping[Target, Cut], now: Mapping[Target, Cut]) -> dict[Target, Share]:
-    """Compare the ranks by the time of a step between two cuts."""
+def _compared(
+    before: Mapping[Target, Cut], now: Mapping[Target, Cut], without: Collection[str] = ()
+) -> dict[Target, Share]:
+    """Compare the ranks by the time of a step between two cuts, `without` some phases."""
     members = list(now)
     steps = [now[target].steps - before[target].steps for target in members]
     by_part = [
         [
-            max(0.0, now[target].parts[at] - before[target].parts[at]) / n
+            0.0 if part in without else max(0.0, now[target].parts[at] - before[target].parts[at]) / n
             for target, n in zip(members, steps, strict=True)
         ]
-        for at in range(len(PARTS))
+        for at, part in enumerate(PARTS)
     ]
     late = [_late(row) for row in by_part]
     behind = [_late([sum(parts) for parts in zip(*by_part[:stage], strict=True)]) for stage in STAGES]
@@ -293,6 +322,7 @@ class Stragglers:
         living = {target for members in by_run.values() for target in members}
         self._verdicts = {target: verdict for target, verdict in self._verdicts.items() if target in living}
         for run in self._runs.values():
+            run.note_waits(phase for target in run.members for phase in _waiting_in(target))
             cuts = {target: cut for target in run.members if (cut := cut_of(target)) is not None}
             if run.see(cuts, self._clock()):
                 self._settle(run, cuts)
@@ -359,6 +389,14 @@ class Stragglers:
             f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
         )
         self._fleet.report(target, STRAGGLER, message, **fields)
+
+
+def _waiting_in(target: Target) -> Iterator[str]:
+    """Yield the phases in which a rank may wait for others."""
+    snapshot = target.last()
+    if snapshot is not None:
+        shares = ranks.counts(ranks.family(snapshot, "hookd_collectives_phase_ratio", ("phase",)))
+        yield from (phase for phase, share in shares.items() if share > WAITS and phase in PARTS)
 
 
 def cut_of(target: Target) -> Cut | None:

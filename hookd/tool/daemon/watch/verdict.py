@@ -16,7 +16,7 @@ from hookd.wire.module_names import described
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-ORDER = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3}
+ORDER = {"data": 0, "forward": 1, "backward": 2, "collectives": 3, "optimizer": 4}
 """Phases in the order of a step; other phases may occur anywhere in it."""
 MAX_RANKS = 8
 """Maximum number of ranks that a message names."""
@@ -83,7 +83,7 @@ class RankPosition:
         return f"for {'at least ' if self.at_least else ''}{self.for_s:.0f} s"
 
 
-_PHASES = {"data": "the wait for data"}
+_PHASES = {"data": "the wait for data", "collectives": "the collectives of the backward"}
 _STATES = {
     "T": "the process is stopped (by SIGSTOP, or held in a cgroup)",
     "t": "a debugger has stopped the process",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_MODULES = 200
 OPEN = 3
 """Number of incidents, the first ones, whose details are open; later ones are usually consequences."""
-PHASES = ("data", "forward", "backward", "optimizer", "other")
+PHASES = ("data", "forward", "backward", "collectives", "optimizer", "other")
 BORN = ("nan", "inf")
 
 
