@@ -25,7 +25,8 @@ Per module, estimated: one step in `every` is timed, and counts for all the step
 For the training thread:
 
     hookd_timing_phase_seconds_total{phase}            data (waiting for a torch DataLoader), forward, backward
-                                                       (recompute included), optimizer, other: together they are the
+                                                       (recompute included), collectives (the end of a backward, which
+                                                       waits for other ranks), optimizer, other: together they are the
                                                        wall time of the steps; and inference, with the time between
                                                        its calls
     hookd_timing_steps_per_second                      over the last second of steps, or the last step if that took

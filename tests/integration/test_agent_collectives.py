@@ -95,7 +95,7 @@ def test_a_graph_that_is_kept_is_marked_once_in_each_backward():
 
 
 def test_phases_that_issue_collectives_are_known_by_their_share_of_metered_steps():
-    page, issued = PageWriter.create({"pid": 1}), iter(range(1000))
+    page = PageWriter.create({"pid": 1})
     number = 0
 
     def count():

@@ -83,7 +83,7 @@ def step_done(step: int, elapsed_ns: int) -> None:
 
 @hookspec
 def phase(name: str, now_ns: int) -> None:
-    """Run when the calling thread enters another phase: other, data, forward, backward, optimizer or inference.
+    """Run when the calling thread enters another phase: other, data, forward, backward, collectives, optimizer or inference.
 
     `data` is waiting for a DataLoader of torch, `forward` an outermost module call, `inference` one that no backward follows
     (a validation, a rollout), `backward` is `torch.autograd.backward`, a recompute in it included. When a nested phase ends,

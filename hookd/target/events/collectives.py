@@ -80,7 +80,7 @@ class Collectives:
             return None
 
     def _hook(self, thread: ThreadState, root: Tensor) -> Any:
-        """Have the engine call `computed`; this hook runs before any other of the backward."""
+        """Hook the beginning of a backward; the hook queues the function that switches the phase."""
 
         def computed() -> None:
             if self._life.is_live:
@@ -128,8 +128,12 @@ class PhaseCollectives:
     """
 
     def __init__(self, page: PageWriter, issued: Callable[[], int]) -> None:
-        self._page, self._issued = page, issued
-        self._gauge: Gauge | None = None
+        self._issued, self._is_new = issued, True
+        self._gauge = Gauge(
+            page, "hookd_collectives_phase_ratio",
+            "Share of recent steps in which the training issued collectives in this phase, so that ranks may wait there.",
+            ("phase",),
+        )  # fmt: skip
         self._before: int | None = None  # None: not known at the beginning of the phase that is over
         self._phases: set[int] = set()  # phases of the step in progress that have issued any
         self._shares = dict.fromkeys(map(PHASES.index, OF_A_STEP), 0.0)
@@ -147,12 +151,8 @@ class PhaseCollectives:
             self._publish()
 
     def _publish(self) -> None:
-        if self._gauge is None:
-            self._gauge = Gauge(
-                self._page, "hookd_collectives_phase_ratio",
-                "Share of recent steps in which the training issued collectives in this phase, so that ranks may wait there.",
-                ("phase",),
-            )  # fmt: skip
+        if self._is_new:
+            self._is_new = False
             self._shares = {phase: float(phase in self._phases) for phase in self._shares}
         for phase, share in self._shares.items():
             self._shares[phase] = share + (float(phase in self._phases) - share) / STEPS
