@@ -77,6 +77,7 @@ class Host(Protocol):
     def module_stack(self) -> tuple[Module, ...]: ...  # noqa: D102
     def returned_now(self) -> Sequence[Returned]: ...  # noqa: D102
     def outermost_modules(self) -> list[tuple[Module, nn.Module]]: ...  # noqa: D102
+    def optimizers(self) -> list[Optimizer]: ...  # noqa: D102
     def module_states(self) -> list[tuple[Module, str]]: ...  # noqa: D102
     def ordered_parameters(self, optimizer: Optimizer) -> list[tuple[str, Parameter]]: ...  # noqa: D102
     def interval_of(self, plugin: str) -> int: ...  # noqa: D102
@@ -469,6 +470,10 @@ class Context:
         That is the root's own module, or a DistributedDataParallel around it. Never keep them.
         """
         return self._host.outermost_modules()
+
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that have made a step since the attach. Never keep them."""
+        return self._host.optimizers()
 
     def module_states(self) -> list[tuple[Module, str]]:
         """Return every module of all models seen, with its coverage, parents first.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookd.wire.report import Report
 
 _log = logging.getLogger("hookd")
-DEFAULT = ("nan", "timing", "activations")
+DEFAULT = ("nan", "timing", "activations", "learning")
 
 
 def start(

@@ -31,7 +31,7 @@ STDLIB = (
     "dataclasses", "difflib", "fcntl", "hashlib", "importlib.metadata", "inspect", "json", "mmap", "queue", "selectors",
     "socket", "statistics", "struct", "traceback", "zlib",
 )  # fmt: skip
-DEFAULT = ("nan", "timing", "activations")
+DEFAULT = ("nan", "timing", "activations", "learning")
 OBSERVERS = (*DEFAULT, "memory", "optimizer", "coverage")
 STEPS = 22
 

@@ -76,7 +76,7 @@ def learning_s(modules: int, steps: int) -> list[float]:
     model = deep.deep(modules)
     training = deep.train(model)
     next(training)
-    specs = [{"name": name, "options": {}, "by_name": True} for name in ("nan", "timing", "activations")]
+    specs = [{"name": name, "options": {}, "by_name": True} for name in ("nan", "timing", "activations", "learning")]
     bootstrap.start({"method": "attach", "plugins": specs, "lease_s": None})
     spent = [0.0]
 

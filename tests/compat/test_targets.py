@@ -88,7 +88,9 @@ def test_a_training_is_watched_and_ends_as_if_nobody_had_been_there(where):
         plain = training.checksum()
         with training.start("--pause", "0.01") as target:
             target.expect("^step 20 ")
-            with Attachment([target.pid], "-p", "nan", "-p", "timing", "-p", "activations") as attachment:
+            with Attachment(
+                [target.pid], "-p", "nan", "-p", "timing", "-p", "activations", "-p", "learning"
+            ) as attachment:
                 wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 3, what="steps are counted")
                 metrics = attachment.metrics()
                 assert metrics.labels("hookd_timing_forward_seconds_total", "module") >= {"0", "1", "2"}
@@ -145,7 +147,10 @@ def test_a_training_with_hookd_in_it_goes_as_it_does_without(where, module):
             assert done.returncode == 0, f"{done.returncode}: {done.stdout[-3000:]} {done.stderr[-2000:]}"
             return done.stdout
 
-        plugins = [f"{name}:every=1" for name in ("nan", "timing", "activations", "optimizer", "memory", "coverage")]
+        plugins = [
+            f"{name}:every=1"
+            for name in ("nan", "timing", "activations", "learning", "optimizer", "memory", "coverage")
+        ]
         if "no_memory" in module:
             assert outcome(*plugins) == outcome()
         else:

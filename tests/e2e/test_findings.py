@@ -17,8 +17,16 @@ from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e]
 
-OBSERVERS = ("nan", "timing", "activations", "memory", "optimizer", "coverage")
-CLOSE = ("nan:every=1", "timing", "activations:every=1", "memory:every=2,kept=8", "optimizer", "coverage")
+OBSERVERS = ("nan", "timing", "activations", "learning", "memory", "optimizer", "coverage")
+CLOSE = (
+    "nan:every=1",
+    "timing",
+    "activations:every=1",
+    "learning:every=1",
+    "memory:every=2,kept=8",
+    "optimizer",
+    "coverage",
+)
 AT, STEPS, LONG_STEPS = 40, 110, 2000
 LONG_S = 3600
 FOUND = {

@@ -18,7 +18,9 @@ from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-OBSERVERS = plugin_options(["nan:every=1", "timing:every=2", "activations:every=1", "optimizer:every=1", "coverage"])
+OBSERVERS = plugin_options(
+    ["nan:every=1", "timing:every=2", "activations:every=1", "learning:every=1", "optimizer:every=1", "coverage"]
+)
 ALL = "1"
 """A budget of the whole step: all is looked at in every one."""
 QUICK = ["by_hand", "inference", "rollouts", "validation"]

@@ -109,7 +109,9 @@ def test_processes_are_attached_by_rule_or_by_their_own_wish_and_others_left_alo
     chosen, asks = train(TEAM=run), train(HOOKD="1")
     wait_until(lambda: daemon.metrics().total("hookd_attach_total", result="ok") == 2, what=daemon.process.describe)
     assert {plugin["name"] for plugin in daemon.client.report(chosen.pid)["plugins"]} == {"timing"}
-    assert {"nan", "timing", "activations"} <= {plugin["name"] for plugin in daemon.client.report(asks.pid)["plugins"]}
+    assert {"nan", "timing", "activations", "learning"} <= {
+        plugin["name"] for plugin in daemon.client.report(asks.pid)["plugins"]
+    }
     assert not [process.pid for process in others if daemon.row(process.pid) or process.pid in daemon.backing_off()]
     told = daemon.process.describe()
     assert not [process.pid for process in others if re.search(rf"\bprocess {process.pid}\b", told)], told

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = 6
 """The first five are observed, and the fourth has a NaN in its input."""
-ALL = ("capture", "nan", "timing", "activations", "memory", "optimizer", "coverage", "drift")
+ALL = ("capture", "nan", "timing", "activations", "learning", "memory", "optimizer", "coverage", "drift")
 KINDS = ("default", "all")
 
 

@@ -50,7 +50,7 @@ def test_a_plugin_in_json_that_is_no_plugin_is_refused(value):
 
 
 def test_the_default_plugins_are_observers_that_nobody_named():
-    assert [spec.name for spec in config.DEFAULT_PLUGINS] == ["nan", "timing", "activations"]
+    assert [spec.name for spec in config.DEFAULT_PLUGINS] == ["nan", "timing", "activations", "learning"]
     assert not any(spec.by_name for spec in config.DEFAULT_PLUGINS)
 
 
@@ -187,10 +187,15 @@ def test_an_allow_list_stands_beside_the_options_of_plugins(tmp_path):
     assert config.load({}, {}).allows("whatever"), "without a list all are allowed"
 
 
+def test_of_the_default_plugins_those_are_loaded_that_are_allowed():
+    loaded = config.load({}, {"HOOKD_PLUGINS_ALLOW": "nan acme_*"})
+    assert [spec.name for spec in loaded.plugins] == ["nan"]
+
+
 @pytest.mark.parametrize(
     ("text", "environ", "said"),
     [
-        ('[plugins]\nallow = ["nan"]\n', {}, "plugin timing is not allowed"),
+        ('[plugins]\nallow = ["nan"]\n', {"HOOKD_PLUGINS": "timing"}, "plugin timing is not allowed"),
         ('[plugins]\nallow = ["nan"]\n[attach]\nplugins = ["nan"]\n', {"HOOKD_PLUGINS": "mine"}, "plugin mine is not"),
         ('[plugins]\nallow = []\n[attach]\nplugins = []\n[[rule]]\nmatch = "x"\nplugins = ["nan"]\n', {}, "[[rule]] 1: plugin nan"),
         ("[plugins]\nallow = [1]\n", {}, "not a list of patterns"),

@@ -207,6 +207,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         phases=phases, models=models, tracing=tracing, later=numeric.later, install_late=arming.install_late,
     )  # fmt: skip
     steps.report_to(boundaries)
+    host.know_optimizers(steps.optimizers)
     models.plan_with(calls)
     # Work in hookd's own threads.
     slow_hooks = SlowHooks(

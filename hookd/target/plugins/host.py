@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
+    from torch.optim import Optimizer
 
     from hookd.api.events import Module, Returned
     from hookd.target.boot.arming import Life
@@ -65,6 +66,11 @@ class PluginHost:
         self._names, self._counting, self._portions = models.names, counting, portions
         self._registry, self._governor, self._core = registry, governor, core
         self._is_due: Callable[[str], bool] = lambda _: False
+        self.optimizers: Callable[[], list[Optimizer]] = list
+
+    def know_optimizers(self, optimizers: Callable[[], list[Optimizer]]) -> None:
+        """Set the function that returns the optimizers that have made a step."""
+        self.optimizers = optimizers
 
     def pause_until(self, is_due: Callable[[str], bool]) -> None:
         """Set the condition that ends a pause: whether a change of the plugin is due, by its name."""

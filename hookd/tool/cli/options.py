@@ -64,7 +64,7 @@ plugins = click.option(
     "plugins",
     multiple=True,
     metavar="NAME[:KEY=VALUE,…]",
-    help="A plugin to load; may be repeated.  [default: nan, timing, activations]",
+    help="A plugin to load; may be repeated.  [default: nan, timing, activations, learning]",
 )
 
 plugin_dirs = click.option(
@@ -81,7 +81,7 @@ class Watch:
     """Options of `attach`; for their defaults see the options below.
 
     Attributes:
-        plugins: with their options; empty: those of the daemon's configuration, else nan, timing and activations.
+        plugins: with their options; empty: those of the daemon's configuration, else nan, timing, activations and learning.
         tree: the process and all its descendants.
         match: a rule that selects targets.
         user: `match` and `tree` select only processes of this user.

@@ -6,7 +6,7 @@
     linger_s = 120
 
     [attach]
-    plugins = ["nan", "timing", "activations:every=20"]
+    plugins = ["nan", "timing", "activations:every=20", "learning"]
 
     [metrics]
     detail = "auto"
@@ -85,7 +85,7 @@ __all__ = [
     "load",
 ]
 
-DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", "timing", "activations"))
+DEFAULT_PLUGINS = tuple(PluginSpec(name, {}, by_name=False) for name in ("nan", "timing", "activations", "learning"))
 """The observers that are enabled if no plugin is named."""
 
 
@@ -208,6 +208,8 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], path: Path | N
     if unknown := set(flags) - set(SETTINGS):
         raise ValueError(f"no such settings: {sorted(unknown)}")
     config = ServeConfig(**reading.values)
+    if "plugins" not in reading.values:  # a new version may have more of them than a list allows
+        config = replace(config, plugins=tuple(spec for spec in config.plugins if config.allows(spec.name)))
     problems = [*reading.problems, *_forbidden(config)]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.support.interpreters import Interpreter
 
 MOST_CYCLES = 100
-PLUGINS = tuple(PluginSpec(name, {}, by_name=True) for name in ("nan", "timing", "activations"))
+PLUGINS = tuple(PluginSpec(name, {}, by_name=True) for name in ("nan", "timing", "activations", "learning"))
 REQUEST = AttachRequest(plugins=PLUGINS, timeout_s=60)
 PASSES = b"""
 import sys

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.bench.attach.training import Step
 
-PLUGINS = tuple(PluginSpec(name, {}, by_name=True) for name in ("nan", "timing", "activations"))
+PLUGINS = tuple(PluginSpec(name, {}, by_name=True) for name in ("nan", "timing", "activations", "learning"))
 AFTER_S = 2.0
 """The first observed steps belong to an attach: plans are made in them."""
 

@@ -1,0 +1,125 @@
+"""Find out why a model does not learn: mistakes in what the optimizer, the gradients and the mode of the model are set to.
+
+Each becomes an incident, once, and a series `hookd_learning_finding{kind}` that is 1 while it holds:
+
+    not_optimized   parameters get gradients, but no optimizer has them, and they do not change
+    no_gradients    none of an optimizer's parameters gets a gradient
+    zero_lr         the learning rate of all groups of an optimizer is 0
+    not_cleared     gradients are still there when the next step's backward begins, so they add up from step to step
+    eval_mode       the model is trained in `eval()`, or its Dropout or BatchNorm alone, while the rest is in `train()`
+
+A finding needs several sampled steps in a row that show it, `patience` (3) of them. One step in `every` (10) is sampled.
+
+Limits: `not_optimized` looks at models that are called, and at optimizers of torch that have made a step; an optimizer that makes
+its first step later withdraws it. The mode counts for modules of torch's own classes (Dropout, BatchNorm and their kin), and only
+if the optimizer changes parameters of the same model.
+
+Options: `every=N`, `patience=N`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hookd import Context, Plugin, groups_of, hookimpl
+from hookd_learning.clearing import Clearing
+from hookd_learning.modes import Modes
+from hookd_learning.ownership import Ownership
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.optim import Optimizer
+
+
+class Findings:
+    """Reports each finding once, when enough samples in a row have shown it.
+
+    Args:
+        patience: samples in a row.
+    """
+
+    def __init__(self, context: Context, patience: int) -> None:
+        self._context, self._patience = context, patience
+        self._gauge = context.gauge("finding", "1 while the training shows this finding.", ["kind"])
+        self._rows: dict[tuple[str, str], int] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def see(self, kind: str, what: str, message: str, **fields: object) -> None:
+        """Take one sample of a finding about `what`; without a message it does not hold."""
+        key = kind, what
+        if not message:
+            if self._rows.pop(key, 0) >= self._patience and not self._holds(kind):
+                self._gauge.labels(kind).set(0)
+            return
+        self._rows[key] = self._rows.get(key, 0) + 1
+        if self._rows[key] >= self._patience:
+            self._gauge.labels(kind).set(1)
+            if key not in self._reported:
+                self._reported.add(key)
+                self._context.incident(kind, message, **fields)
+
+    def _holds(self, kind: str) -> bool:
+        return any(of == kind and row >= self._patience for (of, _), row in self._rows.items())
+
+
+class Learning(Plugin):
+    """Compares what is trained with what the optimizers have, in one step of ten."""
+
+    name = "learning"
+    sampled = ("loss", "step_pre", "step_post")
+    every = 10
+
+    @hookimpl
+    def configure(self, context: Context) -> None:
+        """Read the options and declare the metric."""
+        self.context = context
+        self.findings = Findings(context, context.option("patience", 3, least=1))
+        self.ownership = Ownership(context, self.findings.see)
+        self.clearing = Clearing(context, self.findings.see)
+        self.modes = Modes(context, self.findings.see)
+
+    @hookimpl
+    def loss(self) -> None:
+        """Look at the gradients and modes before a backward."""
+        self.clearing.backward_begins(self.context.optimizers())
+        self.modes.backward_begins()
+
+    @hookimpl
+    def step_pre(self, optimizer: Optimizer) -> None:
+        """Look at the gradients and settings that the optimizer is about to use."""
+        self.ownership.step_begins(optimizer)
+        self._look_at_rates(optimizer)
+
+    @hookimpl
+    def step_post(self, optimizer: Optimizer) -> None:
+        """Look for parameters that no optimizer has."""
+        self.clearing.step_over(optimizer)
+        self.modes.step_over(optimizer)
+        self.ownership.step_over(self.context.optimizers())
+
+    def _look_at_rates(self, optimizer: Optimizer) -> None:
+        groups = [group for group in groups_of(optimizer) if group["params"]]
+        rates = [_rate(group) for group in groups]
+        if not rates or None in rates:
+            return
+        kind = type(optimizer).__name__
+        is_zero = not any(rates)
+        message = f"the learning rate of {kind} is 0, so nothing changes: look at the scheduler, and at `lr`"
+        self.findings.see("zero_lr", f"{kind} {id(optimizer)}", message if is_zero else "")
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Release what belongs to the training."""
+        self.ownership.clear()
+        self.clearing.clear()
+        self.modes.clear()
+
+
+def _rate(group: Mapping[str, Any]) -> float | None:
+    """Return the learning rate of a group; None if it has none, or if it is on a device."""
+    rate: Any = group.get("lr")
+    is_known = type(rate) in (int, float) or (type(rate) is Tensor and rate.is_cpu)
+    return float(rate) if is_known else None
