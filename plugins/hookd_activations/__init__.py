@@ -49,6 +49,8 @@ A finding becomes an incident, once per module and kind, after `patience` sample
                      learn; parameters that change in the steps between do not count
     batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed
     loss_spike       a loss exceeds the last 64 by three times (`spike`) their range; checked in every step
+    diverging        five losses in a row are larger than any of the 59 before, and ten times (`diverging`) their median;
+                     checked in every step
     near_overflow    a float16 output is above half of the largest float16
 
 Options: `modules=GLOB|GLOB` (names as in the label), `types=GLOB|GLOB` (names of classes), `depth=N` (deepest modules
@@ -323,6 +325,12 @@ class Activations(Plugin):
         if is_spike:
             self.alert = ALERT_STEPS
         self.findings.see("loss_spike", "", "the loss jumped to {loss:.4g}", holds=is_spike, patience=1, loss=value)
+        growth = self.losses.growth(place)
+        self.findings.see(
+            "diverging", "", "the loss diverges: it is {loss:.4g}, and has been {growth:.0f} times the median of the steps before for "
+            "some steps. Lower the learning rate, or clip the gradients",
+            holds=growth >= self.findings.diverging, patience=1, loss=value, growth=growth,
+        )  # fmt: skip
 
     # -- parameters
 

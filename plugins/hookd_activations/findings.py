@@ -43,6 +43,7 @@ class Findings:
         self.exploding = _positive(context, "exploding", 100.0)
         self.unchanged = _positive(context, "unchanged", 20)
         self.spike = _positive(context, "spike", 3.0)
+        self.diverging = _positive(context, "diverging", 10.0)
         self.gauge = context.gauge("finding", "1 while a module shows this finding.", ["module", "kind"])
         self._rows: dict[tuple[str, str], int] = {}
         self._reported: dict[str, set[str]] = {}
@@ -91,7 +92,7 @@ class Losses:
     sample is hard. For that second condition, `SURELY` times the largest loss is always enough.
     """
 
-    WINDOW, LEAST, PLACES, SURELY = 64, 20, 8, 1000.0
+    WINDOW, LEAST, PLACES, SURELY, ROW = 64, 20, 8, 1000.0, 5
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -108,6 +109,21 @@ class Losses:
             is_spike = value > top and self._leaves(window, top, value)
         window.append(value)
         return is_spike
+
+    def growth(self, place: int) -> float:
+        """Return the factor by which the last losses exceed the median of those before; 0 unless they exceed all of those.
+
+        In a divergence each loss of a row is larger than any before it. A spike is over before that.
+        """
+        window = self._windows.get(place, ())
+        if len(window) < self.LEAST + self.ROW or window[-1] <= window[0]:  # most often known at once
+            return 0.0
+        values = list(window)
+        before, last = values[: -self.ROW], values[-self.ROW :]
+        if min(last) <= max(before):
+            return 0.0
+        usual = median(before)
+        return min(last) / usual if usual > 0 else 0.0
 
     def _leaves(self, window: deque[float], top: float, value: float) -> bool:
         low = min(window)

@@ -19,7 +19,7 @@ ELEMENTS = 64
 
 
 class Record:
-    """What is known of an optimizer's gradients in one sampled step.
+    """The state of an optimizer's gradients in one sampled step.
 
     Attributes:
         backwards: how many backwards have begun.
@@ -64,10 +64,8 @@ class Clearing:
         gradients = [grad.detach().reshape(-1)[:ELEMENTS].clone() for grad in found if self._context.is_readable(grad)]
         if gradients:
             self._context.later(gradients, record.take)
-        elif not found:
-            record.is_cleared = True
         else:
-            record.is_cleared = True  # cannot be known: a finding needs to be certain
+            record.is_cleared = True  # there are none, or it cannot be known
 
     def step_over(self, optimizer: Optimizer) -> None:
         """Keep the record of a step until its numbers are there."""

@@ -134,6 +134,18 @@ def test_exploding_gradients(hook, factor):
         assert hook.incident["worst"] in {"0", "2"}
 
 
+@pytest.mark.parametrize(("rate", "steps"), [(1.38, 20), (1.38, 8), (1.0, 60)])
+def test_a_loss_that_grows_exponentially_diverges(hook, rate, steps):
+    model = nn.Linear(8, 1)
+    hook.start("activations", every=10)
+    noise = torch.rand(200, generator=torch.Generator().manual_seed(0))
+    train(model, steps=60 + steps, lr=0.0, loss=lambda out, step: (
+        out.sum() * 0 + (1 + noise[step]) * rate ** max(0, step - 60)
+    ))  # fmt: skip
+    kinds = {kind for kind, _ in found(hook)}
+    assert ("diverging" in kinds) == (rate**steps > 100)
+
+
 class Detached(nn.Module):
     def __init__(self, is_detached):
         super().__init__()

@@ -78,7 +78,7 @@ def test_parameters_that_code_of_the_training_changes_need_no_optimizer(hook):
         with torch.no_grad():
             for parameter in model.backbone.parameters():
                 if parameter.grad is not None:
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
                     parameter.grad = None
 
     hook.start("learning", every=1)

@@ -20,8 +20,8 @@ LONGEST = 64
 """Maximum length of a kind, in characters."""
 OURS = frozenset({
     OTHER, "nan", "inf", "bundle", "bundle_failed", "refused", "paused", "dead", "saturated", "near_overflow", "vanishing",
-    "exploding", "unchanged", "batchnorm_eval", "loss_spike", "leak", "option", "quarantine", "plugin_memory",
-    "training_changed", "eval", "hang", "hang_over", "straggler", "straggler_over", "drift", "drift_over", "lost",
+    "exploding", "unchanged", "batchnorm_eval", "loss_spike", "diverging", "not_optimized", "no_gradients", "zero_lr",
+    "not_cleared", "eval_mode", "leak", "option", "quarantine", "plugin_memory", "training_changed", "eval", "hang", "hang_over", "straggler", "straggler_over", "drift", "drift_over", "lost",
     "corrupt", "dropped",
 })  # fmt: skip
 """The kinds of hookd and its plugins, which have no limit. docs/incidents.md explains each."""
