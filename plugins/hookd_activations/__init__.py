@@ -47,7 +47,8 @@ A finding becomes an incident, once per module and kind, after `patience` sample
                      row
     unchanged        trained parameters get no gradient, or do not change, in 20 samples (`unchanged`), while others
                      learn; parameters that change in the steps between do not count
-    batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed
+    batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed, in a
+                     model that is in training mode
     loss_spike       a loss exceeds the last 64 by three times (`spike`) their range; checked in every step
     diverging        five losses in a row are larger than any of the 59 before, and ten times (`diverging`) their median;
                      checked in every step
@@ -279,7 +280,7 @@ class Activations(Plugin):
         if ref is None or ref() is not norm:  # a recreated model has the names of the old one
             self.findings.see("batchnorm_eval", module.name, "", holds=False)
             ref, was_eval = weakref.ref(norm), None
-        is_eval = peek(norm, "training") is False and peek(norm, "track_running_stats") is True
+        is_eval = peek(norm, "training") is False and peek(norm, "track_running_stats") is True and _is_in_train(module)
         self.norms[module.id] = module, ref, is_eval and was_eval is not False
 
     def _judge_modes(self, optimizer: Optimizer) -> None:
@@ -441,11 +442,18 @@ class Activations(Plugin):
         still = {name: all(row.stands_still for row in rows) for name, rows in groups.items()}
         is_explained = self.findings.holds("dead") or self.findings.holds("saturated")
         some_learn = any(row.moved for rows in groups.values() for row in rows)
-        for name, stands_still in still.items():
-            self.findings.see(
-                "unchanged", name, "{module}: its parameters get no gradient, or never change", patience=self.findings.unchanged,
+        new = [
+            name
+            for name, stands_still in still.items()
+            if self.findings.note(
+                "unchanged",
+                name,
                 holds=stands_still and some_learn and not is_explained,
-            )  # fmt: skip
+                patience=self.findings.unchanged,
+            )
+        ]
+        if new:
+            self.findings.report_all("unchanged", new, "{modules}: the parameters get no gradient, or never change")
 
     @hookimpl
     def unconfigure(self) -> None:
@@ -465,6 +473,14 @@ def may_have_devices() -> bool:
     of_others = getattr(torch._C, "_get_privateuse1_backend_name", None)  # noqa: SLF001 - there is no public name
     is_of_others = of_others is not None and of_others() != "privateuseone"  # HPU, NPU, ...
     return is_of_others or any(is_built() for is_built in (_is_built, getattr(xpu, "_is_compiled", bool)))
+
+
+def _is_in_train(module: Module) -> bool:
+    """Whether the root of a module is in training mode; hookd_learning reports a model that is in `eval()` as a whole."""
+    while module.parent is not None:
+        module = module.parent
+    root = module.torch()
+    return root is not None and peek(root, "training") is not False
 
 
 def _is_in(ids: set[int], norm: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hookd import Context, PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 INCIDENTS = 8
 """Incidents per kind, for different modules; the gauge has all findings."""
@@ -50,25 +50,35 @@ class Findings:
 
     def see(self, kind: str, module: str, message: str, *, holds: bool, patience: int = 0, **fields: Any) -> None:
         """Take one sample; an incident is `message`, formatted with `module` and the fields."""
+        if self.note(kind, module, holds=holds, patience=patience) and len(self._reported[kind]) <= INCIDENTS:
+            self._incident(kind, message.format(module=self._context.described(module), **fields), module, fields)
+
+    def note(self, kind: str, module: str, *, holds: bool, patience: int = 0) -> bool:
+        """Take one sample; return whether the finding is to be reported, which is so once."""
         row = self._rows.get((kind, module), 0)
+        reported = self._reported.setdefault(kind, set())
         if not holds:
             if row:
                 self._rows[kind, module] = 0
-                if module in self._reported.get(kind, ()):
+                if module in reported:
                     self.gauge.labels(module, kind).set(0)
-            return
+            return False
         self._rows[kind, module] = row + 1
-        if row + 1 >= (patience or self.patience):
-            self.gauge.labels(module, kind).set(1)
-            self._report(kind, module, message, fields)
+        if row + 1 < (patience or self.patience):
+            return False
+        self.gauge.labels(module, kind).set(1)
+        is_new = module not in reported
+        reported.add(module)
+        return is_new
 
-    def _report(self, kind: str, module: str, message: str, fields: Mapping[str, object]) -> None:
-        reported = self._reported.setdefault(kind, set())
-        if module not in reported:
-            reported.add(module)
-            if len(reported) <= INCIDENTS:
-                text = message.format(module=self._context.described(module), **fields)
-                self._context.incident(kind, f"{text} at {self._context.origin}", module=module, **fields)
+    def report_all(self, kind: str, modules: Sequence[str], message: str) -> None:
+        """Report modules with the same finding, which probably have it for the same reason, as one incident."""
+        listed = ", ".join(map(self._context.described, modules[:INCIDENTS]))
+        more = f" and {len(modules) - INCIDENTS} more" if len(modules) > INCIDENTS else ""
+        self._incident(kind, message.format(modules=listed + more), modules[0], {"modules": list(modules[:INCIDENTS])})
+
+    def _incident(self, kind: str, text: str, module: str, fields: Mapping[str, object]) -> None:
+        self._context.incident(kind, f"{text} at {self._context.origin}", module=module, **fields)
 
     def holds(self, kind: str) -> bool:
         """Whether any module has a finding of this kind now."""
@@ -115,7 +125,7 @@ class Losses:
 
         In a divergence each loss of a row is larger than any before it. A spike is over before that.
         """
-        window = self._windows.get(place, ())
+        window = self._windows.get(place, deque())
         if len(window) < self.LEAST + self.ROW or window[-1] <= window[0]:  # most often known at once
             return 0.0
         values = list(window)

@@ -6,7 +6,7 @@ Each becomes an incident, once, and a series `hookd_learning_finding{kind}` that
     no_gradients    none of an optimizer's parameters gets a gradient
     zero_lr         the learning rate of all groups of an optimizer is 0
     not_cleared     gradients are still there when the next step's backward begins, so they add up from step to step
-    eval_mode       the model is trained in `eval()`, or its Dropout or BatchNorm alone, while the rest is in `train()`
+    eval_mode       the model is trained in `eval()`, or its Dropout is, while the rest is in `train()`
 
 A finding needs several sampled steps in a row that show it, `patience` (3) of them. One step in `every` (10) is sampled.
 
@@ -45,24 +45,26 @@ class Findings:
         self._context, self._patience = context, patience
         self._gauge = context.gauge("finding", "1 while the training shows this finding.", ["kind"])
         self._rows: dict[tuple[str, str], int] = {}
+        self._holding: set[tuple[str, str]] = set()
         self._reported: set[tuple[str, str]] = set()
 
-    def see(self, kind: str, what: str, message: str, **fields: object) -> None:
+    def see(self, kind: str, what: str, message: str, patience: int = 0, **fields: object) -> None:
         """Take one sample of a finding about `what`; without a message it does not hold."""
         key = kind, what
         if not message:
-            if self._rows.pop(key, 0) >= self._patience and not self._holds(kind):
-                self._gauge.labels(kind).set(0)
+            self._rows.pop(key, None)
+            if key in self._holding:
+                self._holding.remove(key)
+                if not any(of == kind for of, _ in self._holding):
+                    self._gauge.labels(kind).set(0)
             return
         self._rows[key] = self._rows.get(key, 0) + 1
-        if self._rows[key] >= self._patience:
+        if self._rows[key] >= (patience or self._patience):
+            self._holding.add(key)
             self._gauge.labels(kind).set(1)
             if key not in self._reported:
                 self._reported.add(key)
                 self._context.incident(kind, message, **fields)
-
-    def _holds(self, kind: str) -> bool:
-        return any(of == kind and row >= self._patience for (of, _), row in self._rows.items())
 
 
 class Learning(Plugin):

@@ -10,11 +10,13 @@ from torch import nn
 from hookd import Context, groups_of, modules_in, of_tensor, parameters_of, peek
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
     from hookd import Module
+
+    _Place = tuple[str, "weakref.ref[nn.Module]", "weakref.ref[nn.Module]"]
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -25,42 +27,52 @@ SHOWN = 4
 
 
 class Listed:
-    """The modules of a model whose behaviour depends on its mode: Dropout that drops anything, and trained BatchNorm.
+    """The modules of a model whose behaviour depends on its mode: Dropout that drops anything, and BatchNorm with statistics.
 
     Attributes:
-        dropouts, norms: path, weak reference, and weak reference to the module that contains it.
+        dropouts: path, weak reference, and weak reference to the module that contains it.
+        norms: likewise.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self.ref = weakref.ref(root)
         self.age = 0
-        self.dropouts: list[tuple[str, weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
-        self.norms: list[tuple[str, weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
-        parents = {"": root}
+        self.dropouts: list[_Place] = []
+        self.norms: list[_Place] = []
+        above = {"": root}
         for path, module in modules_in(root):
-            parents[path] = module
-            parent = weakref.ref(parents.get(path.rpartition(".")[0], root))
-            if issubclass(type(module), DROPOUTS):
-                if peek(module, "p"):
-                    self.dropouts.append((path, weakref.ref(module), parent))
-            elif issubclass(type(module), NORMS):
-                if peek(module, "track_running_stats"):
-                    self.norms.append((path, weakref.ref(module), parent))
-            elif issubclass(type(module), WITH_DROPOUT) and peek(module, "dropout"):
-                self.dropouts.append((path, weakref.ref(module), parent))
+            above[path] = module
+            place = path, weakref.ref(module), weakref.ref(above.get(path.rpartition(".")[0], root))
+            kind = type(module)
+            if (issubclass(kind, DROPOUTS) and peek(module, "p")) or (
+                issubclass(kind, WITH_DROPOUT) and peek(module, "dropout")
+            ):
+                self.dropouts.append(place)
+            elif issubclass(kind, NORMS) and peek(module, "track_running_stats"):
+                self.norms.append(place)
 
     def in_eval(self) -> tuple[list[str], bool]:
-        """Return the paths of Dropout and trained BatchNorm modules in `eval()`, and whether those are all there are."""
-        found, count = [], 0
-        for path, ref, parent in (*self.dropouts, *self.norms):
-            module, above = ref(), parent()
-            if module is None or above is None:
-                continue
+        """Return the paths of modules that are in `eval()` by mistake, and whether the model is as a whole.
+
+        A block that is frozen may well be in `eval()`, and so may BatchNorm modules, to keep their statistics.
+        """
+        root = self.ref()
+        if root is not None and peek(root, "training") is False:
+            found, count = _in_eval((*self.dropouts, *self.norms))
+            return found, len(found) == count
+        return _in_eval(self.dropouts)[0], False
+
+
+def _in_eval(places: Sequence[_Place]) -> tuple[list[str], int]:
+    """Return the paths of the trained modules in `eval()`, and the number of trained modules."""
+    found, count = [], 0
+    for path, ref, above in places:
+        module, container = ref(), above()
+        if module is not None and container is not None and _is_trained(container):
             count += 1
-            # A block that is frozen as a whole may well be in eval().
-            if peek(module, "training") is False and (_is_trained(module) or _is_trained(above)):
+            if peek(module, "training") is False:
                 found.append(path)
-        return found, len(found) == count
+    return found, count
 
 
 class Modes:
@@ -80,8 +92,8 @@ class Modes:
         self._found = []
         for root, module in self._context.models():
             listed = self._list(module)
-            paths, are_all = listed.in_eval()
-            self._found.append((root, listed.ref, paths, are_all and peek(module, "training") is False))
+            paths, is_whole = listed.in_eval()
+            self._found.append((root, listed.ref, paths, is_whole))
 
     def _list(self, module: nn.Module) -> Listed:
         listed = self._listed.get(id(module))

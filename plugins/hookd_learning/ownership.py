@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-EVERY = 3
-"""One sampled step in so many looks for parameters that no optimizer has: it goes over all parameters."""
+EVERY, PATIENCE = 2, 2
+"""One sampled step in EVERY looks for parameters that no optimizer has: it goes over all parameters. PATIENCE of them must find some."""
 SHOWN = 8
 """Names in an incident."""
 ELEMENTS = 16
@@ -78,7 +78,7 @@ class Ownership:
     def _compare(self, root: str, left: list[tuple[str, Parameter]], count: int) -> None:
         readable = [(name, p) for name, p in left if self._context.is_readable(p)]
         if not readable:
-            self._see("not_optimized", root, "")
+            self._see("not_optimized", root, "", patience=PATIENCE)
             return
         values = [_beginning(p) for _, p in readable]
         refs = [weakref.ref(p) for _, p in readable]
@@ -104,14 +104,16 @@ class Ownership:
 
     def _report(self, root: str, names: list[str], count: int) -> None:
         if not names:
-            self._see("not_optimized", root, "")
+            self._see("not_optimized", root, "", patience=PATIENCE)
             return
         listed = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         message = (
             f"{len(names)} of {count} parameters of {self._context.described(root)} get gradients, but no optimizer has them, so they "
             f"never change: {listed}. Pass them to the optimizer, or call requires_grad_(False) on them"
         )
-        self._see("not_optimized", root, message, module=root, parameters=names[:SHOWN], count=len(names))
+        self._see(
+            "not_optimized", root, message, patience=PATIENCE, module=root, parameters=names[:SHOWN], count=len(names)
+        )
 
     def clear(self) -> None:
         """Forget the parameters."""

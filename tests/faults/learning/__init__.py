@@ -1,0 +1,81 @@
+"""Faults by which a model does not learn, each with what hookd must say of it: `python -m tests.faults.learning`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hookd.api.inprocess import DEFAULT
+from tests.faults.learning import trainings
+from tests.support.agent import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hookd.wire.incident import Incident
+
+STEP_NS = 35_000_000
+HEALTHY_STEPS = 2000
+
+
+class Fault(NamedTuple):
+    """A training with a mistake.
+
+    Attributes:
+        train: does the steps; its docstring says what is wrong.
+        kind: of the incident.
+        within: the number of steps after which it is found at the latest.
+        since: the step at which the mistake takes effect.
+        module: that the incident names, if any.
+    """
+
+    train: Callable[..., None]
+    kind: str
+    within: int
+    since: int = 0
+    module: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.train.__name__
+
+
+FAULTS = [
+    Fault(trainings.head_alone, "not_optimized", 60),
+    Fault(trainings.layer_added_later, "not_optimized", 60),
+    Fault(trainings.old_model, "no_gradients", 50),
+    Fault(trainings.loss_of_a_constant, "no_gradients", 50),
+    Fault(trainings.zero_rate, "zero_lr", 50),
+    Fault(trainings.never_cleared, "not_cleared", 200),
+    Fault(trainings.eval_after_validation, "eval_mode", 50),
+    Fault(trainings.dropout_off, "eval_mode", 50),
+    Fault(trainings.rate_too_large, "diverging", 20, since=60),
+    Fault(trainings.detached, "unchanged", 250),
+    Fault(trainings.dead_units, "dead", 500, since=60, module="1"),
+]
+
+
+def play(fault: Fault, *, is_wrong: bool, steps: int) -> list[Incident]:
+    """Train with the default plugins, at their default rates, in steps of 35 ms; return all incidents."""
+    clock = _Clock()
+
+    def counted() -> Iterator[int]:
+        for step in range(1, steps + 1):
+            yield step
+            clock.now += STEP_NS
+
+    torch.manual_seed(0)
+    with running(*DEFAULT, clock=clock) as agent:
+        fault.train(counted(), is_wrong=is_wrong)
+        return agent.read().incidents
+
+
+class _Clock:
+    """Stands still within a step."""
+
+    now = STEP_NS
+
+    def __call__(self) -> int:
+        return self.now
