@@ -406,7 +406,7 @@ class Activations(Plugin):
 
     def _judge_depth(self, groups: dict[str, list[Row]], norms: dict[str, float]) -> None:
         """Compare each module's gradient, per element, with the largest of those after it, from the loss backwards."""
-        largest, modules = 0.0, list(groups)
+        largest, modules, was_known, new = 0.0, list(groups), self.findings.holds("vanishing"), []
         for depth in range(len(modules) - 1, -1, -1):
             name = modules[depth]
             elements = sum(row.elements for row in groups[name] if row.is_stepped or row.grad is not None)
@@ -416,11 +416,16 @@ class Activations(Plugin):
             holds = 0 < ratio < self.findings.vanishing and has_faded
             if not holds:
                 course.take(ratio)
-            self.findings.see(
-                "vanishing", name, "{module}: its gradient vanishes: {ratio:.1e} of the gradient of a module after it",
-                holds=holds, ratio=ratio, depth=depth, modules=len(modules),
-            )  # fmt: skip
+            if self.findings.note("vanishing", name, holds=holds):
+                new.append((ratio, depth, name))
             largest = max(largest, size)
+        if new and not was_known:  # the gradient of a module before it vanishes for the same reason
+            ratio, depth, name = min(new)
+            more = f"; so do those of {len(new) - 1} other modules" if len(new) > 1 else ""
+            self.findings.report(
+                "vanishing", name, "{module}: its gradient vanishes: {ratio:.1e} of the gradient of a module after it" + more,
+                ratio=ratio, depth=depth, modules=len(modules),
+            )  # fmt: skip
 
     def _judge_growth(self, optimizers: frozenset[int], norms: dict[str, float]) -> None:
         """Compare with earlier steps, and name the module that grew most."""

@@ -51,7 +51,7 @@ class Findings:
     def see(self, kind: str, module: str, message: str, *, holds: bool, patience: int = 0, **fields: Any) -> None:
         """Take one sample; an incident is `message`, formatted with `module` and the fields."""
         if self.note(kind, module, holds=holds, patience=patience) and len(self._reported[kind]) <= INCIDENTS:
-            self._incident(kind, message.format(module=self._context.described(module), **fields), module, fields)
+            self.report(kind, module, message, **fields)
 
     def note(self, kind: str, module: str, *, holds: bool, patience: int = 0) -> bool:
         """Take one sample; return whether the finding is to be reported, which is so once."""
@@ -70,6 +70,10 @@ class Findings:
         is_new = module not in reported
         reported.add(module)
         return is_new
+
+    def report(self, kind: str, module: str, message: str, **fields: Any) -> None:
+        """Report a finding about a module."""
+        self._incident(kind, message.format(module=self._context.described(module), **fields), module, fields)
 
     def report_all(self, kind: str, modules: Sequence[str], message: str) -> None:
         """Report modules with the same finding, which probably have it for the same reason, as one incident."""
