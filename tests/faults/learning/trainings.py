@@ -40,7 +40,7 @@ def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Do one step."""
+    """Make one step."""
     x, y = batch()
     optimizer.zero_grad()
     cross_entropy(model(x), y).backward()
