@@ -185,6 +185,28 @@ def test_what_the_daemon_has_told_and_is_not_over_is_shown_but_for_a_hang_which_
         assert not any("silent" in line for line in lines)
 
 
+def test_what_a_step_mostly_waits_for_is_said():
+    def lines(**seconds):
+        rows = [{"phase": phase, "value": value} for phase, value in seconds.items()]
+        ratios = [
+            {"phase": "forward", "value": 1.0},
+            {"phase": "other", "value": 0.1},
+            {"phase": "backward", "value": 1.0},
+        ]
+        metrics = {"timing": {"phase_seconds": rows}, "collectives": {"phase_ratio": ratios}}
+        return [
+            line for line in heading({**report(), "metrics": metrics}) if "of a step" in line or "a step is" in line
+        ]
+
+    assert lines(data=6.8, forward=3.2, collectives=0.0) == [
+        "a step is 68 % data, 32 % forward; ranks wait for each other in the forward as well",
+        "the input is the bottleneck: 68 % of a step waits for a DataLoader; give it more workers",
+    ]
+    assert lines(data=1.0, forward=4.0, collectives=5.0)[1:] == [
+        "50 % of a step waits for other ranks; `hookd incidents` names a rank that is slow"
+    ]
+
+
 @pytest.mark.parametrize("width", range(40, 60))
 def test_a_number_stays_on_one_line_with_its_unit(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -43,6 +43,8 @@ TIMES = ("TYPE", ">CALLS", ">FORWARD", ">BACKWARD", ">INFERENCE", ">SHARE")
 VALUES = (*(f">{name.upper()}" for name in STATISTICS), ">ZEROS")
 NAME_WIDTH, TYPE_WIDTH, COLUMN_WIDTH = 24, 16, 10
 """Characters of a name, a type and a number in a table of 80 columns."""
+WAITING = 0.3
+"""Share of a step from which on waiting is its main cost."""
 WIDE = 130
 """Columns of the terminal from which all numbers are shown in one table."""
 
@@ -139,15 +141,25 @@ def heading(report: Report) -> Iterator[str]:
         from hookd.tool.daemon.metrics.selection import left_out
 
         yield left_out(dropped)
-    if shares := phases(report):
-        waits = waiting_in(report)
-        more = f"; ranks wait for each other in the {' and '.join(waits)} as well" if waits else ""
-        yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares) + more
-    if share := inference_share(report):
-        yield f"inference takes {output.percent(share)} of the time, and is not part of a step"
+    yield from _of_a_step(report)
     seen = {state: count for state, count in report["observed"].items() if count}
     if seen:
         yield "modules: " + ", ".join(f"{count:.0f} {state.replace('_', ' ')}" for state, count in seen.items())
+
+
+def _of_a_step(report: Report) -> Iterator[str]:
+    """Yield lines on the phases of a step, and on what they mean."""
+    shares = dict(phases(report))
+    if shares:
+        waits = waiting_in(report)
+        more = f"; ranks wait for each other in the {' and '.join(waits)} as well" if waits else ""
+        yield "a step is " + ", ".join(f"{output.percent(share)} {phase}" for phase, share in shares.items()) + more
+    if shares.get("data", 0.0) >= WAITING:
+        yield f"the input is the bottleneck: {output.percent(shares['data'])} of a step waits for a DataLoader; give it more workers"
+    if shares.get("collectives", 0.0) >= WAITING:
+        yield f"{output.percent(shares['collectives'])} of a step waits for other ranks; `hookd incidents` names a rank that is slow"
+    if share := inference_share(report):
+        yield f"inference takes {output.percent(share)} of the time, and is not part of a step"
 
 
 def of_user(report: Report) -> str:

@@ -62,6 +62,15 @@ def shortages(pid: int, maps: Sequence[proc.Mapping]) -> Iterator[AttachError]:
     yield from _descriptors(pid, limits)
 
 
+def memory_left(pid: int) -> int | None:
+    """Return how many bytes a process can still take: of the machine, and of its memory cgroups; None if unknown."""
+    found = [left for left, _ in _memory_left(pid)]
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        pairs = (line.split() for line in _MEMORY.read_text().splitlines())
+        found.append({pair[0]: int(pair[1]) for pair in pairs}["MemAvailable:"] << 10)
+    return max(0, min(found)) if found else None
+
+
 def _memory(pid: int) -> Iterator[AttachError]:
     left, effect = min(_memory_left(pid), default=(MEMORY, ""))
     if left < MEMORY:

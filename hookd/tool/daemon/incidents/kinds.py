@@ -22,7 +22,7 @@ OURS = frozenset({
     OTHER, "nan", "inf", "bundle", "bundle_failed", "refused", "paused", "dead", "saturated", "near_overflow", "vanishing",
     "exploding", "unchanged", "batchnorm_eval", "loss_spike", "diverging", "not_optimized", "no_gradients", "zero_lr",
     "not_cleared", "eval_mode", "leak", "option", "quarantine", "plugin_memory", "training_changed", "eval", "hang", "hang_over", "straggler", "straggler_over", "drift", "drift_over", "lost",
-    "corrupt", "dropped",
+    "corrupt", "dropped", "memory_growth", "memory_growth_over",
 })  # fmt: skip
 """The kinds of hookd and its plugins, which have no limit. docs/incidents.md explains each."""
 

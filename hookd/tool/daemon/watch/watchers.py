@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hookd.tool.daemon.fleet import last_session
 from hookd.tool.daemon.watch.drift import Drift
 from hookd.tool.daemon.watch.hangs import Hangs
+from hookd.tool.daemon.watch.memory_growth import MemoryGrowth
 from hookd.tool.daemon.watch.silence import Patience
 from hookd.tool.daemon.watch.stragglers import Stragglers
 
@@ -71,5 +72,12 @@ def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history:
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
     session_file = None if state_dir is None else state_dir / last_session.NAME
     hangs = Hangs(fleet, patience, poll_s=config.poll_s)
-    every = (last_session.LastSession(session_file, fleet), hangs, Stragglers(fleet), Drift(fleet), history)
+    every = (
+        last_session.LastSession(session_file, fleet),
+        hangs,
+        Stragglers(fleet),
+        Drift(fleet),
+        MemoryGrowth(fleet),
+        history,
+    )
     return tuple(Guarded(watcher) for watcher in every)
