@@ -42,7 +42,8 @@ class Listed:
         above = {"": root}
         for path, module in modules_in(root):
             above[path] = module
-            place = path, weakref.ref(module), weakref.ref(above.get(path.rpartition(".")[0], root))
+            container = above.get(path.rpartition(".")[0])
+            place = path, weakref.ref(module), weakref.ref(root if container is None else container)
             kind = type(module)
             if (issubclass(kind, DROPOUTS) and peek(module, "p")) or (
                 issubclass(kind, WITH_DROPOUT) and peek(module, "dropout")

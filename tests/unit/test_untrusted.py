@@ -37,6 +37,7 @@ OPENS = {
         "_committed": KERNEL,
         "_reclaimable": KERNEL,
         "_threads_left": KERNEL,
+        "memory_left": KERNEL,
         "_number": KERNEL,
     },
     "tool/inject/injector.py": {"harden": KERNEL},
