@@ -64,7 +64,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     found = wait_for(daemon, 1)
     assert (found["kind"], found["pid"], found["rank"], found["module"]) == ("hang", pids[1], "1", "blocks.2")
     assert "rank 1 stands in forward of blocks.2" in found["message"]
-    assert "rank 0 waits for it in backward" in found["message"]
+    assert "rank 0 waits for it in the collectives of the backward" in found["message"]
     assert found["detail"]["basis"] == "collectives"
     metrics = daemon.metrics()
     assert metrics.labels("hookd_hang", "rank", run=RUN, role="stands") == {"0", "1"}
