@@ -70,9 +70,9 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     assert metrics.labels("hookd_hang", "rank", run=RUN, role="stands") == {"0", "1"}
     standing = {sample.labels["rank"]: sample.value for sample in metrics.select("hookd_hang", run=RUN, role="stands")}
     assert standing == {"0": 0.0, "1": 1.0}
-    shown = hookd("status", *host)
+    shown = " ".join(hookd("status", *host).split())
     assert f"{pids[1]}: hangs in forward of blocks.2" in shown
-    assert re.search(rf"{pids[0]}: hangs in the collectives of the backward .* waits for rank 1$", shown, re.MULTILINE)
+    assert re.search(rf"{pids[0]}: hangs in the collectives of the backward [^:]* waits for rank 1 ", shown)
     waits = hookd("report", str(pids[0]), *host)
     assert "incidents: none of this rank" in waits
     assert re.search(rf"of rank 1 \(process {pids[1]}\): rank 1 stands", " ".join(waits.split()))

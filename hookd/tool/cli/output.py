@@ -29,7 +29,8 @@ __all__ = [
 WIDTH = 160
 """Maximum width of a table in a file or a pipe, in columns; the tables of `status` and `report` keep to 80."""
 NARROWEST = 40
-_NUMBER = re.compile(r"(\d) (%|[µmn]?s|min|h|[kKMGT]i?B|bytes|times)(?!\w)")
+_NUMBER = re.compile(r"(?<=\d) (?=(?:%|[µmn]?s|min|h|[kKMGT]i?B|bytes|times)(?!\w))|(?<=rank) (?=\d)|(?<=step) (?=\d)")
+"""The space between a number and what it belongs to."""
 
 
 def emit(data: Any) -> None:
@@ -103,8 +104,8 @@ def columns() -> int:
 def wrap(text: str, indent: str = "  ") -> str:
     """Wrap text, which may be a target's, to the line width; all lines but the first are indented.
 
-    A number stays on one line with its unit.
+    A number stays on one line with its unit, `rank` or `step`.
     """
-    text = _NUMBER.sub(r"\1\0\2", plain(text, lines=True))  # which has no NUL
+    text = _NUMBER.sub("\0", plain(text, lines=True))  # which has no NUL
     lines = textwrap.fill(text, columns(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\0", " ")
