@@ -10,10 +10,12 @@ import select
 import signal
 import sys
 import termios
+import threading
 
 import pytest
 
 from hookd.tool.cli.top import app as top
+from hookd.tool.cli.top import terminal as terminals
 from hookd.tool.cli.top.state import State
 from hookd.tool.cli.top.terminal import is_dumb
 from tests.support.processes import PATIENCE_S
@@ -250,6 +252,21 @@ def test_a_line_that_takes_nothing_is_not_drawn_for(terminal, state):
         await app.until(has_read)  # not at once: what is still to be drawn may come first
 
     lived(state, terminal, story)
+
+
+def test_a_line_that_takes_nothing_does_not_keep_it_from_ending(terminal, state, stack, monkeypatch):
+    takes = threading.Event()
+    stack.callback(takes.set)
+    monkeypatch.setattr(terminals, "LAST_S", 0.01)
+    monkeypatch.setattr(terminals.Output, "write", lambda _, text: takes.wait() and len(text))
+
+    async def story(app):
+        app.exit()
+        await asyncio.Event().wait()  # the end cancels this: nothing of what is still to be written is waited for
+
+    app = Watched(state, terminal, story)
+    asyncio.run(app.run_async())
+    assert app._driver._writer_thread.is_alive()
 
 
 @pytest.mark.parametrize("no_color", ["1", ""])

@@ -31,6 +31,10 @@ POINTER = "\x1b]22;"
 """Begins a change of the mouse pointer's shape, which textual does not take back at the end."""
 
 
+LAST_S = 2.0
+"""How long the end waits for a terminal that takes nothing (a stopped one, a dead line) to take the rest, in seconds."""
+
+
 def _decoder(encoding: str) -> Any:
     """Return a decoder that ignores bytes that are not text."""
     return functools.partial(codecs.getincrementaldecoder(encoding), errors="ignore")
@@ -86,7 +90,10 @@ class Driver(linux_driver.LinuxDriver):
     def start_application_mode(self) -> None:
         """Take the terminal. In the background that fails, and the writing thread is not started."""
         super().start_application_mode()  # type: ignore[no-untyped-call]
-        self._is_stopped = self._writer_thread is None or not self._writer_thread.is_alive()
+        writer = self._writer_thread
+        self._is_stopped = writer is None or not writer.is_alive()
+        if writer is not None:  # its `stop` joins it; a daemon thread, it does not outlive the process
+            writer.join = functools.partial(writer.join, LAST_S)  # type: ignore[method-assign]
 
     def stop_application_mode(self) -> None:
         """Restore the terminal."""
