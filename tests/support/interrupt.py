@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import AttachError, HookdError
-from hookd.tool.attach import AttachRequest, Control, attach, detach
+from hookd.tool.attach import AttachRequest, Control, attach, detach, live
 from hookd.tool.config import PluginSpec
 from hookd.tool.inject import helper
 from hookd.tool.linux import proc
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 HOME = str(Path(helper.__file__).parent)
+HOMES = {HOME, str(Path(live.__file__).parent)}
 OF_TOOL = ("delivery.py", "helper.py", "live.py", "remote_debug.py")
 OF_HELPER = ("injector.py", "ptrace.py")
 OF_AGENT = ("live.py",)
@@ -49,7 +50,7 @@ class Stages:
 
     def follow(self, frame: Any, event: str, _: object) -> Any:
         directory, _, file = frame.f_code.co_filename.rpartition("/")
-        if directory != HOME or file not in self._files:
+        if directory not in HOMES or file not in self._files:
             return None
         function = frame.f_code.co_name
         is_line = event == "line"
