@@ -157,6 +157,8 @@ class Activations(Plugin):
         self.is_sampled = False  # a module or an output was observed in this step
         self.alert = 0
         self.place = 0  # index of the next loss within its step
+        self.arrived: list[tuple[int, float]] = []  # losses that are not judged yet, with their places
+        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
@@ -314,12 +316,25 @@ class Activations(Plugin):
 
         def take(loss: float) -> None:
             arrived(loss)
-            self._judge_loss(place, loss)
+            self.arrived.append((place, loss))
 
         if value is not None:
             take(value)
         else:
             self._read([tensors[0].detach().reshape(1)], lambda got: take(*got))
+
+    def _judge_losses(self) -> None:
+        """Judge the losses that have arrived since the last optimizer."""
+        arrived, self.arrived = self.arrived, []
+        for place, value in arrived:
+            self._judge_loss(place, value)
+
+    def _begin_anew_with(self, optimizer: Optimizer) -> None:
+        """Forget the losses so far if the optimizer is new: then another model is trained, as in a search or a cross-validation."""
+        if self.optimizers.get(id(optimizer)) is not optimizer:
+            self.optimizers[id(optimizer)] = optimizer
+            self.losses.forget()
+            self.arrived.clear()
 
     def _judge_loss(self, place: int, value: float) -> None:
         is_spike = self.losses.is_spike(place, value)
@@ -338,6 +353,8 @@ class Activations(Plugin):
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
         """Sample gradients and weights in a step whose outputs were sampled, and after a spike."""
+        self._begin_anew_with(optimizer)
+        self._judge_losses()
         self.is_sampled = self.outputs.has_looked() or self.is_sampled
         if self.wants_gradients and (self.is_sampled or self.alert):
             self.parameters.before(optimizer, self.selector.is_due)
@@ -352,6 +369,7 @@ class Activations(Plugin):
     @hookimpl
     def step_done(self) -> None:
         """End the step."""
+        self._judge_losses()  # of a training without an optimizer
         self.parameters.end()
         self.shown.end_step()
         self.place = 0

@@ -124,6 +124,10 @@ class Losses:
         window.append(value)
         return is_spike
 
+    def forget(self) -> None:
+        """Forget all losses."""
+        self._windows.clear()
+
     def growth(self, place: int) -> float:
         """Return the factor by which the last losses exceed the median of those before; 0 unless they exceed all of those.
 
