@@ -159,6 +159,9 @@ class Activations(Plugin):
         self.place = 0  # index of the next loss within its step
         self.arrived: list[tuple[int, float]] = []  # losses that are not judged yet, with their places
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.trained: weakref.WeakValueDictionary[int, Tensor] = (
+            weakref.WeakValueDictionary()
+        )  # the first of each one's
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
@@ -330,11 +333,17 @@ class Activations(Plugin):
             self._judge_loss(place, value)
 
     def _begin_anew_with(self, optimizer: Optimizer) -> None:
-        """Forget the losses so far if the optimizer is new: then another model is trained, as in a search or a cross-validation."""
-        if self.optimizers.get(id(optimizer)) is not optimizer:
-            self.optimizers[id(optimizer)] = optimizer
+        """Forget losses and gradients when another model is trained, as in a search or a cross-validation."""
+        if self.optimizers.get(id(optimizer)) is optimizer:
+            return
+        self.optimizers[id(optimizer)] = optimizer
+        parameter = next((p for group in groups_of(optimizer) for p in group["params"]), None)
+        if parameter is not None and self.trained.get(id(parameter)) is not parameter:
+            self.trained[id(parameter)] = parameter
             self.losses.forget()
             self.arrived.clear()
+            self.growth.clear()
+            self.ratios.clear()
 
     def _judge_loss(self, place: int, value: float) -> None:
         is_spike = self.losses.is_spike(place, value)
