@@ -74,7 +74,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookd import Context, Module, Plugin, Summary, groups_of, hookimpl, of_tensor, originals_of, peek, tensors
+from hookd import (
+    Context,
+    Module,
+    Plugin,
+    Summary,
+    groups_of,
+    hookimpl,
+    of_tensor,
+    originals_of,
+    parameters_in,
+    peek,
+    tensors,
+)
 from hookd_activations import findings, outputs
 from hookd_activations.loss import Loss
 from hookd_activations.parameters import Parameters, Row, by_module
@@ -159,9 +171,7 @@ class Activations(Plugin):
         self.place = 0  # index of the next loss within its step
         self.arrived: list[tuple[int, float]] = []  # losses that are not judged yet, with their places
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
-        self.trained: weakref.WeakValueDictionary[int, Tensor] = (
-            weakref.WeakValueDictionary()
-        )  # the first of each one's
+        self.trained: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()  # roots
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
@@ -337,9 +347,11 @@ class Activations(Plugin):
         if self.optimizers.get(id(optimizer)) is optimizer:
             return
         self.optimizers[id(optimizer)] = optimizer
-        parameter = next((p for group in groups_of(optimizer) for p in group["params"]), None)
-        if parameter is not None and self.trained.get(id(parameter)) is not parameter:
-            self.trained[id(parameter)] = parameter
+        first = next((p for group in groups_of(optimizer) for p in group["params"]), None)
+        roots = (root for _, root in self.context.models())
+        model = next((root for root in roots if any(p is first for _, p in parameters_in(root))), None)
+        if model is not None and self.trained.get(id(model)) is not model:
+            self.trained[id(model)] = model
             self.losses.forget()
             self.arrived.clear()
             self.growth.clear()

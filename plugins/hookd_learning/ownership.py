@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd import Context, groups_of, of_tensor, parameters_in
@@ -23,9 +22,12 @@ ELEMENTS = 16
 
 
 class Value(NamedTuple):
-    """The first elements of a parameter that has a gradient and no optimizer, at the first look at it."""
+    """The first elements of a parameter that has a gradient and no optimizer, at the first look at it.
 
-    ref: weakref.ref[Parameter]
+    The parameter is known by its id and name: torch does not swap a tensor that has a weak reference.
+    """
+
+    number: int
     elements: list[float]
 
 
@@ -39,7 +41,7 @@ class Ownership:
     def __init__(self, context: Context, see: Callable[..., None]) -> None:
         self._context, self._see = context, see
         self._looks = 0
-        self._values: dict[int, Value] = {}
+        self._values: dict[tuple[str, str], Value] = {}
 
     def step_begins(self, optimizer: Optimizer) -> None:
         """Check whether the optimizer has anything to do."""
@@ -81,26 +83,25 @@ class Ownership:
             self._see("not_optimized", root, "", patience=PATIENCE)
             return
         values = [_beginning(p) for _, p in readable]
-        refs = [weakref.ref(p) for _, p in readable]
+        named = [(name, id(p), value.numel()) for (name, p), value in zip(readable, values)]
 
         def judge(numbers: list[float]) -> None:
             still, at = [], 0
-            for (name, _), ref, value in zip(names, refs, values):
-                elements = numbers[at : at + value.numel()]
-                at += value.numel()
-                if (parameter := ref()) is not None and self._stands_still(parameter, ref, elements):
+            for name, number, count_of in named:
+                value = Value(number, numbers[at : at + count_of])
+                at += count_of
+                if self._stands_still((root, name), value):
                     still.append(name)
             self._report(root, still, count)
 
-        names = [(name, None) for name, _ in readable]
         self._context.later(values, judge)
 
-    def _stands_still(self, parameter: Parameter, ref: weakref.ref[Parameter], elements: list[float]) -> bool:
-        known = self._values.get(id(parameter))
-        if known is None or known.ref() is not parameter:
-            self._values[id(parameter)] = Value(ref, elements)
+    def _stands_still(self, key: tuple[str, str], value: Value) -> bool:
+        known = self._values.get(key)
+        if known is None or known.number != value.number:
+            self._values[key] = value
             return True
-        return known.elements == elements
+        return known.elements == value.elements
 
     def _report(self, root: str, names: list[str], count: int) -> None:
         if not names:

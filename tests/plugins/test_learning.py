@@ -71,6 +71,16 @@ def test_parameters_that_no_optimizer_has(hook):
     assert hook.value("learning_finding", "not_optimized") == 0
 
 
+def test_parameters_without_an_optimizer_can_be_swapped(hook):
+    """torch refuses to swap a tensor that has a weak reference, as `module.to()` may do."""
+    model = Net()
+    hook.start("learning", every=1)
+    train(model, [sgd(model.head.parameters())], 12)
+    model.zero_grad()
+    torch.utils.swap_tensors(model.backbone[0].weight, nn.Parameter(torch.ones(16, 8)))
+    assert model.backbone[0].weight[0, 0] == 1
+
+
 def test_parameters_that_code_of_the_training_changes_need_no_optimizer(hook):
     model = Net()
 
