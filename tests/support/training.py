@@ -27,7 +27,7 @@ class Job:
         script: a file of tests/targets, of tests/e2e/reports with `reports/` before its name, or of the shared workloads
             with `workloads/`.
         arguments: what decides the result; not --pause, which only gives time to attach.
-        ranks: processes that torchrun starts; 0 for a plain process.
+        ranks: processes that torchrun starts, each by way of tests/targets/settled.py; 0 for a plain process.
         has_libraries: whether it imports more than torch, from the environment of the tests.
     """
 
@@ -45,9 +45,15 @@ class Job:
         return {"": TARGETS, "workloads": WORKLOADS, "reports": REPORTS}[kind] / name
 
     def command(self, *more: str) -> list[str | Path]:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
         python = sys.executable if self.has_libraries else bare_python()
-        return [python, *(launcher if self.ranks else []), self.path, *self.arguments.split(), *more]
+        return [
+            python,
+            *([*torchrun, TARGETS / "settled.py"] if self.ranks else []),
+            self.path,
+            *self.arguments.split(),
+            *more,
+        ]
 
 
 def environment(**extra: str | Path) -> dict[str, str]:
