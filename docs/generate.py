@@ -1,4 +1,4 @@
-"""Generate the pages of the documentation that describe the code: commands, metrics, hooks, JSON.
+"""Generate the pages of the documentation that describe the code: commands, metrics, hooks, the API of plugins, JSON.
 
     python docs/generate.py [DIRECTORY]
 
@@ -113,7 +113,7 @@ def metrics() -> str:
 _HEAD = """# Metrics
 
 All metrics also have the labels `run` and `rank`, except those marked with *, which belong to the daemon as a whole. `/metrics` does not serve
-all series of a large model: [which, and the settings](../attach.md#what-is-on-metrics). The [plugins' page](../../plugins/README.md) defines
+all series of a large model: [which, and the settings](../steps.md#what-is-on-metrics). The [plugins' page](../../plugins/README.md) defines
 the metrics of each plugin.
 
 ## hookd itself
@@ -181,16 +181,27 @@ def hooks() -> str:
     package = Path(hookspecs.__file__).parent
     head, _, rest = (ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or "").partition("\n\n")
     text = f"# Hooks\n\n{head}\n\n{rest}\n".replace(":\n- ", ":\n\n- ")
-    specs = [ast.parse((package / f"{part}.py").read_text("utf-8")) for part in ("life", "calls", "gradients", "steps")]
-    for one in (statement for source in specs for statement in source.body):
-        if isinstance(one, ast.FunctionDef) and one.decorator_list:
-            arguments = ", ".join(argument.arg for argument in one.args.args)
-            told = re.sub(r"^ {4}", "", ast.get_docstring(one, clean=False) or "", flags=re.MULTILINE).strip()
-            if "\n@hookimpl" in told:  # where nothing else is as deep, a formatter takes the example's indent away
-                words, example = told.split("\n@hookimpl")
-                told = words + ("\n@hookimpl" + example).replace("\n", "\n    ")
-            text += f"\n## {one.name}\n\n`{one.name}({arguments})`\n\n{told}\n"
-    return text
+    sources = [
+        ast.parse((package / f"{part}.py").read_text("utf-8")) for part in ("life", "calls", "gradients", "steps")
+    ]
+    statements = [statement for source in sources for statement in source.body]
+    specs = [one for one in statements if isinstance(one, ast.FunctionDef) and one.decorator_list]
+    rows = [f"| [`{one.name}`](#{one.name}) | {_first_sentence(one)} |" for one in specs]
+    return text + "\n".join(["\n| hook | when |", "|---|---|", *rows]) + "\n" + "".join(map(_hook, specs))
+
+
+def _first_sentence(spec: ast.FunctionDef) -> str:
+    words = re.split(r"(?<=[.:])\s", ast.get_docstring(spec) or "")[0].replace("\n", " ").rstrip(".:")
+    return words.removeprefix("Run ").replace("|", r"\|")
+
+
+def _hook(spec: ast.FunctionDef) -> str:
+    arguments = ", ".join(argument.arg for argument in spec.args.args)
+    text = re.sub(r"^ {4}", "", ast.get_docstring(spec, clean=False) or "", flags=re.MULTILINE).strip()
+    if "\n@hookimpl" in text:  # where nothing else is as deep, a formatter takes the example's indent away
+        words, example = text.split("\n@hookimpl")
+        text = words + ("\n@hookimpl" + example).replace("\n", "\n    ")
+    return f"\n## {spec.name}\n\n`{spec.name}({arguments})`\n\n{text}\n"
 
 
 PAGES = {"commands.md": commands, "metrics.md": metrics, "hooks.md": hooks}
@@ -200,9 +211,11 @@ def main() -> None:
     """Write the files."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "reference"
     directory.mkdir(exist_ok=True)
-    import json_reference  # noqa: PLC0415  beside this file, for the script alone
+    import api_reference  # noqa: PLC0415  this and the next are beside this file, for the script alone
+    import json_reference  # noqa: PLC0415
 
-    pages = {name: MADE + make() for name, make in {**PAGES, "json.md": json_reference.page}.items()}
+    more = {"api.md": api_reference.page, "json.md": json_reference.page}
+    pages = {name: MADE + make() for name, make in {**PAGES, **more}.items()}
     for name, text in (pages | {"json.schema.json": json_reference.schema()}).items():
         (directory / name).write_text(text, "utf-8")
         sys.stderr.write(f"wrote {name}\n")

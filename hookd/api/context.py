@@ -259,8 +259,8 @@ class Context:
         """Declare the gauge `hookd_<plugin>_<name>`."""
         return self._declare(Gauge(self._host.page, self._full(name), help, tuple(labels), bound=self.requests.bound))
 
-    def histogram(self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-        """Declare the histogram `hookd_<plugin>_<name>` with these upper bounds, ascending, without +Inf."""
+    def histogram(self, name: str, help: str, labels: Sequence[str] = (), *, buckets: Sequence[float]) -> Histogram:
+        """Declare the histogram `hookd_<plugin>_<name>` with these upper bounds of its buckets, ascending, without +Inf."""
         return self._declare(
             Histogram(self._host.page, self._full(name), help, tuple(labels), tuple(buckets), bound=self.requests.bound)
         )

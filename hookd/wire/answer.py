@@ -68,7 +68,8 @@ class DetachedTarget(Left):
 
     pid: int
     restored: str | None
-    """`identity`, `pass-through` or `pending`, see docs/attach.md; None if the agent stays or was gone."""
+    """`identity`: torch is as before the attach. `pass-through`: other code has patched on top of hookd, so an empty function stays
+    below it. `pending`: torch is restored when the calls in flight have returned. None if the agent stays or was gone."""
     residue: list[str]
     """Changes that could not be undone, in words."""
 

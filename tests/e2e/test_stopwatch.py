@@ -1,4 +1,4 @@
-"""The ten minutes of docs/plugins.md, followed word by word: the commands and the function are read out of the document."""
+"""The ten minutes of docs/tutorials/first-plugin.md, followed word by word: the commands and the function are read out of the document."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from tests.support.processes import Process, wait_until
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
 
-GUIDE = (REPOSITORY / "docs" / "plugins.md").read_text()
-CHAPTER = re.search(r"^## Ten minutes\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)[1]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", CHAPTER, re.MULTILINE | re.DOTALL)
+GUIDE = (REPOSITORY / "docs" / "tutorials" / "first-plugin.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
 PORTS = ("127.0.0.1:9465", "127.0.0.1:9090")
 
 

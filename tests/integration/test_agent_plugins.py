@@ -416,7 +416,7 @@ class Careless(Plugin):
     @hookimpl
     def configure(self, context):
         self.amounts = context.counter("amounts", "Amounts.")
-        self.sizes = context.histogram("sizes", "Sizes.", [-1.0, 1.0])
+        self.sizes = context.histogram("sizes", "Sizes.", buckets=[-1.0, 1.0])
 
     @hookimpl
     def forward(self, module):

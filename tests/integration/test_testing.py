@@ -45,7 +45,7 @@ class Widths(Plugin):
     @hookimpl
     def configure(self, context):
         self.calls = context.counter("calls", "Calls of each linear layer.", ["module"])
-        self.batches = context.histogram("batch", "Rows of a batch.", (1, 4, 16))
+        self.batches = context.histogram("batch", "Rows of a batch.", buckets=(1, 4, 16))
 
     @hookimpl
     def select(self, module):

@@ -132,7 +132,9 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd serve --listen 127.0.0.1:9466 --control /run/mine/control.sock --state-dir /var/lib/mine": Run(
         r"http://127\.0\.0\.1:\d+", stays=True, until="hookd status --host unix:///run/mine/control.sock"
     ),
+    # docs/steps.md
     "HOOKD_DETAIL=all hookd attach PID": Run(r"http://127\.0\.0\.1:\d+", given="detached", alone=True, stays=True),
+    # docs/attach.md
     "hookd run -- python train.py": Run(r"step 1 loss(.*\n)*done 3 ", given="", fill=_QUICK),
     "hookd run -- torchrun --nproc-per-node 2 train.py": By(
         "tests/e2e/test_run.py::test_a_launcher_has_none_and_its_ranks_have"
@@ -149,6 +151,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
         fill=_OWN_PORT,
         until="curl -s http://127.0.0.1:9465/metrics | grep widths",
     ),
+    # docs/tutorials/first-plugin.md
     "hookd plugin new spread": By(_STOPWATCH),
     "cd hookd-spread": By(_STOPWATCH),
     "hookd plugin check .": By(_STOPWATCH),
@@ -303,7 +306,7 @@ NO_COMMANDS = {
     ("docs/nan.md", "first Inf:"): "what an attach prints",
     ("docs/operations.md", "hookd_steps_total *"): "PromQL",
     ("docs/operations.md", "count by (run) ("): "PromQL",
-    ("docs/plugins.md", "cat > prometheus.yml"): "tests/e2e/test_stopwatch.py runs it as it is",
+    ("docs/tutorials/first-plugin.md", "cat > prometheus.yml"): "tests/e2e/test_stopwatch.py runs it as it is",
     ("docs/plugins-shipping.md", "attached to process 4711"): "lines of a log",
     ("docs/plugins-shipping.md", "widths: AttributeError"): "what `hookd plugin list` prints",
     ("docs/top.md", "hookd top: 2 targets"): "a screen",

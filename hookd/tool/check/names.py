@@ -181,10 +181,8 @@ def _label_names(node: ast.expr | None) -> list[str]:
 
 
 def _arguments(node: ast.Call, side: str = "target") -> dict[str, ast.expr]:
-    is_histogram = getattr(node.func, "attr", "") == "histogram"
-    order = ("name", "help", "buckets", "labels") if is_histogram else _ORDER[side]
     return {
-        **dict(zip(order, node.args, strict=False)),
+        **dict(zip(_ORDER[side], node.args, strict=False)),
         **{keyword.arg: keyword.value for keyword in node.keywords if keyword.arg},
     }
 
