@@ -49,7 +49,7 @@ class Numeric(Protocol):
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
 
-    at_once: Callable[[list[Any], bool], float | None]
+    at_once: Callable[[list[Any], bool, int], float | None]
 
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]: ...  # noqa: D102
     def is_readable(self, tensor: Tensor) -> bool: ...  # noqa: D102
@@ -368,10 +368,14 @@ class Context:
         """
         return self._host.numeric.largest_each(tensors)
 
-    def largest_gradient(self, optimizer: Optimizer) -> float | None:
+    def largest_gradient(self, optimizer: Optimizer, most_elements: int = sys.maxsize) -> float | None:
         """Return the largest magnitude in the gradients that an optimizer would use, NaN if there is a NaN, without touching any.
 
         Reading `parameter.grad` creates a Python object for each, which costs more than reading a small gradient.
+
+        Args:
+            optimizer: its parameters are read from its groups.
+            most_elements: gradients with more elements are not read.
 
         Returns:
             0 if there are none. None if they must be read one by one, with `largest_each`: they are not all of one type,
@@ -379,7 +383,7 @@ class Context:
         """
         groups = [group["params"] for group in groups_of(optimizer)]
         parameters = groups[0] if len(groups) == 1 else [parameter for group in groups for parameter in group]
-        return self._host.numeric.at_once(parameters, True) if type(parameters) is list else None
+        return self._host.numeric.at_once(parameters, True, most_elements) if type(parameters) is list else None
 
     def is_readable(self, tensor: Tensor) -> bool:
         """Whether torch's operations can read the elements of a tensor of the training; check before using one.

@@ -651,13 +651,14 @@ static const void *gradient_of(PyObject *parameter) {
     return !impl ? NULL : meta ? FIELD(void *, meta, layout->grad) : (const void *)layout->nothing;
 }
 
-/* `largest(list, of_gradients)`: examine all tensors of a list, or the gradients of all parameters in it. Return the
- * largest magnitude in them, NaN if there is one, and 0 if there are none; None: they are not all plain and of one
- * dtype, and have to be read through Python. */
+/* `largest(list, of_gradients, most)`: examine all tensors of a list, or the gradients of all parameters in it, of those
+ * with at most `most` elements. Return the largest magnitude in them, NaN if there is one, and 0 if there are none;
+ * None: they are not all plain and of one dtype, and have to be read through Python. */
 PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     PyObject *list = args[0];
-    int of_gradients = count == 2 && args[1] == &_Py_TrueStruct;
-    (void)self;
+    int of_gradients = args[1] == &_Py_TrueStruct;
+    long long most = PyLong_AsLongLong(args[2]);
+    (void)self, (void)count;
     Py_ssize_t size = PyList_Size(list);
     Numbers numbers = {0};
     int is_right = size >= 0 && begun(&numbers, size);
@@ -667,6 +668,8 @@ PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
         if (of_gradients && impl == (const void *)entry.layout.nothing)
             continue;
         int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
+        if (elements > most)
+            continue;
         if (numbers.elements && numbers.elements + elements > TOGETHER) {
             look(&numbers, 0);
             PyEval_RestoreThread(PyEval_SaveThread()); /* for threads that wait for the GIL */

@@ -9,14 +9,16 @@
 How often it checks. Every step has a *gate*: the output of the model, the loss, and the gradients that an optimizer is
 about to use. The plugin checks the gate in every step, with one exception: it checks the gradients less often, at least
 in one step of ten, if the budget allows no more and nothing is suspicious, that is, no GradScaler, closure or policy
-needs them, and nothing bad is known. A gradient that goes bad unseen is found where the parameters that it made
-bad are used next, and the incident says so (`gradients: unknown`).
+needs them, and nothing bad is known. Then it reads the small ones after every backward, and all of them before they
+are used if one of these is bad. A gradient that goes bad unseen is found where the parameters that it made bad are
+used next, and the incident says so (`gradients: unknown`).
 C code checks the outputs of modules in every step if they are small and in host memory (the hook `suspect`). Larger
 outputs (also in C), outputs on a device, and all outputs where C does not enter the calls are checked as often as the
 budget allows, at least in one step of ten; the metric `hookd_sampling_interval_steps` has the interval. The gradients
 between modules cost several times as much, and are checked at least in one step of a thousand: the gate sees that a
 gradient is bad, and these checks tell which module made it. After a hit of the gate, every module and every gradient is
-checked until the origin is known, or until nothing bad has been seen for 100 steps.
+checked until the origin is known, or until nothing bad has been seen for 100 steps. Once it is known, one step in 50 is
+checked, and the loss of every step.
 An incident says `exact` or `born since step X`. X is the first step in which that place was not checked. For a
 parameter, X is the step whose optimizer may have made it bad: parameters are only checked when an output is bad. With
 `every=1` the outputs of all modules are checked in every step, whatever that costs; with `every=N` in one step of N.
@@ -35,7 +37,8 @@ value is reported as a new case, with at most 8 cases in a run.
 If only the gate has seen a bad value, in a step in which the modules were not checked, a bad input, a bad parameter and
 a bad loss are known at once. A bad output of the model is traced back through its calls, as far as their inputs and
 outputs still exist. The first bad output is named, or, if its input was bad, the module whose code made the call;
-`or_in` lists earlier modules whose outputs are gone. Of bad gradients, the parameter is named whose gradient came first.
+`or_in` lists earlier modules whose outputs are gone. Of bad gradients, the parameter is named whose gradient came first,
+which is the last one in the model's order; `or_in` lists the modules after it in whose backward the value may have been born.
 A second incident names the module when it makes another bad value. This never happens if an optimizer has used the bad
 gradients in the meantime: then all parameters are bad, and the first incident is all that is known.
 
@@ -240,5 +243,6 @@ class NaN(Plugin):
         self.gradients.step_post()
         self.findings.step_done()
         # Once the origin is known, everything after it is bad, and sampled steps are enough.
-        self.context.listen("suspect", wanted=not self.findings.is_over)
+        for hook in ("suspect", "backward_pre", "backward"):
+            self.context.listen(hook, wanted=not self.findings.is_over)
         self.queue.flush()

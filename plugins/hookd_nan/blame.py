@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING
 
-from hookd import buffers_of, modules_in, parameters_of, peek
+from hookd import buffers_of, children_of, modules_in, parameters_of, peek
 from hookd_nan.models import all_parameters, module_named, modules, named_gradients, owner_of, within
 from hookd_nan.scan import is_bad, own_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -34,16 +35,41 @@ class Blame:
             event: the event, with the number of its optimizer.
             optimizer: that optimizer if it is stepping now, else None.
         """
-        named = named_gradients(self._context, optimizer)
+        named = list(named_gradients(self._context, optimizer))
         if optimizer is None:
-            named = (one for one in named if self._optimizers.holder(one[1]) == event.optimizer)
+            named = [one for one in named if self._optimizers.holder(one[1]) == event.optimizer]
         bad = [one for one in named if self._scan([one[2]])]
         if not bad:
             return event
         name, parameter, tensor = bad[-1]
         if self._scan([parameter]):
             event, tensor = replace(event, where="param", since=event.own_since), parameter
-        return self._with_named(event, name, tensor, str(self._scan([tensor])))
+        event = self._with_named(event, name, tensor, str(self._scan([tensor])))
+        owners, bad_owners = ([owner_of(name)[0] for name, _, _ in ones] for ones in (named, bad))
+        has_spread = bad_owners[0] != event.module or owners[0] == event.module
+        return self._with_next(event, set(owners)) if has_spread and event.where == "grad" else event
+
+    def _with_next(self, event: Event, owners: set[str]) -> Event:
+        """Return the event of a bad gradient with the other modules in whose backward it may have been born.
+
+        These are the modules that follow in the model's order, down to the next one with gradients, which are good.
+
+        Args:
+            event: names the last module in the model's order with a bad gradient.
+            owners: the modules with gradients.
+        """
+        others: list[str] = []
+        following = dropwhile(lambda one: one[0] != event.module, self._leaves())
+        for name, _ in islice(following, 1, None):
+            others.append(name)
+            if name in owners:
+                break
+        return event.having(or_in=others) if others else event
+
+    def _leaves(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules of all models that contain no others, with their names, in the models' order."""
+        named = (one for root, _ in self._context.models() for one in modules(root))
+        return ((name, module) for name, module in named if not children_of(module))
 
     def _with_named(self, event: Event, name: str, tensor: Tensor, kind: str) -> Event:
         """Return the event with a bad tensor, given its name in the model."""

@@ -23,6 +23,8 @@ QUIET = 100
 """Number of steps without a bad value after which the next one is a new case."""
 CASES = 8
 """Largest number of cases that are reported: a training that recovers again and again must not flood the user."""
+SPREAD_EVERY = 50
+"""Steps between two checks once the origin is known: they only show how far bad values have spread."""
 SHOWN = 16
 """Largest number of places with a series of `hookd_nan_origin`."""
 UNREAD = 64
@@ -127,8 +129,10 @@ class Findings:
         return self.case.is_over
 
     def hold(self) -> None:
-        """Check every module in every step if the origin of a reported value is unknown."""
-        if self.case.hit is not None and not self.case.is_over:
+        """Check every module in every step while the origin of a reported value is unknown, and seldom once it is known."""
+        if self.case.is_over:
+            self._context.hold(None if "every" in self._context.options else SPREAD_EVERY)
+        elif self.case.hit is not None:
             self._context.hold(1)
 
     def count(self, event: Event) -> None:
@@ -149,12 +153,12 @@ class Findings:
         """Begin a new case if nothing bad has been seen for `QUIET` steps."""
         case = self.case
         if (case.is_over or case.hit is not None) and self._context.step - case.last_bad > QUIET:
-            if not case.is_over:
-                self._context.hold(None)
             if case.number < CASES:
                 self.case = Case(number=case.number)
+                self._context.hold(None)
             else:
                 case.is_over = True
+                self.hold()
 
     # -- values that could not be read
 
@@ -221,7 +225,7 @@ class Findings:
             seen = f"; first seen in {place(self._context, hit)} at step {hit.step}"
             self._send(case, event, "origin of the", seen, first_seen=first_seen)
         case.is_over = True
-        self._context.hold(None)
+        self.hold()
 
     def _send(self, case: Case, event: Event, what: str, more: str = "", **fields: Any) -> str:
         """Set the metric, send an incident, and return its message."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 GATES = ("step_pre", "closure_done")
 """The hooks that check the gradients that an optimizer is about to use."""
+SMALL = 1 << 14
+"""Gradients with at most so many elements are checked after every backward: a NaN reaches those of biases and normalizations too."""
 
 
 @dataclass
@@ -116,14 +118,22 @@ class Gradients:
         result = "" if is_good else self.scan(tensors_in(tensors))
         masked = self._masked() if result and not self.scan.neginf and not self.findings.is_over else []
         # There may have been bad gradients, so their fate must be determined.
-        is_waiting = self.judge.is_suspicious or self.judge.settled or self.queue.entries
+        is_waiting = (
+            self.judge.is_suspicious or self.queue.entries or (self.judge.settled and not self._is_left_alone())
+        )
         cleared, is_clear = self._cleared() if is_waiting else (set(), False)
         if result or cleared or is_clear:
             event = self.checks.event("loss", "", self.checks.gates)
             event = event.having(neginf_in=masked) if masked else event
             self.queue.submit(partial(self._judge_loss, cleared=cleared, is_clear=is_clear), event, result)
         self._hold_gates(is_over=False)
-        self.context.listen("loss_done", wanted=self.is_scaled or self.judge.is_suspicious)
+        # `is_strict`: the gates are not checked in every step.
+        is_waiting = self.judge.is_suspicious or (self.scan.is_strict and not self.findings.is_over)
+        self.context.listen("loss_done", wanted=self.is_scaled or is_waiting)
+
+    def _is_left_alone(self) -> bool:
+        """Whether the origin is known, and the last gradients that were used were not checked: then they need not be now."""
+        return self.findings.is_over and self.context.step - self.checks.used.latest > 1
 
     def _masked(self) -> list[str]:
         """Return the name of the first module whose output still exists and has a `-inf` that was taken for a mask, if any."""
@@ -164,8 +174,14 @@ class Gradients:
     # -- gradients of optimizers
 
     def loss_done(self) -> None:
-        """Check the parameters' gradients if a GradScaler may skip the optimizer step; `loss` enables this hook."""
-        if self.stepping is None:
+        """Check all gradients if a GradScaler may skip the optimizer step, else the small ones; `loss` enables this hook."""
+        if self.stepping is not None:
+            return
+        if not (self.is_scaled or self.judge.is_suspicious):
+            found = (self.context.largest_gradient(one, SMALL) for one in self.optimizers.live())
+            if any(largest is not None and not largest < INF for largest in found):
+                self.context.hold(1, *GATES)  # so that all are checked before the optimizer uses them
+        else:
             for number, grads in self.optimizers.by_optimizer().items():
                 if self.queue.is_empty and number in self.judge.suspects:
                     continue
@@ -265,7 +281,8 @@ class Gradients:
             is_over: this is the end of a step; only there is checking every step called off.
         """
         self.was_scaled = self.was_scaled or self.is_scaled
-        is_wanted = self.was_scaled or self.has_closure or bool(self.undecided) or not self.judge.is_calm
+        is_suspicious = bool(self.undecided) or not self.judge.is_calm
+        is_wanted = self.was_scaled or self.has_closure or (is_suspicious and not self.findings.is_over)
         if is_wanted or is_over:
             self.context.hold(1 if is_wanted else None, *GATES)
         self.was_scaled = self.was_scaled and not is_over

@@ -87,6 +87,10 @@ class Optimizers:
         """Return the numbers of known optimizers whose parameters have gradients, without a search of the models."""
         return {number for _, number, parameters in self._live() if any(grad_of(one) is not None for one in parameters)}
 
+    def live(self) -> list[Optimizer]:
+        """Return the optimizers that have stepped and still exist."""
+        return [one for known in self.known.values() if (one := known.ref()) is not None]
+
     def _live(self) -> Iterator[tuple[Optimizer, int, list[Tensor]]]:
         for known in self.known.values():
             optimizer = known.ref()

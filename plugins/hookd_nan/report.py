@@ -54,7 +54,10 @@ def _remarks(context: Context, event: Event) -> Iterator[str]:
         yield f"if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
     if "or_in" in details:
         others = ", ".join(map(context.described, details["or_in"]))
-        yield f"born there, or in {others}, whose outputs are gone, were changed in place, or were not fully checked"
+        if event.where == "grad":
+            yield f"born in its backward, or in that of {others}, or in code between them"
+        else:
+            yield f"born there, or in {others}, whose outputs are gone, were changed in place, or were not fully checked"
     elif not event.is_certain:
         yield "it may have originated elsewhere"
     if not event.is_certain:

@@ -496,8 +496,8 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
             agent.parts.models.counting.hidden is not None,
         )
 
-        def is_told(value: float) -> bool:
-            found = context.largest_gradient(optimizer)
+        def is_told(value: float, **more: int) -> bool:
+            found = context.largest_gradient(optimizer, **more)
             return str(found) == str(value) if is_entered else found is None
 
         assert is_told(0.0)
@@ -513,6 +513,8 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
             one.grad[0] = 0.0
         parameters[1].grad = torch.full((5,), math.nan)
         assert is_told(math.nan)
+        assert is_told(math.nan, most_elements=5)
+        assert is_told(11.0, most_elements=4), "of 3 and of 2 elements"
         parameters[1].grad = torch.ones(5).to_sparse()
         assert context.largest_gradient(optimizer) is None
         optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.ones(2, dtype=torch.float64))

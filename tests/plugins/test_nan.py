@@ -37,12 +37,20 @@ class TestForward:
 
     def test_consequences_are_counted_and_not_reported(self, hook):
         model = net()
-        hook.start("nan")
+        hook.start("nan", every=1)
         train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         assert len(hook.incidents) == 1
         assert hook.value("nan_nonfinite", "layers.2.fc", "output", "nan") == 4
         assert hook.value("nan_nonfinite", "(root)", "output", "nan") == 4
         assert hook.value("nan_nonfinite", "", "loss", "nan") == 4
+
+    def test_once_the_origin_is_known_one_step_in_fifty_is_checked(self, hook):
+        model = net()
+        hook.start("nan")
+        train(model, steps=99, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
+        assert hook.value("nan_nonfinite", "layers.2.fc", "output", "nan") == 2, "in step 3, and in one of fifty"
+        assert hook.value("nan_nonfinite", "", "loss", "nan") == 97
+        assert len(hook.incidents) == 1
 
     @pytest.mark.parametrize(
         ("layer", "owner"), [("embed", "embed"), ("layers.2", "layers.2.norm"), ("layers.1.fc", "layers.1.fc")]

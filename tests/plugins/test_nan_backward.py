@@ -110,7 +110,7 @@ class TestBackward:
                 return self.inner.head(x)
 
         model = Checkpointed()
-        hook.start("nan")
+        hook.start("nan", every=1)
         train(model, strike=lambda: model.inner.layers[2].fc.register_forward_hook(poison(NAN)))
         assert found(hook.incident) == ("inner.layers.2.fc", "output", "nan", 3)
         assert hook.value("nan_nonfinite", "inner.layers.2.fc", "output", "nan") == 4  # the recompute does not count

@@ -246,7 +246,11 @@ class TestGate:
 
 
 class TestGradientsOfOneStepInTen:
-    """The remaining checks if the budget is far too small: all others are as rare as they may be."""
+    """The remaining checks if the budget is far too small: all others are as rare as they may be, and no gradient is small."""
+
+    @pytest.fixture(autouse=True)
+    def none_is_small(self, monkeypatch):
+        monkeypatch.setattr("hookd_nan.gradients.SMALL", -1)
 
     def seldom(self, hook):
         hook.start("nan")
@@ -272,6 +276,17 @@ class TestGradientsOfOneStepInTen:
             (True, True),
             *[(True, False)] * (len(steps) - 1),
         ]
+
+    def test_a_bad_gradient_that_reaches_small_ones_is_found_before_it_is_used(self, hook, monkeypatch):
+        monkeypatch.setattr("hookd_nan.gradients.SMALL", 8)  # the biases and normalizations
+        model = net()
+        self.seldom(hook)
+        hooked = model.layers[2].fc.register_forward_hook
+        train(model, steps=8, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
+        assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
+        assert hook.incident["or_in"] == ["layers.2.act", "layers.3.norm"]
+        assert "born in its backward, or in that of layers.2.act, layers.3.norm, or in code" in hook.incident["message"]
+        assert hook.metric("nan_origin")["layers.2.fc", "grad", "nan"] == pytest.approx(1 / 3)
 
     def test_under_a_scaler_each_step_is_looked_at(self, hook):
         model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0)

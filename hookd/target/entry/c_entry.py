@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 26
+VERSION = 27
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 GROUPS = 256
 """Number of groups that entry.c can distinguish."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,8 +53,8 @@ class Numeric:
     Attributes:
         kernel: the kernel; None: torch's operations take its place.
         later: numbers requested from a device.
-        at_once: returns the largest magnitude in plain tensors of one type, or in the gradients of parameters: NaN if there is
-            one, None for any other tensors.
+        at_once: returns the largest magnitude in plain tensors of one type, or in the gradients of parameters, in those with at
+            most so many elements: NaN if there is one, None for any other tensors.
         number_at_once: returns the only element of a plain tensor; None for any other tensor.
     """
 
@@ -61,7 +62,7 @@ class Numeric:
         self.kernel = kernel.load()
         self.later = Later(deliver)
         self.ask = self.later.ask  # of `Context.later`
-        self.at_once: Callable[[list[Tensor], bool], float | None] = _nothing
+        self.at_once: Callable[[list[Tensor], bool, int], float | None] = _nothing
         self.number_at_once: Callable[[Tensor], float | None] = _no_number
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
@@ -100,7 +101,7 @@ class Numeric:
 
     def is_surely_finite(self, tensor: Tensor) -> bool:
         """Whether the kernel finds all numbers finite; False if it does not take the tensor as it is."""
-        if (at_once := self.at_once([tensor], False)) is not None:
+        if (at_once := self.at_once([tensor], False, sys.maxsize)) is not None:
             return at_once < INF
         return self._is_common(tensor) and self.kernel.is_finite(tensor)  # type: ignore[union-attr]  # see `_is_common`
 
@@ -117,7 +118,7 @@ class Numeric:
     def largest_each(self, tensors: Iterable[Tensor]) -> list[Largest]:
         """Implement `Context.largest_each`."""
         tensors = list(tensors)
-        if tensors and (at_once := self.at_once(tensors, False)) is not None:
+        if tensors and (at_once := self.at_once(tensors, False, sys.maxsize)) is not None:
             return [Largest(at_once, range(len(tensors)))]
         made = self.kernel
         if made is not None and _is_one_kind(tensors) and on_host(tensors[0]):
@@ -193,7 +194,7 @@ class Numeric:
             made.close()
 
 
-def _nothing(_: list[Tensor], _of_gradients: bool) -> None:
+def _nothing(_: list[Tensor], _of_gradients: bool, _most: int) -> None:
     """Stand in for `at_once` while there is no entry."""
 
 
