@@ -346,6 +346,14 @@ def test_a_new_source_that_fails_leaves_the_old_one(loader, before):
     assert "_hookd_carried.part" in sys.modules
 
 
+def test_a_module_that_comes_with_a_failure_is_forgotten(loader):
+    with pytest.raises(ZeroDivisionError), loader.renewing({"fresh.py": "value = 1\n"}):
+        loader.module("fresh").value / 0
+    assert "_hookd_fresh" not in sys.modules
+    with loader.renewing({"fresh.py": "value = 2\n"}):
+        assert loader.module("fresh").value == 2, "the mended source"
+
+
 def test_tracebacks_show_the_new_source(loader):
     with pytest.raises(ValueError):
         loader.module("carried.part").fail()

@@ -144,6 +144,7 @@ class Loader:
         exception leaves the context, everything is restored.
         """
         before, tops = dict(self._files), self._renewed(files)
+        new = set(map(_top, files)) - self._tops
         old = self._taken_out(tops)
         for path in [path for path in before if _top(path) in tops]:
             del self._files[path]
@@ -151,7 +152,7 @@ class Loader:
         try:
             yield
         except BaseException:
-            old, back = self._taken_out(tops), old
+            old, back = self._taken_out(tops | new), old
             self._files, self._tops = before, frozenset(map(_top, before))
             self._loaded.update(back)
             sys.modules.update(back)
