@@ -122,7 +122,7 @@ def test_a_plugin_that_cannot_be_configured_is_refused_with_its_reason(attachabl
 
 def test_hostile_plugins_can_be_attached_and_detached(attachable, tmp_path):
     names = ("raises", "exits", "recurses", "returns", "calls", "select_raises", "leave_raises", "everything")
-    plugins = [*tool.plugin_options(names), "--plugin-dir", PLUGIN_DIR]
+    plugins = [*tool.plugin_options(names), "--plugin-dir", PLUGIN_DIR, "--force"]
     job, hurry = Job("transformer.py", "--steps 160"), tmp_path / "hurry"
     with training.start_warm(job, "--pause", "0.15", "--hurry", str(hurry)) as process:
         process.expect("^step 5 ")

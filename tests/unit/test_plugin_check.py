@@ -715,3 +715,32 @@ def test_bench_says_that_there_is_no_half_for_targets(tmp_path, capsys):
     one, _ = subject(tmp_path, "", DAEMON_HEAD)
     assert main(["plugin", "bench", str(one.file)]) == 2
     assert "no plugin for targets" in capsys.readouterr().err
+
+
+class TestLoading:
+    """What a person asks a target to load has been checked, as far as reading the source goes, before the target is touched."""
+
+    MUTATES = "\n@hookimpl\ndef forward(self, output):\n    output.mul_(0.5)"
+    NOBODY = str(1 << 22)  # no process has this number
+    COMMANDS = (
+        ["attach", "-p", "widths", NOBODY],
+        ["plugin", "enable", NOBODY, "widths"],
+        ["plugin", "reload", NOBODY, "widths"],
+    )
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+    def test_a_faulty_plugin_is_refused(self, tmp_path, capsys, command):
+        subject(tmp_path, self.MUTATES)
+        assert main([*command, "--plugin-dir", str(tmp_path), "--json"]) == 2
+        error = json.loads(capsys.readouterr().out)
+        error = error[0] if isinstance(error, list) else error
+        assert error["reason"] == "faulty"
+        assert "forward changes 'output' in place, but an observer must not" in error["error"]
+        assert "hookd_widths.py:15" in error["error"]
+        assert "--force" in error["hint"]
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+    def test_with_force_it_is_not_checked(self, tmp_path, capsys, command):
+        subject(tmp_path, self.MUTATES)
+        main([*command, "--plugin-dir", str(tmp_path), "--json", "--force"])
+        assert "no-such-process" in capsys.readouterr().out

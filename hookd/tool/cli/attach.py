@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from hookd.errors import HookdError, NoSuchTarget
-from hookd.tool.cli import options, output, targets
+from hookd.tool.cli import options, output, plugin_check, targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +52,8 @@ def attach(*, pids: tuple[int, ...], watch: Watch, host: str | None, as_json: bo
         raise click.UsageError(
             "--user goes with --match or --tree; a process that is named is attached to, whoever owns it."
         )
+    if not watch.force:
+        plugin_check.require_sound([spec.name for spec in watch.plugins], watch.plugin_dirs)
     chosen = targets.select(pids, tree=watch.tree, match=watch.match, user=watch.user, timeout_s=watch.timeout_s)
     client = None if watch.listen else targets.daemon(host)
     if client is None:

@@ -88,7 +88,8 @@ class Watch:
         timeout_s: how long one attach may take.
         listen: HOST:PORT of an embedded daemon, or None.
         keep: the agent stays in the target when hookd ends.
-        force: also try methods that may disturb a target that hangs or is short of resources.
+        force: also try methods that may disturb a target that hangs or is short of resources, and load plugins that `hookd plugin
+            check` finds problems in.
         plugin_dirs: where else to look for plugins.
     """
 
@@ -124,7 +125,9 @@ OF_WATCH = (
     click.option("--listen", metavar="ADDR", help="Serve only these targets, on HOST:PORT, until Ctrl-C."),
     click.option("--keep", is_flag=True, help="Leave the agent in the target when hookd ends."),
     click.option(
-        "--force", is_flag=True, help="Also try methods that may disturb a target that hangs or is short of resources."
+        "--force",
+        is_flag=True,
+        help="Also try methods that may disturb a target that hangs or is short of resources, and load plugins with problems.",
     ),
     plugin_dirs,
 )

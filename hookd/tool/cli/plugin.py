@@ -117,19 +117,29 @@ TIMEOUT = click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, mi
                        show_default=True, help="Maximum wait, in seconds, for the training step at which the change takes place.")  # fmt: skip
 
 
+FORCE = click.option(
+    "--force", is_flag=True, help="Load it even if its source has problems that `hookd plugin check` finds."
+)
+
+
 @plugin.command()
 @TARGET
 @NAME
 @SETTINGS
 @TIMEOUT
+@FORCE
 @options.plugin_dirs
 @options.host
 @options.json
-def enable(*, pid: int, name: str, settings: tuple[str, ...], plugin_dirs: tuple[Path, ...], **how: Any) -> int:
+def enable(
+    *, pid: int, name: str, settings: tuple[str, ...], force: bool, plugin_dirs: tuple[Path, ...], **how: Any
+) -> int:
     """Load a plugin into a target.
 
     A plugin that changes the training is loaded into all ranks of the job at the same step.
     """
+    if not force:
+        plugin_check.require_sound([name], plugin_dirs)
     return _change("load", pid, name, settings, plugin_dirs=plugin_dirs, **how)
 
 
@@ -151,14 +161,17 @@ def disable(*, pid: int, name: str, **how: Any) -> int:
 @TARGET
 @NAME
 @TIMEOUT
+@FORCE
 @options.plugin_dirs
 @options.host
 @options.json
-def reload(*, pid: int, name: str, plugin_dirs: tuple[Path, ...], **how: Any) -> int:
+def reload(*, pid: int, name: str, force: bool, plugin_dirs: tuple[Path, ...], **how: Any) -> int:
     """Replace a loaded plugin with the current version of its source.
 
     Its options and counters are kept. If the new version is refused, the old one keeps running.
     """
+    if not force:
+        plugin_check.require_sound([name], plugin_dirs)
     return _change("reload", pid, name, plugin_dirs=plugin_dirs, **how)
 
 

@@ -17,7 +17,7 @@ from hookd.errors import HookdError, PluginError
 from hookd.tool.cli import options, output, trial
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hookd.testing.trials import (
         BenchAnswer,
@@ -151,35 +151,37 @@ def _options(settings: tuple[str, ...]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in settings)
 
 
+def require_sound(names: Iterable[str], plugin_dirs: tuple[Path, ...]) -> None:
+    """Raise if the source of a plugin has problems that `hookd plugin check` finds without running it.
+
+    Plugins that come with hookd are not checked, nor are those that only the daemon or the target's environment has.
+
+    Raises:
+        PluginError: reason "faulty".
+    """
+    from hookd.tool.attach import sources
+    from hookd.tool.check import rules
+
+    for name in names:
+        try:
+            found = sources.find(name, plugin_dirs)
+        except PluginError:  # whoever loads it says so
+            continue
+        if found.origin != "hookd":
+            rules.require_sound(name, found.origin if found.room else "")
+
+
 def _read(subject: Subject, all_subjects: Sequence[Subject]) -> CheckReport:
     """Return the report on a plugin's source; the plugin is not run."""
-    from hookd.tool.check import types
-    from hookd.tool.check.problem import Problem
+    from hookd.tool.check import rules, types
     from hookd.tool.check.report import CheckReport
 
-    try:
-        problems = _source_problems(subject, all_subjects)
-    except RecursionError:
-        why = "its code is nested too deeply to be checked"
-        problems = [Problem(str(subject.file), subject.tree.lineno, "source", why, "split the expression")]
-    report = CheckReport(subject.name, subject.side, str(subject.file), types.is_possible(), sorted(set(problems)))
+    problems = rules.problems(subject, all_subjects)
+    report = CheckReport(subject.name, subject.side, str(subject.file), types.is_possible(), problems)
     if report.is_typed and report.is_good:
         _progress(f"{subject.name or subject.class_name}: checking types with mypy")
         report.add(types.problems(subject))
     return report
-
-
-def _source_problems(subject: Subject, all_subjects: Sequence[Subject]) -> list[Problem]:
-    from hookd.tool.check import attributes, blocking, names, packaging, signatures
-
-    problems = [*signatures.problems(subject), *packaging.problems(subject)]
-    if subject.side == "target":
-        problems += [*blocking.problems(subject), *attributes.problems(subject)]
-    else:
-        others = (other for other in all_subjects if other.side == "target" and other.name == subject.name)
-        problems += (problem for other in others for problem in names.twice(subject, other))
-    problems += [problem for file in subject.files for problem in names.declared(file, subject.side)]
-    return problems
 
 
 def _broken(error: NotPython) -> CheckReport:
