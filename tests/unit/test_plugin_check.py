@@ -718,7 +718,7 @@ def test_bench_says_that_there_is_no_half_for_targets(tmp_path, capsys):
 
 
 class TestLoading:
-    """What a person asks a target to load has been checked, as far as reading the source goes, before the target is touched."""
+    """A plugin that a person loads is checked as far as its source says, before the target is touched."""
 
     MUTATES = "\n@hookimpl\ndef forward(self, output):\n    output.mul_(0.5)"
     NOBODY = str(1 << 22)  # no process has this number
