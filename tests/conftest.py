@@ -118,8 +118,8 @@ def pytest_runtest_logstart() -> None:
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
     """An ExitStack that is closed after the test."""
-    with contextlib.ExitStack() as held:
-        yield held
+    with contextlib.ExitStack() as exit_stack:
+        yield exit_stack
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,7 @@ def _process() -> list[Panel]:
     return [
         lines("Resident memory", "Of each rank's process.", "bytes",
               Query(f"max by (rank) (hookd_process_resident_memory_bytes{{{RANKS}}})", RANK)),
-        lines("CUDA memory", "Allocated, held by the allocator, and peak of the allocated (plugin memory).", "bytes", *cuda),
+        lines("CUDA memory", "Allocated, reserved by the allocator, and peak of the allocated (plugin memory).", "bytes", *cuda),
         lines("Cores", "CPU time a second of each rank's process, all threads.", "short",
               Query(f"sum by (rank) ({rate('hookd_process_cpu_seconds_total', RANKS)})", RANK)),
         lines("Modules", "Modules of the models seen, by state of observation.", "short",

@@ -74,20 +74,20 @@ class Spare:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._held: Descriptor | None = None
+        self._reserve: Descriptor | None = None
         self.take()
 
     def take(self) -> None:
         """Reserve a descriptor again, if one is free."""
-        if self._held is None:
+        if self._reserve is None:
             with contextlib.suppress(OSError):
-                self._held = Descriptor(moved_up(fcntl(self._number, _F_DUPFD_CLOEXEC, _STREAMS)))
+                self._reserve = Descriptor(moved_up(fcntl(self._number, _F_DUPFD_CLOEXEC, _STREAMS)))
 
     def give(self) -> None:
         """Release the descriptor; may be called twice."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
 
 
 class Socket(_socket.socket):

@@ -15,7 +15,7 @@ _MAKES_FRAMES = sys.version_info[:2] == (3, 11)
 
 
 @contextlib.contextmanager
-def held() -> Iterator[dict[int, FrameType]]:
+def innermost_frames() -> Iterator[dict[int, FrameType]]:
     """Yield the innermost frames of all threads by ident; `f_back` may be followed only inside this context.
 
     CPython 3.11 creates a frame object when it is first asked for, which may start a garbage collection. A weak reference's

@@ -6,7 +6,7 @@ import re
 import traceback
 from typing import TYPE_CHECKING
 
-from hookd.wire.frames import held
+from hookd.wire.frames import innermost_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def line_at(frame: FrameType | None, plugin: object = None) -> str:
     """Return the innermost line of the plugin's code that a thread is at, in the format of `author_line`.
 
     Args:
-        frame: the thread's innermost frame, inside `hookd.wire.frames.held`; None for a thread that has ended.
+        frame: the thread's innermost frame, inside `hookd.wire.frames.innermost_frames`; None for a thread that has ended.
         plugin: see `author_line`.
     """
     return _line(_authors(reversed(list(traceback.walk_stack(frame))), plugin)) if frame is not None else ""
@@ -51,7 +51,7 @@ def line_at(frame: FrameType | None, plugin: object = None) -> str:
 
 def line_of(ident: int | None, plugin: object = None) -> str:
     """Return the same line for the thread with this ident; "" if it has ended."""
-    with held() as frames:
+    with innermost_frames() as frames:
         return line_at(frames.get(ident or 0), plugin)
 
 

@@ -60,7 +60,7 @@ class CUDA:
             ),
         }
         self._reserved = gauge(
-            "cuda_reserved_bytes", "Held by the allocator at the end of the last sampled step.", device
+            "cuda_reserved_bytes", "Reserved by the allocator at the end of the last sampled step.", device
         )
         self._counters: dict[str, Counter] = {
             "num_alloc_retries": counter("cuda_retries", "Allocations that had to free the cache first.", device),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hookd_nan.blame import Blame
     from hookd_nan.findings import Checks, Findings
     from hookd_nan.judge import Event, Judge
-    from hookd_nan.optimizers import Held, Optimizers
+    from hookd_nan.optimizers import GradientsById, Optimizers
     from hookd_nan.pending import Queue
     from hookd_nan.policy import Policy
     from hookd_nan.recorder import Recorder
@@ -187,7 +187,7 @@ class Gradients:
                     continue
                 result = self.scan.many(list(grads.values()))
                 if result:
-                    self._judge_held(self.judge.gradients, None, number, grads, result)
+                    self._judge_optimizer(self.judge.gradients, None, number, grads, result)
 
     def step_pre(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Check the gradients that are about to be used; with a closure they do not exist yet."""
@@ -209,16 +209,16 @@ class Gradients:
             if not (result or flag or self.undecided) and self.judge.is_calm and self.queue.is_empty:
                 return
             grads = gradients_of(optimizer)
-            self._judge_held(self._decide, optimizer, number, grads, result, flag, is_first=is_first)
+            self._judge_optimizer(self._decide, optimizer, number, grads, result, flag, is_first=is_first)
         if self.is_skipping:
             self.policy.skip(optimizer)
 
-    def _judge_held(  # noqa: PLR0913, PLR0917
+    def _judge_optimizer(  # noqa: PLR0913, PLR0917
         self,
         judge: Callable[[Event], None],
         optimizer: Optimizer | None,
         number: int,
-        grads: Held,
+        grads: GradientsById,
         result: Result,
         flag: Iterable[Tensor] = (),
         *,

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from hookd import Context
 
-    Held = dict[int, Tensor]
+    GradientsById = dict[int, Tensor]
     """Gradients, by the ids of their parameters."""
 
 
-def gradients_of(optimizer: Optimizer) -> Held:
+def gradients_of(optimizer: Optimizer) -> GradientsById:
     """Return the gradients that an optimizer would use, in its order."""
     return {
         id(parameter): grad
@@ -76,9 +76,9 @@ class Optimizers:
         """Return the number of the optimizer that holds a parameter."""
         return self.holders.get(id(parameter), 0)
 
-    def by_optimizer(self) -> dict[int, Held]:
+    def by_optimizer(self) -> dict[int, GradientsById]:
         """Return the gradients of all models by the number of the optimizer that holds them; 0 for no known optimizer."""
-        by_number: dict[int, Held] = {}
+        by_number: dict[int, GradientsById] = {}
         for _, parameter, grad in named_gradients(self._context, None):
             by_number.setdefault(self.holder(parameter), {})[id(parameter)] = grad
         return by_number

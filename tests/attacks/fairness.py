@@ -212,8 +212,8 @@ def _renamed(stack: contextlib.ExitStack, daemon: Daemon, ranks: list[Process], 
 def _restarted(daemon: Daemon, ending: Sequence[Process] = ()) -> Iterator[Daemon]:
     """Kill a daemon after it has stored whom it serves, end these processes, and start the next daemon on its state."""
     home = daemon.client.path.parent
-    held = home / "state" / "held.json"
-    wait_until(lambda: held.exists() and len(json.loads(held.read_text())) == len(_runs(daemon)), what="the note")
+    note = home / "state" / "held.json"
+    wait_until(lambda: note.exists() and len(json.loads(note.read_text())) == len(_runs(daemon)), what="the note")
     daemon.process.signal(signal.SIGKILL)
     daemon.process.wait()
     for process in ending:

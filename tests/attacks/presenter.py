@@ -42,10 +42,10 @@ def main():
 
 def page(path):
     """Hold a descriptor that does not open `path`, for we may not, but names it; the link of it reads as a page's."""
-    held = _under_the_name(path)
+    shown = _under_the_name(path)
     real = os.memfd_create(NAME)
     os.ftruncate(real, mmap.PAGESIZE)
-    return held, mmap.mmap(real, mmap.PAGESIZE)  # hookd looks into the maps first
+    return shown, mmap.mmap(real, mmap.PAGESIZE)  # hookd looks into the maps first
 
 
 def swap(path):

@@ -38,12 +38,12 @@ class Fleet:
 
     def __init__(self, targets: int, series: int) -> None:
         self.pages = [page_of(str(rank), series) for rank in range(targets)]
-        self.held = [Target(os.getpid(), os.dup(page.fd)) for page, _ in self.pages]
-        for rank, target in enumerate(self.held):
+        self.listed = [Target(os.getpid(), os.dup(page.fd)) for page, _ in self.pages]
+        for rank, target in enumerate(self.listed):
             target.claim = labels.Claim(os.getpid(), os.getpid(), str(rank), "train", "train")
 
     def targets(self) -> list[Target]:
-        return self.held
+        return self.listed
 
     def change(self) -> None:
         """Change the value of every series."""
@@ -52,7 +52,7 @@ class Fleet:
                 page.cells[at] += 0.37
 
     def close(self) -> None:
-        for target in self.held:
+        for target in self.listed:
             target.close()
         for page, _ in self.pages:
             page.close()

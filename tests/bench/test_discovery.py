@@ -32,7 +32,7 @@ import mmap, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 file = open(sys.argv[1], "rb")
 library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-held = [os.dup(0) for _ in range(int(sys.argv[2]))]
+copies = [os.dup(0) for _ in range(int(sys.argv[2]))]
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -84,8 +84,8 @@ def cpu_s(pid: int) -> float:
 def test_discovery_among_many_processes_is_cheap_and_quick(hold, daemon):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < DESCRIPTORS + 100:
         pytest.skip(f"RLIMIT_NOFILE allows fewer than {DESCRIPTORS} descriptors")
-    held = [hold(DESCRIPTORS if n < WITH_MANY else 10) for n in range(PROCESSES)]
-    for process in held:
+    processes = [hold(DESCRIPTORS if n < WITH_MANY else 10) for n in range(PROCESSES)]
+    for process in processes:
         assert process.stdout.readline() == "ready\n"
     time.sleep(65)  # from then on, a process is not examined again for being young
     before, started = cpu_s(daemon.process.pid), time.monotonic()

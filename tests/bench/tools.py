@@ -122,11 +122,11 @@ def _each_block(make: Callable[[Job], AbstractContextManager[object]]) -> Any:
 
 @contextlib.contextmanager
 def _removed(handles: Iterable[Any]) -> Iterator[None]:
-    held = list(handles)
+    registered = list(handles)
     try:
         yield
     finally:
-        for handle in held:
+        for handle in registered:
             handle.remove()
 
 

@@ -305,12 +305,12 @@ def up(url):
 
 def pages(pid):
     """Return the inodes of the pages that a process holds; a page is mapped through a descriptor of its own."""
-    held = set()
+    inodes = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed
             if "hookd-page" in os.readlink(entry):
-                held.add(os.stat(entry).st_ino)
-    return held
+                inodes.add(os.stat(entry).st_ino)
+    return inodes
 
 
 def test_the_foreground_attach_ends_by_itself_when_its_target_has_ended(target):

@@ -136,8 +136,8 @@ def test_the_files_of_a_killed_tool_are_removed_and_those_of_one_that_lives_stay
             (shared / name).write_text("")
             if not name.startswith(young):
                 os.utime(shared / name, (1e9, 1e9))
-        with (shared / (alive + ".box")).open("r+") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with (shared / (alive + ".box")).open("r+") as box:
+            fcntl.flock(box, fcntl.LOCK_EX)
             removed = remote_debug.remove_stale(proc.status(os.getpid()))
         assert {f"/dev/shm/{dead}.py", f"/dev/shm/{dead}.box"} <= set(removed)
         assert [name for name in names if (shared / name).exists()] == [alive + ".py", alive + ".box", young + ".box"]

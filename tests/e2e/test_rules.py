@@ -82,7 +82,7 @@ def hold_library(stack, tmp_path):
     library.write_bytes(bytes(4096))
     code = (
         f"import mmap, time\nfile = open({str(library)!r}, 'rb')\n"
-        "held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\nprint('ready', flush=True)\n"
+        "region = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\nprint('ready', flush=True)\n"
         "while True: time.sleep(0.01)\n"
     )
 

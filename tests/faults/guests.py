@@ -64,7 +64,9 @@ def page_spoilt(scene: Scene) -> Said:
     wait_until(lambda: len(scene.daemon.client.targets()) == 2, what="discovery")
     scene.now()
     herd.signal(bad, "spoil")
-    said = scene.hears(rf"corrupt in process {bad} ", lost="what this page held since the last look; no other target's")
+    said = scene.hears(
+        rf"corrupt in process {bad} ", lost="what this page received since the last poll; no other target's"
+    )
     assert scene.daemon.metrics().total("hookd_target_up") == 1
     return said
 

@@ -204,16 +204,16 @@ class Looping(nn.Module):
 def test_reference_counts_are_as_before_after_many_calls(thousands: int) -> None:
     for inner in (QuietLight(), Light()):  # called straight through, and by a plan
         model, named = Looping(inner), {"times": 1}
-        held = inner, model, X, named, type(inner).forward, type(inner), nn.Module._call_impl
+        objects = inner, model, X, named, type(inner).forward, type(inner), nn.Module._call_impl
         with running(Events) as agent:
             for rounds in (2, thousands if type(inner) is QuietLight else thousands // 20):
                 gc.collect()
-                before = [sys.getrefcount(one) for one in held]
+                before = [sys.getrefcount(one) for one in objects]
                 for _ in range(rounds):
                     model(X, **named)
                     agent.plugin("events").seen.clear()
             gc.collect()
-            assert [sys.getrefcount(one) for one in held] == before
+            assert [sys.getrefcount(one) for one in objects] == before
 
 
 def test_a_module_may_die_inside_its_own_call() -> None:

@@ -63,7 +63,7 @@ def test_models_that_come_and_go_are_forgotten() -> None:
 
 def tables(parts) -> list[int]:
     known = parts.models
-    held = [
+    containers = [
         known.plans,
         known.names.known,
         known._ignored,
@@ -73,8 +73,8 @@ def tables(parts) -> list[int]:
         known.coverage._called,
     ]
     contexts = [entry.context for entry in parts.registry.loaded.values()]
-    held += [table for context in contexts for table in context.requests.tables]
-    return [len(one) for one in held] + [parts.page._series_count, len(parts.page._modules)]
+    containers += [table for context in contexts for table in context.requests.tables]
+    return [len(one) for one in containers] + [parts.page._series_count, len(parts.page._modules)]
 
 
 def test_a_large_model_is_observed_near_its_root(monkeypatch) -> None:

@@ -220,7 +220,7 @@ def test_what_one_plugin_cannot_have_read_later_costs_the_others_and_the_step_no
         assert agent.values("hookd_steps") == {(): 3}
         assert agent.values("hookd_plugin_errors") == {("sparse",): 3, ("reading",): 0}
         assert ("read", layer(torch.ones(1)).tolist()) in CALLS
-        for _ in range(40):  # the memory watch looks at what is held now and then
+        for _ in range(40):  # the memory watch checks the plugins' tensors now and then
             agent.agent.parts.ticks.tick(0.0)
         assert CALLS.count("tick") >= 40
 

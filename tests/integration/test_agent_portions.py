@@ -57,7 +57,7 @@ def portions_of(net: nn.Module, *calls: torch.Tensor, plugin: type[Keeper] = Kee
             found.append(keeper.portions)
             keeper.portions = []
         assert agent.state("keeper") == "active", agent.parts.registry.named("keeper").last_error
-        assert not agent.parts.local.thread.held
+        assert not agent.parts.local.thread.pending
         return found
 
 
@@ -195,7 +195,7 @@ def test_an_exception_hands_over_what_has_returned() -> None:
         with pytest.raises(RuntimeError, match="the training's own"):
             net(x)
         assert keeper.portions == [["body.0", "body.1"]]
-        assert not agent.parts.local.thread.held
+        assert not agent.parts.local.thread.pending
 
 
 def test_nothing_is_kept_alive_beyond_the_outermost_call() -> None:

@@ -404,19 +404,19 @@ def test_reference_counts_are_as_before_after_many_calls_that_are_counted(many) 
         pass
 
     model, named = Looping(Inner()), {"times": 1}
-    held = model.inner, model, X, named, Inner.forward, Inner, nn.Module._call_impl
+    objects = model.inner, model, X, named, Inner.forward, Inner, nn.Module._call_impl
     with running(Silent, budget=0) as agent:
         learn(agent, model := nn.Sequential(model))
         inner = next(one for _, _, one in agent.parts.models.names.known.values() if one.name == "0.inner")
         state = agent.parts.local.thread
         for rounds in (2, many):
             gc.collect()
-            before = [sys.getrefcount(one) for one in (*held, inner, state)]
+            before = [sys.getrefcount(one) for one in (*objects, inner, state)]
             for _ in range(rounds):
                 model[0](X, **named)
                 model(X)
         gc.collect()
-        assert [sys.getrefcount(one) for one in (*held, inner, state)] == before
+        assert [sys.getrefcount(one) for one in (*objects, inner, state)] == before
         assert agent.values("hookd_adds_calls")["0.inner",] == 7_000 + 2_000 * many
 
 

@@ -86,7 +86,7 @@ def test_who_holds_the_process_for_moments_is_waited_for(tmp_path):
     with stub.start(tmp_path, BODIES["busy"]) as target:
         environment = {**tool_environment(), "PYTHONPATH": str(REPOSITORY)}
         with Process([sys.executable, "-c", RIVAL, str(target.pid)], env=environment, cwd=tmp_path) as rival:
-            rival.expect("^held$")
+            rival.expect("^traced$")
             for _ in range(10):
                 assert stub.inject(target.pid).pause_s < 1
             assert rival.popen.poll() is None, rival.describe()
@@ -105,7 +105,7 @@ while True:
             request(CONT, pid)
         time.sleep(0.005)
         request(DETACH, pid)
-        print("held", flush=True)
+        print("traced", flush=True)
     time.sleep(0.005)
 """
 

@@ -374,9 +374,9 @@ class TestBitIdentity:
         class Adding(Widths):
             @hookimpl
             def forward(self, module):
-                held = module.torch()
-                if held is not None and "extra" not in dict(held.named_buffers(recurse=False)):
-                    held.register_buffer("extra", torch.zeros(1))
+                torch_module = module.torch()
+                if torch_module is not None and "extra" not in dict(torch_module.named_buffers(recurse=False)):
+                    torch_module.register_buffer("extra", torch.zeros(1))
 
         with pytest.raises(AssertionError, match=r"step 1: the weight .*extra differs"):
             assert_bit_identical(Adding, steps=1)

@@ -197,11 +197,11 @@ def test_norms_of_a_module_are_over_all_its_parameters_whoever_steps_them(hook, 
     for _ in range(3):
         model.zero_grad()
         model(torch.randn(16, 4)).square().mean().backward()
-        held = {name: [p.detach().clone() for p in model[int(name)].parameters()] for name in "02"}
+        parameters = {name: [p.detach().clone() for p in model[int(name)].parameters()] for name in "02"}
         biases.step()
         if is_whole:  # else the weights stay as they are for good
             weights.step()
-    for name, before in held.items():
+    for name, before in parameters.items():
         now = list(model[int(name)].parameters())
         assert hook.value("activations_grad_norm", name) == pytest.approx(
             norm_of(p.grad for p in now if p.requires_grad)
@@ -397,23 +397,23 @@ def test_a_backward_of_several_numbers_has_no_loss(hook):
         hook.value("activations_loss", "0")
 
 
-def test_what_it_held_goes_with_it_before_any_collection(hook):
+def test_an_unload_frees_its_objects_before_any_collection(hook):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def held():
+    def recorders():
         return sum(1 for one in gc.get_objects() if type(one) is Noise)
 
     gc.collect()
-    before = held()
+    before = recorders()
     gc.disable()
     try:
         hook.start("activations", every=1)
         for _ in range(3):
             model(torch.randn(16, 4)).sum().backward()
             optimizer.step()
-        assert held() > before
+        assert recorders() > before
         hook.stop()
-        assert held() == before
+        assert recorders() == before
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Forward calls that no backward follows are counted apart from the training: real loops, held against their own counts."""
+"""Forward calls that no backward follows are counted apart from the training: real loops, compared with their own counts."""
 
 from __future__ import annotations
 

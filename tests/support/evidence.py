@@ -103,13 +103,13 @@ def _random() -> Seen:
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in _modules(model, "", set()):
-        held = object.__getattribute__(module, "__dict__")
+        attributes = object.__getattribute__(module, "__dict__")
         # torch adds this one by itself when a module is pickled or compiled
-        yield f"{path}'s own names", sorted(name for name in held if name != "_compiled_call_impl")
-        yield f"{path}'s hooks", {name: len(value) for name, value in held.items() if name.endswith("_hooks")}
-        yield f"{path} trains", held.get("training")
+        yield f"{path}'s own names", sorted(name for name in attributes if name != "_compiled_call_impl")
+        yield f"{path}'s hooks", {name: len(value) for name, value in attributes.items() if name.endswith("_hooks")}
+        yield f"{path} trains", attributes.get("training")
         for kind in ("_parameters", "_buffers"):
-            for name, tensor in _entries(held.get(kind)):
+            for name, tensor in _entries(attributes.get(kind)):
                 if tensor is not None:
                     yield f"{path}.{name}", _of_tensor(tensor)
 

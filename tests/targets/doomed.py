@@ -31,7 +31,7 @@ def hold_the_gil():
 
 def fill_memory():
     while True:
-        held.append(bytearray(os.urandom(1 << 20)) * 16)
+        blocks.append(bytearray(os.urandom(1 << 20)) * 16)
 
 
 def wait_for_ever(*_):
@@ -70,7 +70,7 @@ def strike(fault):
         sys.exit(0)
 
 
-held = []
+blocks = []
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = Net()

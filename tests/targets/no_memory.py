@@ -56,11 +56,11 @@ class View(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.held = torch.ones(64)[16:]
-        self.held.untyped_storage().resize_(0)
+        self.emptied = torch.ones(64)[16:]
+        self.emptied.untyped_storage().resize_(0)
 
     def forward(self, x):
-        return self.held, x
+        return self.emptied, x
 
 
 class Outer(nn.Module):
@@ -216,14 +216,14 @@ def nested():
 
 def spoiled():
     """Make a bad value, which hookd then investigates, with tensors around it that have no memory."""
-    held = torch.ones(64)[16:]
-    held.untyped_storage().resize_(0)
+    emptied = torch.ones(64)[16:]
+    emptied.untyped_storage().resize_(0)
 
     class Spoils(nn.Module):
         def __init__(self):
             super().__init__()
             self.scale, self.layer = Scale(), nn.Linear(4, 4)
-            self.register_buffer("gone", held)
+            self.register_buffer("gone", emptied)
             self.register_buffer("zero", torch._efficientzerotensor(8))
 
         def forward(self, x, unused):
@@ -239,7 +239,7 @@ def spoiled():
             self.spoils = Spoils()
 
         def forward(self, x):
-            return self.spoils(x, held)
+            return self.spoils(x, emptied)
 
     model = Calls()
     optimizer = torch.optim.SGD(model.spoils.layer.parameters(), lr=0.1)

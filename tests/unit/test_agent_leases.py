@@ -44,11 +44,11 @@ class Served:
 
 @pytest.fixture
 def serve():
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
         def start(lease_s, handle=lambda _: {}):
             served = Served(handle, lease_s)
-            held.callback(served.control.end)
+            stack.callback(served.control.end)
             served.control.start()
             return served
 

@@ -97,9 +97,9 @@ def test_a_child_ends_with_us_and_inherits_nothing(waiters, memory, tmp_path):
     waiters.read(USER, memory, 0)
     (child,) = children() - before
     with listening:
-        held = [os.readlink(f"/proc/{child}/fd/{number}") for number in os.listdir(f"/proc/{child}/fd")]
-    assert sorted(held)[:2] == ["/dev/null", "/dev/null"]
-    assert len(held) == 3, held
+        opened = [os.readlink(f"/proc/{child}/fd/{number}") for number in os.listdir(f"/proc/{child}/fd")]
+    assert sorted(opened)[:2] == ["/dev/null", "/dev/null"]
+    assert len(opened) == 3, opened
     waiters.close()
     assert child not in children()
 

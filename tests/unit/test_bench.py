@@ -57,11 +57,11 @@ def test_the_bounds_of_a_median_hold_as_often_as_they_say() -> None:
 
 
 def test_the_bounds_of_a_mean_hold_as_often_as_they_say() -> None:
-    draw, held = random.Random(2), []
+    draw, covered = random.Random(2), []
     for _ in range(40):
         observed = [10.0 if draw.random() < 0.2 else 1.0 for _ in range(100)]  # what is sampled in one block of five
-        held.append(Pairs([1.0] * 100, observed).mean.high >= 2.8)
-    assert statistics.fmean(held) >= 0.85
+        covered.append(Pairs([1.0] * 100, observed).mean.high >= 2.8)
+    assert statistics.fmean(covered) >= 0.85
 
 
 def test_too_few_pairs_are_refused() -> None:

@@ -36,17 +36,17 @@ class Fleet:
     """Targets as the collector asks for them."""
 
     def __init__(self):
-        self.held = []
+        self.listed = []
 
     def targets(self):
-        return self.held
+        return self.listed
 
 
 @pytest.fixture
 def fleet():
     fleet = Fleet()
     yield fleet
-    for target in fleet.held:
+    for target in fleet.listed:
         target.close()
 
 
@@ -60,7 +60,7 @@ def join(fleet):
         page.set_state("running")
         target = Target(os.getpid(), os.dup(page.fd))
         target.claim = labels.Claim(os.getpid(), os.getpid(), rank, run, run)
-        fleet.held.append(target)
+        fleet.listed.append(target)
         pages.append(page)
         return page
 
@@ -249,7 +249,7 @@ def test_a_living_target_is_up_with_its_info_state_and_process(join, scrape):
 
 def test_the_info_names_pod_namespace_and_container(fleet, join, scrape):
     join()
-    fleet.held[-1].container = Container("bert-worker-0", "research", "pytorch")
+    fleet.listed[-1].container = Container("bert-worker-0", "research", "pytorch")
     (info,) = [dict(k[1:]) for k in scrape() if k[0] == "hookd_target_info"]
     names = {name: value for name, value in info.items() if name.startswith("target_")}
     assert names == {"target_pod": "bert-worker-0", "target_namespace": "research", "target_container": "pytorch"}
@@ -262,7 +262,7 @@ def test_of_an_ended_target_the_counters_stay_and_the_gauges_go(fleet, join, scr
     put(page, "hookd_x_mean", "gauge", 1)
     scrape()
     put(page, "hookd_steps", "counter", 6)
-    fleet.held[0].lose()
+    fleet.listed[0].lose()
     found = scrape()
     assert found[key("hookd_target_up")] == 0
     assert found[key("hookd_target_state", state="lost")] == 1
@@ -309,7 +309,7 @@ MANY = pytest.mark.parametrize(
 @MANY
 def test_whatever_a_process_says_of_itself_is_served_or_left_out(fleet, join, scrape, examples):
     join()
-    (target,) = fleet.held
+    (target,) = fleet.listed
 
     @settings(deadline=None, max_examples=examples)
     @given(said=SAID)
@@ -342,8 +342,8 @@ def test_a_page_of_any_content_costs_its_target_alone(fleet, join, scrape, examp
         os.pwrite(fd, data, 0)
         for place, changed in changes:
             os.pwrite(fd, changed, place)
-        fleet.held[1].close()
-        fleet.held[1] = target = Target(os.getpid(), fd)
+        fleet.listed[1].close()
+        fleet.listed[1] = target = Target(os.getpid(), fd)
         target.claim = labels.Claim(os.getpid(), os.getpid(), "1", "train.py", "train.py")
         assert scrape()[key("hookd_steps_total", rank="0")] == 2
         states.add(target.state)
@@ -359,7 +359,7 @@ BOUNDS = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, 
 @given(bounds=BOUNDS, data=st.data(), kind=st.sampled_from(["counter", "gauge", "histogram"]))
 def test_whatever_is_in_the_cells_of_a_family_parses(fleet, scrape, bounds, kind, data):
     page = PageWriter.create({"pid": os.getpid(), "run": "r", "rank": "0"})
-    fleet.held = [Target(os.getpid(), os.dup(page.fd))]
+    fleet.listed = [Target(os.getpid(), os.dup(page.fd))]
     width = len(bounds) + 2 if kind == "histogram" else 1
     cells = data.draw(st.lists(st.floats(), min_size=width, max_size=width))
     try:
@@ -373,20 +373,20 @@ def test_whatever_is_in_the_cells_of_a_family_parses(fleet, scrape, bounds, kind
         )
         scrape()
     finally:
-        fleet.held.pop().close()
+        fleet.listed.pop().close()
         page.close()
 
 
 def test_a_histogram_whose_counts_add_up_to_infinity_is_none(fleet, scrape):
     page = PageWriter.create({"pid": os.getpid(), "run": "r", "rank": "0"})
-    fleet.held = [Target(os.getpid(), os.dup(page.fd))]
+    fleet.listed = [Target(os.getpid(), os.dup(page.fd))]
     try:
         put(page, "hookd_x", "histogram", [9e307, 9e307, 0.0], {}, buckets=(0.0,))
         assert not [name for name in map(str, scrape()) if "hookd_x" in name]
         put(page, "hookd_y", "histogram", [9e307, 8e307, 0.0], {}, buckets=(0.0,))
         assert [name for name in map(str, scrape()) if "hookd_y" in name]
     finally:
-        fleet.held.pop().close()
+        fleet.listed.pop().close()
         page.close()
 
 
@@ -405,7 +405,7 @@ def test_a_script_whose_name_is_no_text_is_served(tmp_path):
 def test_a_target_whose_samples_cannot_be_made_costs_no_other_one(fleet, join, scrape, caplog, monkeypatch):
     join()
     put(join(run="odd.py"), "hookd_x", "gauge", [1])
-    odd = fleet.held[1]
+    odd = fleet.listed[1]
     monkeypatch.setattr(odd, "usage", lambda: 1 / 0)
     samples = scrape()
     assert samples[key("hookd_target_up")] == 1
@@ -418,8 +418,8 @@ def test_a_target_whose_samples_cannot_be_made_costs_no_other_one(fleet, join, s
 def test_the_heartbeats_age_is_the_daemons_own_time_since_the_last_event(join, fleet):
     now = [100.0]
     page = join()
-    fleet.held[0].close()
-    target = fleet.held[0] = Target(os.getpid(), os.dup(page.fd), clock=lambda: now[0])
+    fleet.listed[0].close()
+    target = fleet.listed[0] = Target(os.getpid(), os.dup(page.fd), clock=lambda: now[0])
     base = page.thread(1, "main")
     for events, clock in ((1, 101.0), (2, 105.0)):
         page.cells[base + EVENTS] = events
@@ -434,7 +434,7 @@ def test_incidents_of_the_daemon_stand_beside_those_of_the_page_and_a_page_canno
     page = join()
     put(page, "hookd_incidents", "counter", 2, {"kind": "nan"})
     put(page, "hookd_incidents", "counter", 99, {"kind": "hang"})
-    fleet.held[0].reported = {"hang": 3}
+    fleet.listed[0].reported = {"hang": 3}
     found = scrape()
     assert found[key("hookd_incidents_total", kind="nan")] == 2
     assert found[key("hookd_incidents_total", kind="hang")] == 3

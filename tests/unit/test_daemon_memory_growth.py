@@ -78,9 +78,9 @@ def test_readings_before_a_pause_do_not_count(stack):
 
 def test_what_is_private_and_what_is_left_are_read_from_the_system():
     before = private_bytes(os.getpid())
-    held = bytearray(64 * MIB)
+    block = bytearray(64 * MIB)
     after = private_bytes(os.getpid())
     assert after - before >= 60 * MIB
     assert headroom.memory_left(os.getpid()) > 0
     assert private_bytes(1 << 30) is None
-    del held
+    del block

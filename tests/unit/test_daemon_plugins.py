@@ -203,10 +203,10 @@ def test_one_that_says_so_stays_out(made, clock):
 
 
 def test_a_hook_that_never_returns_keeps_nobody(made, clock):
-    held = threading.Event()
+    release = threading.Event()
     one = begun(made("@hookimpl\ndef collect(self, metrics):\n    metrics.wait()\n    metrics.is_set()\n"), clock)
     kept = []
-    one.ask("collect", [{"metrics": held}], lambda: kept.append(1))
+    one.ask("collect", [{"metrics": release}], lambda: kept.append(1))
     wait_until(lambda: one._under_way, what="the call")
     clock.now += hookspecs.TIMES_S["collect"]
     one.look()
@@ -216,7 +216,7 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
     clock.now += 10 * BACK_OFF_S
     one.look()
     assert one.state == "quarantined", "it is still inside"
-    held.set()
+    release.set()
     settle(one)
     one.look()
     assert one.state == "active"
@@ -226,26 +226,26 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
 def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     one = begun(made("@hookimpl\ndef configure(self, options):\n    self.url = options['url']\n"), clock)
     assert (one.state, one.last_error["text"]) == ("refused", "configure: KeyError: 'url'")
-    held = threading.Event()
-    sys.modules["hookd_mine_held"] = held
+    release = threading.Event()
+    sys.modules["hookd_mine_release"] = release
     slow = PluginWorker(
-        made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.wait(600)"), {}, clock
+        made("pass", name="mine_slow", head="import hookd_mine_release\nhookd_mine_release.wait(600)"), {}, clock
     )
     wait_until(lambda: slow._under_way, what="its import")
     clock.now += hookspecs.TIMES_S["configure"]
     slow.look()
-    held.set()
+    release.set()
     settle(slow)
     assert slow.state == "refused"
     assert "take longer than 10 s" in slow.last_error["text"]
 
 
 def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, clock, monkeypatch):
-    begun, held = threading.Event(), threading.Event()
-    library = types.SimpleNamespace(hang=lambda: begun.set() or held.wait(600))
-    monkeypatch.setitem(sys.modules, "hookd_mine_held", library)
+    begun, release = threading.Event(), threading.Event()
+    library = types.SimpleNamespace(hang=lambda: begun.set() or release.wait(600))
+    monkeypatch.setitem(sys.modules, "hookd_mine_release", library)
     slow = PluginWorker(
-        made("pass", name="mine_slow", head="import hookd_mine_held\nhookd_mine_held.hang()"), {}, clock
+        made("pass", name="mine_slow", head="import hookd_mine_release\nhookd_mine_release.hang()"), {}, clock
     )
     assert begun.wait(60)
     good = PluginWorker(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
@@ -257,8 +257,8 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
     wait_until(lambda: good.state == "active", what="the next one's turn")
     good.look()
     assert not good.errors
-    assert slow.last_error["where"].endswith("in <module>: hookd_mine_held.hang()")
-    held.set()
+    assert slow.last_error["where"].endswith("in <module>: hookd_mine_release.hang()")
+    release.set()
     settle(slow)
     assert not hosted._TURN.locked(), "given back once"
 

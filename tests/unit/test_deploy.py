@@ -1,4 +1,4 @@
-"""The files of deploy/, held against the published schemas and the tools that read them, and against the code."""
+"""The files of deploy/, checked against the published schemas and the tools that read them, and against the code."""
 
 from __future__ import annotations
 

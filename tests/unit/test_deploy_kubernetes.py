@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes, held against the published schemas, kubectl, and the code."""
+"""The manifests of deploy/kubernetes, checked against the published schemas, kubectl, and the code."""
 
 from __future__ import annotations
 

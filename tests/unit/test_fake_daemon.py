@@ -145,14 +145,14 @@ def test_what_a_hook_raises_fails_the_test_with_the_traceback():
 
 
 def test_a_hook_that_takes_too_long_fails_the_test_where_it_stands(monkeypatch):
-    held = threading.Event()
+    release = threading.Event()
 
     class Waiting(DaemonPlugin):
         name = "waiting"
 
         @hookimpl
         def collect(self):
-            held.wait(600)
+            release.wait(600)
 
     monkeypatch.setitem(hookspecs.TIMES_S, "collect", 0.1)
     with FakeDaemon() as daemon:
@@ -160,7 +160,7 @@ def test_a_hook_that_takes_too_long_fails_the_test_where_it_stands(monkeypatch):
         daemon.ranks()
         daemon.look()
         assert daemon.state("waiting") == "quarantined"
-        held.set()
+        release.set()
         with pytest.raises(AssertionError, match="collect takes longer than"):
             daemon.stop_clean()
 
@@ -174,12 +174,12 @@ class Late(DaemonPlugin):
 
     @hookimpl
     def collect(self):
-        sys.modules["hookd_late_held"].wait(600)
+        sys.modules["hookd_late_release"].wait(600)
 """
 
 
 def test_a_rehearsal_has_the_authors_line_of_what_takes_too_long(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "hookd_late_held", held := threading.Event())
+    monkeypatch.setitem(sys.modules, "hookd_late_release", release := threading.Event())
     monkeypatch.setitem(hookspecs.TIMES_S, "collect", 0.05)
     monkeypatch.setattr("hookd.testing.daemon.JOIN_S", 0.0)
     (file := tmp_path / "hookd_late.py").write_text(LATE)
@@ -187,7 +187,7 @@ def test_a_rehearsal_has_the_authors_line_of_what_takes_too_long(monkeypatch, tm
     try:
         (raised,) = rehearsal.rehearse(half, {}, str(tmp_path))["raised"]
     finally:
-        held.set()
+        release.set()
         sys.modules.pop("hookd_late", None)
     assert (raised["hook"], raised["file"], raised["line"]) == ("collect", str(file), 10)
 

@@ -15,7 +15,7 @@ from tests.support.environment import target_environment
 # A collection whose callbacks let other threads go on, at each object that is made: as weak references' callbacks do.
 PROGRAM = """
 import gc, sys, threading, time
-from hookd.wire.frames import held
+from hookd.wire.frames import innermost_frames
 
 def deep(n):
     return deep(n - 1) if n else sum([1, 2, 3])
@@ -37,7 +37,7 @@ gc.callbacks.append(lambda *_: time.sleep(0))
 gc.set_threshold(1, 1, 1)
 try:
     for _ in range(100):
-        with held() as found:
+        with innermost_frames() as found:
             top = found.get(thread.ident)
             while top is not None:
                 walked += len(top.f_code.co_name)
@@ -62,7 +62,7 @@ def test_whether_garbage_is_collected_is_as_before(monkeypatch, is_enabled: bool
     before = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()
-        with frames.held(), frames.held():
+        with frames.innermost_frames(), frames.innermost_frames():
             assert not gc.isenabled()
         assert gc.isenabled() == is_enabled
     finally:
@@ -71,10 +71,10 @@ def test_whether_garbage_is_collected_is_as_before(monkeypatch, is_enabled: bool
 
 LEAVES = """
 import gc, runpy, sys
-held = runpy.run_path(sys.argv[1])["held"]  # alone: hookd needs pluggy
+innermost_frames = runpy.run_path(sys.argv[1])["innermost_frames"]  # alone: hookd needs pluggy
 
 def look():
-    with held() as seen:
+    with innermost_frames() as seen:
         return len(seen)
 
 look()

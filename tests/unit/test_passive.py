@@ -87,8 +87,11 @@ def test_the_original_of_a_parametrized_weight(make):
 
 def test_there_may_be_several_originals():
     module = parametrizations.weight_norm(nn.Linear(3, 3))
-    held = module.parametrizations.weight
-    assert [id(one) for one in hookd.originals_of(module, "weight")] == [id(held.original0), id(held.original1)]
+    parametrized = module.parametrizations.weight
+    assert [id(one) for one in hookd.originals_of(module, "weight")] == [
+        id(parametrized.original0),
+        id(parametrized.original1),
+    ]
 
 
 def test_a_buffer_may_be_an_original():

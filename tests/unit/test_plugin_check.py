@@ -113,14 +113,14 @@ class TestSignatures:
 
 class TestAttributes:
     def test_reading_an_attribute_of_the_training_is_warned_of_on_its_line(self, tmp_path):
-        body = "\n@hookimpl\ndef forward(self, module):\n    held = module.torch()\n    held.weight.norm()\n"
+        body = "\n@hookimpl\ndef forward(self, module):\n    torch_module = module.torch()\n    torch_module.weight.norm()\n"
         ((line, rule, message, fix),) = found(attributes.problems, tmp_path, body)
         assert (line, rule) == (5, "attribute")
-        assert "held.weight" in message
+        assert "torch_module.weight" in message
         assert "hookd.peek" in fix
 
     def test_reading_it_through_hookd_is_fine(self, tmp_path):
-        body = "\n@hookimpl\ndef forward(self, module):\n    held = module.torch()\n    hookd.peek(held, 'weight')\n"
+        body = "\n@hookimpl\ndef forward(self, module):\n    torch_module = module.torch()\n    hookd.peek(torch_module, 'weight')\n"
         assert not found(attributes.problems, tmp_path, body)
 
 
@@ -619,7 +619,7 @@ class TestBothHalves:
             for problem in packaging.problems(one)
         }
 
-    def test_each_is_held_against_its_own_rules(self, both):
+    def test_each_side_is_checked_against_its_own_rules(self, both):
         sides = both(daemon="from hookd_two import shared", target="from . import shared", shared="import json")
         assert {side: one.file.name for side, one in sides.items()} == {"target": "target.py", "daemon": "daemon.py"}
         assert not self.told(sides)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 CLAIMS = [
     row.strip("| ").split(" | ", 1)
-    for table in re.findall(r"^\| what holds \| held by \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    for table in re.findall(r"^\| property \| verified by \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     for row in table.splitlines()
 ]
 
@@ -35,7 +35,7 @@ def test_there_are_claims_of_each_kind_of_attacker():
     assert len(CLAIMS) > 40
     assert all(len(row) == 2 for row in CLAIMS)
     sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", PAGE, re.MULTILINE))
-    tables = {head: text.count("\n| what holds | held by |\n") for head, text in sections.items()}
+    tables = {head: text.count("\n| property | verified by |\n") for head, text in sections.items()}
     assert tables.pop("Attacks") == tables.pop("What is not promised") == 0
     assert set(tables.values()) == {1}, tables
 
@@ -49,13 +49,13 @@ def test_the_table_of_attacks_is_that_of_the_attacks():
     assert set(rows) <= {re.sub(r"\s+", " ", one.title) for one in load().values()}
 
 
-@pytest.mark.parametrize(("claim", "held_by"), CLAIMS, ids=[claim[:40] for claim, _ in CLAIMS])
-def test_a_claim_is_held_by_tests_that_exist(claim, held_by):
-    words = held_by.split(", ")
+@pytest.mark.parametrize(("claim", "verified_by"), CLAIMS, ids=[claim[:40] for claim, _ in CLAIMS])
+def test_a_claim_is_verified_by_tests_that_exist(claim, verified_by):
+    words = verified_by.split(", ")
     named = [found.groups() for word in words if (found := re.fullmatch(r"`(tests/[\w/]+\.py)::(test_\w+)`", word))]
     attacks = [found[1] for word in words if (found := re.fullmatch(r"`attack:(\w+)`", word))]
     assert named or attacks, claim  # `make test` makes most attacks, `make long` all
-    assert len(named) + len(attacks) == len(words), held_by
+    assert len(named) + len(attacks) == len(words), verified_by
     missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
     assert not missing
     assert set(attacks) <= set(load())

@@ -44,7 +44,7 @@ OPENS = {
     "tool/attach/launch.py": {"failures": OURS, "prepare": OURS, "_locked": OURS},
     "tool/linux/oom.py": {"kills": KERNEL, "killed": KERNEL},
     "tool/attach/payload.py": {"_write": OURS, "unpack_testing": OURS, "stub": OURS, "_agent_files": OURS},
-    "tool/linux/bounded.py": {"connect": "held by a child, on a file system that the kernel keeps"},
+    "tool/linux/bounded.py": {"connect": "by a child, on a file system that the kernel keeps"},
     "tool/linux/permission.py": {"_yama": KERNEL},
     "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL},
     "tool/inject/remote_debug.py": {"create": NEW, "_is_usable": NEW},
@@ -52,7 +52,12 @@ OPENS = {
     "tool/attach/sources.py": {"_module_files": OURS},
     "tool/linux/waiter.py": {"_begin": KERNEL, "_is_runnable": KERNEL},
     "tool/linux/waiter_child.py": {"open_name": KERNEL, "capabilities": KERNEL},
-    "tool/linux/untrusted.py": {"held": "O_PATH", "open_file": "held", "open_directory": "O_PATH", "connect": "held"},
+    "tool/linux/untrusted.py": {
+        "open_path": "O_PATH",
+        "open_file": "open_path",
+        "open_directory": "O_PATH",
+        "connect": "O_PATH",
+    },
     "tool/check/blocking.py": {"problems": OPERATOR},
     "tool/check/types.py": {"problems": OURS},
     "tool/cli/checks.py": {"of_machine": KERNEL, "has_capability": KERNEL},
@@ -92,15 +97,15 @@ _NO_PATH = re.compile(
 )
 _NAMES_MORE = re.compile(r"/proc/.*/(root|fd|cwd|exe|map_files)\b")
 NAMES = {
-    "tool/linux/bounded.py": {"connect": "held by a child"},
+    "tool/linux/bounded.py": {"connect": "by a child"},
     "tool/attach/control.py": {"path": "for a person to read"},
     "tool/attach/discover.py": {"numbers_of_pages": "lists the numbers, and their links are read"},
     "tool/linux/headroom.py": {"_descriptors": "counts the numbers"},
     "tool/inject/remote_debug.py": {"remove_stale": "lists a directory of open_directory"},
-    "tool/linux/untrusted.py": {"open_file": "held", "open_memory_file": "opened by open_file", "open_directory": "O_PATH",
-                            "connect": "held"},
+    "tool/linux/untrusted.py": {"open_file": "open_path", "open_memory_file": "opened by open_file", "open_directory": "O_PATH",
+                            "connect": "O_PATH"},
     "tool/linux/waiter_child.py": {"read_part": "opened by open_file"},
-    "tool/config/ownership.py": {"open_checked": "opens what it holds", "_require_held": "the list of what is held"},
+    "tool/config/ownership.py": {"open_checked": "opens its own descriptor", "_require_opened": "the list of the opened file"},
     "tool/daemon/fleet/usage.py": {"_fds": "counts the numbers"},
 }  # fmt: skip
 """The functions that build a path below a process's descriptors, root or program, and for which purpose."""

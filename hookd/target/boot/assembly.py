@@ -114,7 +114,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     def start_counting(entry: Entry) -> None:
         entry.start_counting(
             calls.for_entry(), local=local, page=page, numeric=numeric, remember=portions.remember_call,
-            suspect=portions.suspect, shown=calls.output_shown, hand=portions.hold_counted,
+            suspect=portions.suspect, shown=calls.output_shown, hand=portions.queue_counted,
         )  # fmt: skip
 
     def forget_outputs(modules: Collection[Module]) -> None:  # `portions` is made later

@@ -31,7 +31,7 @@ _SOURCE_ROOT = "/hookd-payload/"
 _PIECE = b"\n\f\f\f"
 """The mark between pieces, set by `hookd/tool/attach/payload.py`; the same as in `stub.py`."""
 _REST = 3.0
-"""Length of a rest, as a multiple of the time for which hookd has just held the interpreter."""
+"""Length of a rest, as a multiple of the time for which hookd has just had the GIL."""
 _PRIVATE = "_hookd"
 ROOM = "@"
 """Separates the name of a module from a directory from the directory's tag ("room")."""
@@ -50,7 +50,7 @@ class Loader:
     Args:
         files: sources by path, such as `hookd/__init__.py`.
         codes: yields the code of one file, piece by piece (`codes` in `stub.py`).
-        gentle: whether the training runs meanwhile, so that the interpreter must not be held for long.
+        gentle: whether the training runs meanwhile, so that hookd must not hold the GIL for long.
     """
 
     def __init__(self, files: Mapping[str, bytes], codes: Codes, *, gentle: bool = False) -> None:
@@ -252,7 +252,7 @@ class Loader:
             del self._loading[name]
 
     def rest(self) -> None:
-        """Leave the interpreter to the training for longer than hookd has held it since the last rest."""
+        """Release the GIL for longer than hookd has held it since the last rest."""
         if self._gentle:
             _collect_young()
             busy_s = time.thread_time() - self._rested_at

@@ -37,7 +37,7 @@ def load(name: str, image: bytes, *, keeps_lock: bool = False) -> Any:
     Args:
         name: name of the memory file, as shown in /proc/PID/maps.
         image: the shared object's bytes.
-        keeps_lock: whether its functions are called with the interpreter's lock held, and may use Python objects.
+        keeps_lock: whether its functions are called with the GIL held, and may use Python objects.
 
     Raises:
         OSError: the system does not allow it, or the object is for another architecture.

@@ -98,7 +98,7 @@ class Calls:
     def unwind(self, thread: ThreadState, top: Any, module: Module, error: BaseException) -> None:
         """Restore the thread's state after an exception has left a call, and call the listeners of `forward_error`."""
         thread.busy = False
-        if thread.held and not is_from_signal_handler(error):
+        if thread.pending and not is_from_signal_handler(error):
             self.portions.hand_over(thread)  # an output among them may be the reason for the exception
         if top is None and thread.kept:
             self.portions.let_go(thread)
@@ -139,7 +139,7 @@ class Calls:
         # Only these are counted as events: a read-modify-write costs three times a store.
         self.cells[thread.beat + EVENTS] += 1.0
         self._call_begins(thread)
-        thread.returned, thread.passing, thread.kept, thread.held, thread.held_size = [], [], 0, [], 0
+        thread.returned, thread.passing, thread.kept, thread.pending, thread.pending_size = [], [], 0, [], 0
         if thread.handed:
             thread.handed = set()
         models, counting = self._models, self._counting
@@ -164,7 +164,7 @@ class Calls:
 
     def ends(self, thread: ThreadState) -> None:
         """Handle the end of an outermost call."""
-        if thread.held:
+        if thread.pending:
             self.portions.hand_over(thread)
         if thread.kept:
             self.portions.let_go(thread)

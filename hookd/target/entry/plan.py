@@ -176,7 +176,7 @@ class Plan:
             versions = () if listeners.is_replaced else values[VERSIONS]
             call = module, values[INPUTS], values[KWARGS], values[OUTPUT], versions
             if listeners.holds:
-                calls.portions.hold(thread, *call)
+                calls.portions.queue(thread, *call)
             if listeners.suspects:
                 calls.portions.look(thread, *call)
         if listeners.root_after and not self._is_nested(top):

@@ -11,7 +11,7 @@ import torch
 
 from hookd.target.boot.spawn import NAME, OWN
 from hookd.target.events.phases import Spent
-from hookd.wire.frames import held
+from hookd.wire.frames import innermost_frames
 from hookd.wire.originals import Local, thread
 from hookd.wire.page import MODULE, PHASES
 
@@ -65,8 +65,8 @@ class ThreadState:
         in_eval: roots that were called in `eval()` since the last training call or backward, by `Module.id`.
         handed: modules of which the C entry has handed over a call inside the outermost call, because it could not look at the
             output.
-        held: calls that have not been handed over yet (`hookd.target.events.batching`).
-        held_size: number of elements in their outputs, plus the overhead of each call.
+        pending: calls that have not been handed over yet (`hookd.target.events.batching`).
+        pending_size: number of elements in their outputs, plus the overhead of each call.
         spent: time that it has spent in each phase.
         passed: number of calls in all threads whose output nobody could look at, as of the beginning of the outermost call; -1
             if outputs were not looked at.
@@ -79,8 +79,6 @@ class ThreadState:
         "busy",
         "flows",
         "handed",
-        "held",
-        "held_size",
         "hidden",
         "in_eval",
         "infers",
@@ -94,6 +92,8 @@ class ThreadState:
         "outside",
         "passed",
         "passing",
+        "pending",
+        "pending_size",
         "profiled",
         "recomputed",
         "returned",
@@ -119,8 +119,8 @@ class ThreadState:
         self.passing: list[Passing] = []
         self.kept = 0
         self.handed: set[Module] = set()
-        self.held: list[Call] = []
-        self.held_size = 0
+        self.pending: list[Call] = []
+        self.pending_size = 0
         self.passed = -1
         self.spent = Spent()
 
@@ -205,7 +205,7 @@ def threads_inside() -> list[str]:
     this agent and stores nothing.
     """
     inside = []
-    with held() as frames:
+    with innermost_frames() as frames:
         for ident, frame in frames.items():
             if ident == thread.get_ident() or ident in OWN:
                 continue

@@ -1,7 +1,7 @@
 """Portions: module calls that plugins get together, in the hook `forwards`.
 
 A plugin's tensor operations are isolated from the training's. Entering and leaving that isolation costs more than reading a
-small tensor, so calls that return small tensors are held until there are enough of them. Held tensors are kept alive; they
+small tensor, so calls that return small tensors are queued until there are enough of them. Their tensors are kept alive; they
 are small, so the training's memory use does not show it.
 
 A module's calls may wait once it has returned a small output that was unchanged at the end of the outermost call. An output
@@ -57,7 +57,7 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 
 class Portions:
-    """Holds calls until there are enough of them, separately for each thread."""
+    """Queues calls until there are enough of them, separately for each thread."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Portions:
                 raise
             return False
 
-    def hold(  # noqa: PLR0917  one call
+    def queue(  # noqa: PLR0917  one call
         self,
         thread: ThreadState,
         module: Module,
@@ -91,9 +91,9 @@ class Portions:
         output: Any,
         versions: tuple[int, ...],
     ) -> None:
-        """Hold a call that has just returned, or hand it over.
+        """Queue a call that has just returned, or hand it over.
 
-        A call that may not wait is handed over with the calls that are held. The call is still at the top of its thread's
+        A call that may not wait is handed over with the pending calls. The call is still at the top of its thread's
         stack.
 
         Raises:
@@ -119,14 +119,14 @@ class Portions:
             except Failure as error:
                 failure = error
             else:
-                thread.held.append(call)
-                thread.held_size += output.numel() + LEAST
-                if thread.held_size >= ENOUGH:
+                thread.pending.append(call)
+                thread.pending_size += output.numel() + LEAST
+                if thread.pending_size >= ENOUGH:
                     self.hand_over(thread)
                 return
-        self._hold_last(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, inside, False)), failure)
+        self._hand_over_last(thread, _new(Call, (module, inputs, kwargs, output, -1, versions, inside, False)), failure)
 
-    def hold_counted(  # noqa: PLR0917  the entry in C calls it
+    def queue_counted(  # noqa: PLR0917  the entry in C calls it
         self,
         thread: ThreadState,
         module: Module,
@@ -135,7 +135,7 @@ class Portions:
         output: Any,
         before: int | tuple[int, ...] | None,
     ) -> None:
-        """Hold a counted call that `thread` has left, and whose output C cannot look at.
+        """Queue a counted call that `thread` has left, and whose output C cannot look at.
 
         `before` is the version of the only input at entry, or the versions of all inputs; None if unknown.
 
@@ -152,14 +152,14 @@ class Portions:
         thread.handed.add(module)
         thread.top = module, top, float(module.id)
         try:
-            self.hold(thread, module, args, kwargs, output, _versions(before))
+            self.queue(thread, module, args, kwargs, output, _versions(before))
         finally:
             thread.top = top
         if is_metered:
             accounts.settle(begun, charged)
 
-    def _hold_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
-        """Hand over the held calls, and the one at the top of the thread's stack, which may not wait.
+    def _hand_over_last(self, thread: ThreadState, call: Call, failure: BaseException | None) -> None:
+        """Hand over the pending calls, and the one at the top of the thread's stack, which may not wait.
 
         The call's `version` is not known yet; `failure` is the error that reading it raised, None if it was not read.
         """
@@ -172,7 +172,7 @@ class Portions:
                     version = call.output._version
             except RuntimeError:  # an inference tensor has no version
                 version = -1
-        thread.held.append(call._replace(version=version))
+        thread.pending.append(call._replace(version=version))
         self.hand_over(thread)
 
     @staticmethod
@@ -217,7 +217,7 @@ class Portions:
     ) -> None:
         """Report a suspect that the C entry has counted: its output is not finite, or an earlier call's output was not.
 
-        The arguments are those of `hold_counted`.
+        The arguments are those of `queue_counted`.
 
         Raises:
             TrainingError: a plugin raised it.
@@ -269,7 +269,7 @@ class Portions:
             if not self._life.is_live or torch_state.is_unreal():
                 return
             self._counting.alert()
-            if thread.held:
+            if thread.pending:
                 self.hand_over(thread)
             with torch_state.unseen():
                 call = call._replace(version=_version(call.output))
@@ -319,13 +319,13 @@ class Portions:
         ]
 
     def hand_over(self, thread: ThreadState) -> None:
-        """Hand the calls that a thread holds to the plugins.
+        """Hand a thread's pending calls to the plugins.
 
         Raises:
             TrainingError: a plugin raised it.
         """
-        calls, size = thread.held, thread.held_size
-        thread.held, thread.held_size = [], 0
+        calls, size = thread.pending, thread.pending_size
+        thread.pending, thread.pending_size = [], 0
         if not self._life.is_live or torch_state.is_unreal():  # reading a size would be recorded in a trace
             self._counting.note_passed()
             return
@@ -335,7 +335,7 @@ class Portions:
                 self._learn(thread, calls)
             self._numeric.later.collect()  # a model can be called for long inside of one outermost call
         except Failure as failure:
-            self._dispatch.own_failure("calls that were held", failure)
+            self._dispatch.own_failure("pending calls", failure)
 
     def _notify(self, thread: ThreadState, calls: list[Call], size: int) -> None:
         dispatch = self._dispatch

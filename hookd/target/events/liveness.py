@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from hookd.api.metrics import Counter, Gauge
-from hookd.wire.frames import held
+from hookd.wire.frames import innermost_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +50,7 @@ def _is_compiling() -> bool:
     """Whether a thread is in dynamo's or inductor's compiler (torch 2.0 to 2.14)."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return False
-    with held() as frames:
+    with innermost_frames() as frames:
         return any(map(_compiles, frames.values()))
 
 

@@ -73,8 +73,8 @@ class MainRoot:
             return self.model is None and bool(children_of(root))
         if self.model is None or not self.model.alive:
             return True
-        held = self._held()
-        ours, theirs = _weight(modules, held), _weight(_modules_of(self.model), held)
+        optimized = self._optimized()
+        ours, theirs = _weight(modules, optimized), _weight(_modules_of(self.model), optimized)
         return ours > theirs or (ours == theirs and type(root).__name__ < self.model.kind.__name__)
 
     def choose(self, model: Model) -> None:
@@ -92,8 +92,8 @@ class MainRoot:
         living = [(model, modules) for model in self._models if _has_parameters(modules := _modules_of(model))]
         if len(living) < 2:
             return []
-        held = self._held()
-        weights = {model: _weight(modules, held) for model, modules in living}
+        optimized = self._optimized()
+        weights = {model: _weight(modules, optimized) for model, modules in living}
         largest = [model for model, weight in weights.items() if weight == max(weights.values())]
         best = min(largest, key=lambda model: (model.kind.__name__, model is not self.model))
         root = best.live_root
@@ -102,7 +102,7 @@ class MainRoot:
         self._chosen = weakref.ref(root)
         return [best] if self.model is None else [self.model, best]
 
-    def _held(self) -> set[int]:
+    def _optimized(self) -> set[int]:
         """Return the ids of all parameters that living optimizers hold."""
         optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
         return {id(p) for optimizer in optimizers for group in groups_of(optimizer) for p in group["params"]}
@@ -133,7 +133,7 @@ def _has_parameters(modules: Iterable[nn.Module]) -> bool:
     return any(parameters_of(module) for module in modules)
 
 
-def _weight(modules: Iterable[nn.Module], held: set[int]) -> Weight:
+def _weight(modules: Iterable[nn.Module], optimized: set[int]) -> Weight:
     trained = trainable = total = 0
     parameters = {id(p): p for module in modules for p in parameters_of(module).values()}
     for key, parameter in parameters.items():
@@ -141,7 +141,7 @@ def _weight(modules: Iterable[nn.Module], held: set[int]) -> Weight:
         total += elements
         trainable += elements if of_tensor(parameter, "requires_grad") else 0
         is_trained = (
-            key in held or of_tensor(parameter, "grad") is not None
+            key in optimized or of_tensor(parameter, "grad") is not None
         )  # a GradScaler may skip an optimizer's steps
         trained += elements if is_trained else 0
     return trained, trainable, total

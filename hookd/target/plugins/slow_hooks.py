@@ -19,7 +19,7 @@ from hookd.target.plugins.faults import Failure
 from hookd.target.plugins.governor import limit_of
 from hookd.target.plugins.host import PAUSED
 from hookd.target.plugins.listeners import Listener
-from hookd.wire.frames import held
+from hookd.wire.frames import innermost_frames
 from hookd.wire.originals import clock
 from hookd.wire.plugin_frames import line_at
 
@@ -92,7 +92,7 @@ class SlowHooks:
     def _running(self) -> list[Running]:
         """Return the plugins whose hooks are running, with the current line in the plugin's source."""
         hooks = self._hooks()
-        with held() as frames:
+        with innermost_frames() as frames:
             self._forget_gone(self._states.keys() - frames.keys())
             busy = [ident for ident, state in list(self._states.items()) if self._is_busy(state)]
             running = [_hook(frames.get(ident), hooks) for ident in busy]

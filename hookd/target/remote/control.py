@@ -260,10 +260,12 @@ class Control:
         self._server = thread.get_ident()
         try:
             while not self._is_over(turn):
-                door = self._endpoint.socket.fileno()
+                listening = self._endpoint.socket.fileno()
                 # A new connection may get the descriptor number of one that has just left.
                 rest_s = self._ticked + TICK_S - self._clock()
-                asking = ready([*self._connections, door, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4)))
+                asking = ready(
+                    [*self._connections, listening, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4))
+                )
                 # Even in a training that forks all the time the tick must run, and leases must end.
                 if self._is_ending or (turn.is_halted and self._clock() - self._ticked < TICK_S):
                     return
@@ -272,7 +274,7 @@ class Control:
                         self._closed_by_program()
                         continue
                     for descriptor in asking:
-                        if descriptor == door:
+                        if descriptor == listening:
                             self._accept()
                         elif descriptor in self._connections:
                             self._listen(self._connections[descriptor])

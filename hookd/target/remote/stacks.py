@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.target.boot.spawn import OWN
 from hookd.target.entry.threads import is_ours
-from hookd.wire.frames import held
+from hookd.wire.frames import innermost_frames
 from hookd.wire.page.layout import clean
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def stacks() -> PythonStacks:
     # The threads keep running: each is read once, from its innermost frame outwards.
     threads: list[PythonStack] = []
     main = threading.main_thread()
-    with held() as running:
+    with innermost_frames() as running:
         frames = {ident: frame for ident, frame in running.items() if ident not in OWN}
         stacks = [(ident, *_frames(frame)) for ident, frame in list(frames.items())[:MOST_THREADS]]
     for ident, rows, left_out in stacks:
@@ -56,7 +56,7 @@ def stacks() -> PythonStacks:
 
 def thread_frames(thread: Thread | None) -> list[str]:
     """Return a thread's stack as lines like a traceback's, innermost first, without hookd's own frames."""
-    with held() as frames:
+    with innermost_frames() as frames:
         frame = frames.get(thread.ident or 0) if thread is not None else None
         rows = [row for row in _frames(frame)[0] if not row["own"]]
     return [f"{row['function']} ({row['file']}:{row['line']})" for row in rows[:16]]

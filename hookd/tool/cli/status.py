@@ -126,15 +126,15 @@ def _nothing(user: int | None) -> str:
     )
 
 
-def _serves(server: ServerStatus, pid: int, *, held: bool = False) -> bool:
-    return any(target["pid"] == pid and (target["is_held"] or not held) for target in server["targets"])
+def _serves(server: ServerStatus, pid: int, *, with_lease: bool = False) -> bool:
+    return any(target["pid"] == pid and (target["is_held"] or not with_lease) for target in server["targets"])
 
 
 def _served(pid: int, servers: list[ServerStatus]) -> Served:
     """Return who serves a target, and the pids of those that hold its agent."""
     return {
         "served_by": [_server(server) for server in servers if _serves(server, pid)],
-        "held_by": [server["pid"] for server in servers if _serves(server, pid, held=True)],
+        "held_by": [server["pid"] for server in servers if _serves(server, pid, with_lease=True)],
     }
 
 

@@ -34,7 +34,7 @@ def open_checked(path: Path) -> BinaryIO:
     # O_PATH refers to the file without opening it: the file that is checked is the one that is read, even if it is replaced.
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        _require_held(path, fd)
+        _require_opened(path, fd)
         return Path(f"/proc/self/fd/{fd}").open("rb")
     finally:
         os.close(fd)
@@ -67,7 +67,7 @@ def written_through_acl(status: os.stat_result, where: int | str | Path) -> bool
         raise
 
 
-def _require_held(path: Path, fd: int) -> None:
+def _require_opened(path: Path, fd: int) -> None:
     status = os.fstat(fd)
     if status.st_mode & stat.S_IWOTH:
         raise _writable(path)

@@ -3,7 +3,7 @@
 This runs in the injector. Guarantees of a stop:
 - no code is written, no executable memory is created, nothing is allocated on the target's heap;
 - all registers and the complete floating point state are restored;
-- signals that arrive meanwhile are held and sent again (the value that `sigqueue` attached is lost; so is the signal if the
+- signals that arrive meanwhile are deferred and sent again (the value that `sigqueue` attached is lost; so is the signal if the
   process belongs to another user and we lack CAP_KILL);
 - on x86_64 the target survives the death of the tracer at any moment: see `x86_64.py`;
 - the stop ends in bounded time and after a bounded number of events, whatever the target does;
@@ -87,7 +87,7 @@ class Thread(abc.ABC):
         self.tid, self._memory = memory.pid, memory
         self.stopped_ns = self.released_ns = 0
         self._seized = self._runs = self._is_late = False
-        self._held: list[int] = []
+        self._deferred: list[int] = []
         self._until, self._events, self.most_events = 0.0, 0, MOST_EVENTS
 
     def stop(self, timeout_s: float) -> None:
@@ -150,17 +150,17 @@ class Thread(abc.ABC):
         request(INTERRUPT, self.tid)
         state = self._wait()
         if state >> 16 != _EVENT_STOP and os.WSTOPSIG(state) not in _FAULTS:
-            self._held.append(os.WSTOPSIG(state))
+            self._deferred.append(os.WSTOPSIG(state))
 
     def _let_go(self) -> None:
-        """Detach, and send the held signals."""
+        """Detach, and send the deferred signals."""
         self._seized = False
-        send = self._sender() if self._held else None
+        send = self._sender() if self._deferred else None
         if not self._runs:
             request(DETACH, self.tid)
         self.released_ns = time.monotonic_ns()
         if send is not None:
-            for number in self._held:
+            for number in self._deferred:
                 with contextlib.suppress(OSError):  # the process has ended
                     send(number)
 
@@ -212,7 +212,7 @@ class Thread(abc.ABC):
                 continue
             if os.WSTOPSIG(state) in _FAULTS or os.WSTOPSIG(state) == _SYSCALL_STOP:
                 return state
-            self._held.append(os.WSTOPSIG(state))
+            self._deferred.append(os.WSTOPSIG(state))
 
     def _resume(self, how: int, number: int = 0) -> None:
         self._events += 1

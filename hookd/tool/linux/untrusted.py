@@ -29,7 +29,7 @@ _OPENED = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def held(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> Iterator[int]:
+def open_path(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> Iterator[int]:
     """Yield an O_PATH descriptor of an object, without opening the object.
 
     Args:
@@ -58,17 +58,17 @@ def open_file(
     """Open a regular file and return its descriptor.
 
     Args:
-        path: see `held`.
+        path: see `open_path`.
         accept: whether a file with this status may be opened; it may raise an error of its own.
         flags: how to open the file.
-        dir_fd: see `held`.
-        follow: see `held`.
+        dir_fd: see `open_path`.
+        follow: see `open_path`.
 
     Raises:
         UnexpectedError: it is not a regular file, or is not accepted.
         OSError: it does not exist, or may not be opened.
     """
-    with held(path, dir_fd=dir_fd, follow=follow) as fd:
+    with open_path(path, dir_fd=dir_fd, follow=follow) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UnexpectedError(errno.EINVAL, "it is not a regular file")
@@ -131,18 +131,18 @@ def connect(connection: _socket.socket, name: str, *, dir_fd: int, uid: int) -> 
         UnexpectedError: the file is not a socket, or belongs to another user.
         OSError: no process accepts the connection.
     """
-    with held_socket(name, dir_fd=dir_fd, uid=uid) as fd:
+    with open_socket_path(name, dir_fd=dir_fd, uid=uid) as fd:
         connection.connect(f"/proc/self/fd/{fd}")
 
 
 @contextlib.contextmanager
-def held_socket(name: str, *, dir_fd: int, uid: int) -> Iterator[int]:
-    """Yield an O_PATH descriptor of a socket file of a user, see `held`.
+def open_socket_path(name: str, *, dir_fd: int, uid: int) -> Iterator[int]:
+    """Yield an O_PATH descriptor of a socket file of a user, see `open_path`.
 
     Raises:
         UnexpectedError: the file is not a socket, or belongs to another user.
     """
-    with held(name, dir_fd=dir_fd) as fd:
+    with open_path(name, dir_fd=dir_fd) as fd:
         status = os.fstat(fd)
         if not stat.S_ISSOCK(status.st_mode):
             raise UnexpectedError(errno.ENOTSOCK, f"{name} is not a socket")

@@ -191,7 +191,7 @@ def open_local_socket(_: Fds, pid: int, path: str, uid: int) -> Passed:
     """Return an O_PATH descriptor of a socket file of `uid`, if the kernel itself serves the file system."""
     directory, name = _directory_of(pid, path)
     try:
-        with untrusted.held_socket(name, dir_fd=directory, uid=uid) as fd:
+        with untrusted.open_socket_path(name, dir_fd=directory, uid=uid) as fd:
             _require_local(fd, pid)
             return Passed(os.dup(fd))
     finally:

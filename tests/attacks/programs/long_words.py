@@ -12,9 +12,9 @@ CODE = """
 import mmap, os, time
 os.write(1, b"on\\n")
 while True:
-    held = mmap.mmap(-1, 1 << 20)
+    region = mmap.mmap(-1, 1 << 20)
     time.sleep(0.3)
-    held.close()
+    region.close()
     time.sleep(0.3)
 """
 

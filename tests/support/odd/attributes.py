@@ -133,10 +133,10 @@ def a_linear_with_getattr():
 def a_module_whose_getattr_raises_something_else():
     def lookup(self, name):
         ran(f"__getattr__({name})")
-        held = object.__getattribute__(self, "__dict__")
+        instance = object.__getattribute__(self, "__dict__")
         for kind in ("_parameters", "_buffers", "_modules"):
-            if name in held.get(kind, {}):
-                return held[kind][name]
+            if name in instance.get(kind, {}):
+                return instance[kind][name]
         raise LookupError(name)
 
     kind = type("Linear", (nn.Linear,), {})
@@ -270,9 +270,9 @@ class Descriptor:
     def __init__(self, value):
         self.value = value
 
-    def __get__(self, held, kind=None):
+    def __get__(self, instance, kind=None):
         ran("a descriptor")
-        return self.value if held is None else self.value.__get__(held, kind)
+        return self.value if instance is None else self.value.__get__(instance, kind)
 
 
 @odd

@@ -22,16 +22,16 @@ def layers(*kinds):
 
 def changing(model, change, kind=torch.optim.SGD):
     """Train, and change the model before each step; an optimizer is made anew when it holds others."""
-    held = []
+    kept = []
 
     def step(number):
         change(model, number)
         loss = model(batch(number, 2, 4).to(next(model.parameters()).dtype)).square().mean()
-        if not held or {id(p) for p in held[0].param_groups[0]["params"]} != {id(p) for p in model.parameters()}:
-            held[:] = [kind(model.parameters(), lr=0.05)]
-        held[0].zero_grad()
+        if not kept or {id(p) for p in kept[0].param_groups[0]["params"]} != {id(p) for p in model.parameters()}:
+            kept[:] = [kind(model.parameters(), lr=0.05)]
+        kept[0].zero_grad()
         loss.backward()
-        held[0].step()
+        kept[0].step()
         return loss.detach()
 
     return model, step

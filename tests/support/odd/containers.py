@@ -53,37 +53,37 @@ def through(wrap, unwrap):
 
 @odd
 def a_dict_of_its_own():
-    return through(lambda y: noting(dict)(y=y), lambda held: dict.__getitem__(held, "y"))
+    return through(lambda y: noting(dict)(y=y), lambda instance: dict.__getitem__(instance, "y"))
 
 
 @odd
 def an_ordered_dict_of_its_own():
-    return through(lambda y: noting(OrderedDict)(y=y), lambda held: OrderedDict.__getitem__(held, "y"))
+    return through(lambda y: noting(OrderedDict)(y=y), lambda instance: OrderedDict.__getitem__(instance, "y"))
 
 
 @odd
 def a_user_dict():
-    return through(lambda y: noting(UserDict)(y=y), lambda held: held.__dict__["data"]["y"])
+    return through(lambda y: noting(UserDict)(y=y), lambda instance: instance.__dict__["data"]["y"])
 
 
 @odd
 def a_user_list():
-    return through(lambda y: noting(UserList)([y]), lambda held: held.__dict__["data"][0])
+    return through(lambda y: noting(UserList)([y]), lambda instance: instance.__dict__["data"][0])
 
 
 @odd
 def a_list_of_its_own():
-    return through(lambda y: noting(list)([y, 1]), lambda held: list.__getitem__(held, 0))
+    return through(lambda y: noting(list)([y, 1]), lambda instance: list.__getitem__(instance, 0))
 
 
 @odd
 def a_tuple_of_its_own():
-    return through(lambda y: noting(tuple)((y, 1)), lambda held: tuple.__getitem__(held, 0))
+    return through(lambda y: noting(tuple)((y, 1)), lambda instance: tuple.__getitem__(instance, 0))
 
 
 @odd
 def a_deque_of_its_own():
-    return through(lambda y: noting(deque)((y, 1)), lambda held: deque.__getitem__(held, 0))
+    return through(lambda y: noting(deque)((y, 1)), lambda instance: deque.__getitem__(instance, 0))
 
 
 class Pair(NamedTuple):
@@ -100,7 +100,7 @@ class Named(Pair):
 
 @odd
 def a_named_tuple_of_its_own():
-    return through(lambda y: Named(y, 1), lambda held: tuple.__getitem__(held, 0))
+    return through(lambda y: Named(y, 1), lambda instance: tuple.__getitem__(instance, 0))
 
 
 @dataclasses.dataclass
@@ -120,7 +120,7 @@ class Output(OrderedDict):
 
 @odd
 def an_output_that_is_a_dict_and_a_dataclass():
-    return through(Output, lambda held: OrderedDict.__getitem__(held, "y"))
+    return through(Output, lambda instance: OrderedDict.__getitem__(instance, "y"))
 
 
 class Field:
@@ -129,14 +129,14 @@ class Field:
     def __set_name__(self, kind, name):
         self.name = f"_{name}"
 
-    def __get__(self, held, kind=None):
-        if held is None:
+    def __get__(self, instance, kind=None):
+        if instance is None:
             raise AttributeError(self.name)  # so it has no default
         ran("a field")
-        return held.__dict__[self.name]
+        return instance.__dict__[self.name]
 
-    def __set__(self, held, value):
-        held.__dict__[self.name] = value
+    def __set__(self, instance, value):
+        instance.__dict__[self.name] = value
 
 
 @dataclasses.dataclass
@@ -152,7 +152,7 @@ class Described:
 
 @odd
 def a_dataclass_with_descriptors():
-    return through(Described, lambda held: held.__dict__["_y"])
+    return through(Described, lambda instance: instance.__dict__["_y"])
 
 
 @dataclasses.dataclass
@@ -178,7 +178,7 @@ class Space(SimpleNamespace):
 
 @odd
 def a_namespace_of_its_own():
-    return through(lambda y: Space(y=y), lambda held: object.__getattribute__(held, "y"))
+    return through(lambda y: Space(y=y), lambda instance: object.__getattribute__(instance, "y"))
 
 
 class Lazy:
@@ -196,7 +196,7 @@ class Lazy:
 
 @odd
 def a_lazy_object():
-    return through(lambda y: Lazy(lambda: y), lambda held: object.__getattribute__(held, "make")())
+    return through(lambda y: Lazy(lambda: y), lambda instance: object.__getattribute__(instance, "make")())
 
 
 class Refuses:
@@ -214,7 +214,7 @@ class Refuses:
 
 @odd
 def an_object_that_refuses_everything():
-    return through(Refuses, lambda held: held.__dict__["y"])
+    return through(Refuses, lambda instance: instance.__dict__["y"])
 
 
 class Noted(torch.Tensor):

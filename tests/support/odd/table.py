@@ -26,16 +26,16 @@ def stepping(
     model: nn.Module, loss: Callable[[int], torch.Tensor], *optimizers: torch.optim.Optimizer
 ) -> tuple[nn.Module, Step]:
     """Return the ordinary step, given what makes the loss of a step; SGD where no optimizer is given."""
-    held = list(optimizers)
+    used = list(optimizers)
 
     def step(number: int) -> torch.Tensor:
         result = loss(number)
-        if not held:  # a lazy module has no parameters before its first call
-            held.append(torch.optim.SGD(torch.nn.Module.parameters(model), lr=0.05, momentum=0.9))
-        for one in held:
+        if not used:  # a lazy module has no parameters before its first call
+            used.append(torch.optim.SGD(torch.nn.Module.parameters(model), lr=0.05, momentum=0.9))
+        for one in used:
             one.zero_grad()
         result.backward()
-        for one in held:
+        for one in used:
             one.step()
         return torch.Tensor.detach(result).as_subclass(torch.Tensor)
 

@@ -34,13 +34,13 @@ KEPT = 0.9
 """Share of the maximum size that is kept when incidents are deleted."""
 _EVICT = """
 WITH targets AS (
-    SELECT id, owner, bytes, SUM(bytes) OVER (PARTITION BY owner, pid, start ORDER BY id DESC) AS held FROM incidents
+    SELECT id, owner, bytes, SUM(bytes) OVER (PARTITION BY owner, pid, start ORDER BY id DESC) AS total FROM incidents
 ), owners AS (
-    SELECT id, bytes, SUM(bytes) OVER (PARTITION BY owner ORDER BY held, id DESC) AS held FROM targets
+    SELECT id, bytes, SUM(bytes) OVER (PARTITION BY owner ORDER BY total, id DESC) AS total FROM targets
 ), every AS (
-    SELECT id, SUM(bytes) OVER (ORDER BY held, id DESC) AS held FROM owners
+    SELECT id, SUM(bytes) OVER (ORDER BY total, id DESC) AS total FROM owners
 )
-DELETE FROM incidents WHERE id IN (SELECT id FROM every WHERE held > ?)
+DELETE FROM incidents WHERE id IN (SELECT id FROM every WHERE total > ?)
 """
 """Deletes the oldest incidents of the largest target of the largest owner, and so on until the rest fits."""
 
@@ -329,9 +329,9 @@ def bound(connection: sqlite3.Connection, path: Path, max_bytes: float) -> None:
         OSError: a reader prevents the write-ahead log from being truncated.
     """
     used, free = _sizes(connection)
-    while used > max_bytes and (held := connection.execute("SELECT SUM(bytes) FROM incidents").fetchone()[0]):
+    while used > max_bytes and (stored := connection.execute("SELECT SUM(bytes) FROM incidents").fetchone()[0]):
         with transaction(connection):
-            connection.execute(_EVICT, (int(held * KEPT * max_bytes / used),))
+            connection.execute(_EVICT, (int(stored * KEPT * max_bytes / used),))
         used, free = _sizes(connection)
     log = path.with_name(path.name + "-wal")
     if free > max(SPARE_BYTES, used / 4) or _file_bytes(log) > MAX_LOG_BYTES / 2:
