@@ -83,8 +83,8 @@ def walk(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[tuple[str
 def _command(words: tuple[str, ...], command: click.Command) -> str:
     parent = click.Context(cli, info_name=" ".join(words[:-1]), terminal_width=WIDTH, max_content_width=WIDTH)
     context = click.Context(command, parent, info_name=words[-1], help_option_names=["-h", "--help"])
-    told = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
-    return f"\n## {' '.join(words)}\n\n```text\n{told}\n```\n"
+    text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    return f"\n## {' '.join(words)}\n\n```text\n{text}\n```\n"
 
 
 # ---- metrics

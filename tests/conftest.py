@@ -50,8 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("story"):
             stories.setdefault(item.path, []).append(index)
     for places in stories.values():  # pytest-randomly has shuffled them
-        told = sorted((items[index] for index in places), key=lambda item: item.stash[NUMBER])
-        for index, item in zip(places, told, strict=True):
+        reported = sorted((items[index] for index in places), key=lambda item: item.stash[NUMBER])
+        for index, item in zip(places, reported, strict=True):
             items[index] = item
     if wanted := config.getoption("--alone"):
         chosen, others = [], []

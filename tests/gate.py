@@ -145,8 +145,8 @@ def _with_alone(arguments: list[str]) -> list[str]:
 
 def _both(first: int, second: int) -> int:
     """Return the exit status of two sessions together; that one of them had no tests means nothing."""
-    told = [status for status in (first, second) if status != pytest.ExitCode.NO_TESTS_COLLECTED]
-    return max(told, default=pytest.ExitCode.NO_TESTS_COLLECTED)
+    reported = [status for status in (first, second) if status != pytest.ExitCode.NO_TESTS_COLLECTED]
+    return max(reported, default=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 if __name__ == "__main__":

@@ -114,8 +114,8 @@ def _make(one: Attack, *, short: bool) -> tuple[Attack, Result]:
         result = Result(1, 1, f"failed: {exc!r}")
     finally:
         signal.alarm(0)
-    told = f"{result.tries} tries, {result.succeeded} got through: {result.seen}"
-    print(f"{time.monotonic() - begun:6.1f} s  {one.name}: {told}", file=sys.stderr, flush=True)
+    reported = f"{result.tries} tries, {result.succeeded} got through: {result.seen}"
+    print(f"{time.monotonic() - begun:6.1f} s  {one.name}: {reported}", file=sys.stderr, flush=True)
     return one, result
 
 

@@ -104,7 +104,7 @@ def _on_a_bad_disk(made: Scene, spoil: Callable[[Daemon], Daemon], mend: Callabl
     holder, daemon = made.hold(), made.serve()
     wait_until(lambda: holder.pid in _served(daemon), what="discovery")
 
-    def told(begin: int, *, is_stored: bool) -> bool:
+    def reported(begin: int, *, is_stored: bool) -> bool:
         for text in _incidents(begin, 3):
             tell(holder, incident={"kind": "dead", "message": text})
         rows = lambda: daemon.client.incidents(run="job")  # noqa: E731
@@ -115,18 +115,18 @@ def _on_a_bad_disk(made: Scene, spoil: Callable[[Daemon], Daemon], mend: Callabl
             )
         return False
 
-    bad = [] if told(0, is_stored=True) else ["nothing is stored at first"]
+    bad = [] if reported(0, is_stored=True) else ["nothing is stored at first"]
     daemon = spoil(daemon)
-    bad += [] if told(3, is_stored=False) else ["incidents are missing while the disk is bad"]
+    bad += [] if reported(3, is_stored=False) else ["incidents are missing while the disk is bad"]
     bad += [] if "hookd_target_up" in daemon.get("/metrics") else ["/metrics is not served"]
     daemon.process.expect(BAD_DISK)
     mend()
-    bad += [] if told(6, is_stored=True) else ["not all incidents are stored when the disk is good again"]
+    bad += [] if reported(6, is_stored=True) else ["not all incidents are stored when the disk is good again"]
     lines = [line for line in daemon.process.err if re.search(BAD_DISK, line)]
     return bad + [f"it is said {len(lines)} times"] * (len(lines) != 1)
 
 
-@attack("an accident", "The disk of the state directory fills up while incidents are told, and has room again")
+@attack("an accident", "The disk of the state directory fills up while incidents are reported, and has room again")
 def disk_fills_up(tries: int) -> Result:
     with scene() as made:
         made.disk(2)
@@ -183,14 +183,14 @@ def store_is_overwritten(tries: int) -> Result:
         for text in texts:
             tell(holder, incident={"kind": "dead", "message": text})
         rows = lambda: daemon.client.incidents(run="job", limit=1000)  # noqa: E731
-        wait_until(lambda: len([one for one in rows() if one["id"]]) == len(texts), what="what is told first")
+        wait_until(lambda: len([one for one in rows() if one["id"]]) == len(texts), what="the first reports")
         daemon.process.signal(signal.SIGTERM)
         daemon.process.wait()
         before = made.serve()
         overwrite()
         tell(holder, incident={"kind": "dead", "message": "after the noise"})
         wait_until(lambda: any(one["message"] == "after the noise" for one in before.client.incidents(limit=1000)), 10,
-                   what="what is told after the noise")  # fmt: skip
+                   what="the reports after the noise")  # fmt: skip
         before.process.signal(signal.SIGTERM)
         before.process.wait()
         after = made.serve()
@@ -209,9 +209,9 @@ def store_is_overwritten(tries: int) -> Result:
         bad += [f"only {saved} of {len(texts)} incidents are left"] * (saved < len(texts))
         said = [line for one in (before, after) for line in one.process.err if "is damaged" in line]
         bad += ["it is not said"] * (not said)
-        told = re.search(r"begins with the (\d+) incidents", "\n".join(said))
+        reported = re.search(r"begins with the (\d+) incidents", "\n".join(said))
     seen = (
-        f"{saved} of {len(texts)} incidents are left: {told[1] if told else 'none'} could be read, the rest is on the page of"
+        f"{saved} of {len(texts)} incidents are left: {reported[1] if reported else 'none'} could be read, the rest is on the page of"
         " their target; the damaged file is kept"
     )
     return Result(tries, len(bad), "; ".join([*bad, seen]))
@@ -289,7 +289,7 @@ def daemon_in_a_time_namespace(tries: int) -> Result:
         daemon = made.serve()
         daemon.process.expect(rf"lost in process {dying} ")
         lost = [line for line in daemon.process.err if "lost in process" in line]
-        bad += ["a target that lives is told to be lost"] * (len(lost) != 1)
+        bad += ["a target that lives is reported as lost"] * (len(lost) != 1)
     return Result(
         tries,
         len(bad),
@@ -368,12 +368,14 @@ def daemon_without_memory(tries: int) -> Result:
             group = stack.enter_context(limited(1 << 40))
         except pytest.skip.Exception as exc:
             raise Impossible(str(exc)) from exc
-        herd, holder = made.herd(), made.hold("told")
+        herd, holder = made.herd(), made.hold("reported")
         pids = {holder.pid, *herd.start(10, "job")}
         daemon = made.serve(around=("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "in-a-cgroup"))
         wait_until(lambda: _served(daemon) == pids, what="discovery")
         tell(holder, incident={"kind": "nan", "message": "before"})
-        wait_until(lambda: [row["id"] for row in daemon.client.incidents(run="told")] not in ([], [None]), what="a row")
+        wait_until(
+            lambda: [row["id"] for row in daemon.client.incidents(run="reported")] not in ([], [None]), what="a row"
+        )
         process = psutil.Process(daemon.process.pid)
         own = sum(one.memory_full_info().uss for one in (process, *process.children()))
         limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists())
@@ -390,9 +392,9 @@ def daemon_without_memory(tries: int) -> Result:
         wait_until(lambda: pids <= _served(again), what="all targets at the next daemon")
         bad = [f"{len(gone)} targets are gone"] * bool(gone)
         bad += ["an incident is lost"] * (
-            "before" not in {row["message"] for row in again.client.incidents(run="told")}
+            "before" not in {row["message"] for row in again.client.incidents(run="reported")}
         )
-        bad += ["a target is told to be lost"] * any("lost in" in line for line in again.process.err)
+        bad += ["a target is reported as lost"] * any("lost in" in line for line in again.process.err)
     how = "it goes on" if ended is None else f"the kernel ends it (status {ended})"
     seen = f"with {own >> 20} MiB, {how}; {len(pids)} targets go on, and the next daemon serves all and has what was stored"
     return Result(tries, len(bad), "; ".join([*bad, seen]))

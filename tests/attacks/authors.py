@@ -114,8 +114,8 @@ def code_where_only_the_source_is_read(tries: int) -> Result:
             for words in (["check", "--static", "."], ["list", "--plugin-dir", "."]):
                 with Process([CONSOLE, "plugin", *words], env=tool_environment(), cwd=folder) as tool:
                     tool.wait()
-                    told = "\n".join([*tool.out, *tool.err])
-                    assert "hostile" in told, tool.describe()
+                    output = "\n".join([*tool.out, *tool.err])
+                    assert "hostile" in output, tool.describe()
             run += (folder / "it-ran").exists()
     return Result(tries, run, f"it ran {run} times")
 
@@ -171,7 +171,7 @@ def code_that_is_checked(tries: int) -> Result:
             path.write_text(text)
             bad += [f"{kind}: {word}" for word in _checked(path, marked=mark)]
             assert Path(folder, "it-ran").exists(), kind
-    return Result(tries, len(bad), ", ".join(bad) or "each ended in time, told of, and left nothing behind")
+    return Result(tries, len(bad), ", ".join(bad) or "each ended in time, was reported, and left nothing behind")
 
 
 def _checked(path: Path, *more: str, marked: str = "") -> list[str]:
@@ -185,9 +185,9 @@ def _checked(path: Path, *more: str, marked: str = "") -> list[str]:
             tool.wait(TRIAL_S + 60)
         except AssertionError:
             return ["it does not end"]
-        told = "\n".join([*tool.out, *tool.err])
-    bad += ["a terminal obeys it"] * any(mark in told for mark in ("\x1b", "\x9b", "\x07"))
-    bad += ["a traceback of hookd's own"] * ("hookd/tool/cli" in told and "Traceback" in told)
+        output = "\n".join([*tool.out, *tool.err])
+    bad += ["a terminal obeys it"] * any(mark in output for mark in ("\x1b", "\x9b", "\x07"))
+    bad += ["a traceback of hookd's own"] * ("hookd/tool/cli" in output and "Traceback" in output)
     bad += ["no error"] * (tool.popen.returncode == 0 and not marked)
     left = [one for one in psutil.process_iter(["environ"]) if marked and marked in str(one.info["environ"])]
     for one in left:

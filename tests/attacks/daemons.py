@@ -375,7 +375,7 @@ def _memory_left(pid: int, left: int) -> Iterator[Path]:
     is_long=True,
 )
 def no_memory_left(count: int) -> Result:
-    told, killed = [], 0
+    reported, killed = [], 0
     with serving() as daemon:
         for left in (1 << 20, 50 << 20, 0, 8 << 20, 16 << 20, 32 << 20, 64 << 20)[:count]:
             with contextlib.ExitStack() as stack:
@@ -385,12 +385,12 @@ def no_memory_left(count: int) -> Result:
                 with contextlib.suppress(AssertionError, OSError):
                     _goes_on(job)
                 if job.popen.poll() is not None:  # without any attach
-                    told.append(f"{left >> 20} MiB: not tried, it needed more itself")
+                    reported.append(f"{left >> 20} MiB: not tried, it needed more itself")
                     continue
                 error, _ = _refused(daemon, job, 20.0)
                 with contextlib.suppress(AssertionError, OSError):
                     _goes_on(job)
                 is_dead, said = job.popen.poll() is not None, error.reason if error else "attached"
                 killed += is_dead and said not in UNTOUCHED
-                told.append(f"{left >> 20} MiB: {said}{', then killed' * is_dead}")
-    return Result(count, killed, "with " + ", ".join(told))
+                reported.append(f"{left >> 20} MiB: {said}{', then killed' * is_dead}")
+    return Result(count, killed, "with " + ", ".join(reported))

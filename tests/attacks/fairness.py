@@ -143,7 +143,7 @@ def _says_worst(poser: Process) -> None:
         )
 
 
-def _told_of(daemon: Daemon, pids: set[int]) -> list[str]:
+def _reported_of(daemon: Daemon, pids: set[int]) -> list[str]:
     """Return what is wrong with how the run of these processes is shown."""
     runs, wrong = _runs(daemon), []
     mine = {runs.get(pid) for pid in pids}
@@ -180,10 +180,10 @@ def run_of_another(_: int) -> Result:
             lambda: len(_runs(daemon)) == 5 and _runs(daemon)[sleeper.pid] != "mine", what="the attacker's processes"
         )
         wait_until(lambda: len({row["pid"] for row in daemon.client.incidents()}) == 3, what="their incidents")
-        wrong["joined or renamed"] = _told_of(daemon, pids)
+        wrong["joined or renamed"] = _reported_of(daemon, pids)
         again = stack.enter_context(_restarted(daemon))
         wait_until(lambda: len(_runs(again)) == 5, what="all processes")
-        wrong["restarted"] = _told_of(again, pids)
+        wrong["restarted"] = _reported_of(again, pids)
         ranks[0].signal(signal.SIGKILL)
         wait_until(lambda: len(_runs(again)) == 4, what="the end of rank 0")
         late = stack.enter_context(_rank(ATTACKER, 0))
@@ -286,7 +286,7 @@ def name_taken_first(_: int) -> Result:
         ranks = [stack.enter_context(_rank(VICTIM, rank)) for rank in (0, 1)]
         pids = {rank.pid for rank in ranks}
         wait_until(lambda: pids <= _runs(daemon).keys(), what="the victim's ranks")
-        wrong = _told_of(daemon, pids)
+        wrong = _reported_of(daemon, pids)
         seen = f"the owner's is {_runs(daemon)[ranks[0].pid].partition('~')[0]}~PID, and each is shown with its user"
     return Result(1, int(bool(wrong)), ", ".join(wrong) or seen)
 

@@ -58,7 +58,7 @@ def main():
     plan = json.loads(sys.argv[1])
     ends = []
     for n in range(plan["processes"]):
-        ready, told = os.pipe()
+        ready, writer = os.pipe()
         go, going = os.pipe()
         if os.fork() == 0:
             os.close(going)
@@ -66,13 +66,13 @@ def main():
             if plan["kinds"] > 1:
                 counted(page, plan["kinds"])
             page.set_state("running")
-            os.write(told, b"r")
+            os.write(writer, b"r")
             os.read(go, 1)
             tell(page, plan, n * (plan["count"] // plan["processes"]))
-            os.write(told, b"d")
+            os.write(writer, b"d")
             os.read(go, 1)  # the page is read until the other end is closed
             os._exit(0)
-        os.close(told)
+        os.close(writer)
         os.close(go)
         os.read(ready, 1)
         ends.append((ready, going))
@@ -82,7 +82,7 @@ def main():
         os.write(going, b"g")
     for ready, _ in ends:
         os.read(ready, 1)
-    print(f"told {plan['count'] // plan['processes'] * plan['processes']}", flush=True)
+    print(f"reported {plan['count'] // plan['processes'] * plan['processes']}", flush=True)
     sys.stdin.read()
 
 

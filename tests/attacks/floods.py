@@ -89,7 +89,7 @@ def scene() -> Iterator[Scene]:
 
 
 def _flood(tries: int, **plan: object) -> Result:
-    """Flood, and look what became of the victim's incidents: one told before, one told when half of the flood was told."""
+    """Flood, and look what became of the victim's incidents: one reported before, one when half of the flood was reported."""
     whole = {
         "count": tries,
         "processes": 1,
@@ -107,14 +107,14 @@ def _flood(tries: int, **plan: object) -> Result:
         flooder.send("go")
         wait_until(lambda: any("flood" in one for one in made.listed()), what="the flood")
         tell(made.victim, incident={"kind": "inf", "message": SECOND})
-        told = time.monotonic()
+        reported_at = time.monotonic()
         with contextlib.suppress(AssertionError):
             wait_until(lambda: SECOND in made.stored(), SOON_S, what="the victim's second incident")
-        arrived = time.monotonic() - told
-        flooder.expect(r"^told (\d+)$", timeout_s=900)
+        arrived = time.monotonic() - reported_at
+        flooder.expect(r"^reported (\d+)$", timeout_s=900)
         spent = time.monotonic() - begun
         wait_until(made.daemon.is_ready, what="the daemon")
-        time.sleep(1)  # what was told last is looked at
+        time.sleep(1)  # the last reports are read
         bad = [f"{what} is not in {place}" for what in (FIRST, SECOND) for place in made.misses(what)]
         more, size, lines = made.rss_mb() - before, made.store_mb(), made.daemon.get("/metrics").count("\n")
         bad += [f"the second one took more than {SOON_S:g} s"] * (arrived > SOON_S)
@@ -122,7 +122,7 @@ def _flood(tries: int, **plan: object) -> Result:
         bad += [f"the store has {size:.1f} MB"] * (size > RETENTION_MB + 18)
         bad += [f"/metrics has {lines} lines"] * (lines > MOST_LINES)
     seen = (
-        f"{whole['count']:,} incidents told in {spent:.0f} s; another user's arrived after {arrived:.1f} s; the daemon took"
+        f"{whole['count']:,} incidents reported in {spent:.0f} s; another user's arrived after {arrived:.1f} s; the daemon took"
         f" {more:.0f} MB more, the store has {size:.1f} MB, /metrics {lines} lines"
     )
     return Result(tries, len(bad), "; ".join([*bad, seen]))

@@ -55,14 +55,14 @@ class Claims:
 
     def block(self) -> float:
         """Train; return the ns per step. In plain blocks hookd reports nothing."""
-        before = self._told()
+        before = self._reported_s()
         found = self._job.block(SAMPLED_STEPS)
-        said = self._told() - before
+        said = self._reported_s() - before
         if said:
             self.seconds, self.steps = self.seconds + said, self.steps + SAMPLED_STEPS
         return found
 
-    def _told(self) -> float:
+    def _reported_s(self) -> float:
         families = {family.name: family for family in self._reader.read().families}
         return sum(series.cells[0] for series in families["hookd_overhead_seconds"].series)
 
@@ -106,8 +106,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=enough, default=PAIRS)
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     args = parser.parse_args()
-    told = {name: fresh.run(partial(measure, name, args.pairs)) for name in args.workload or WORKLOADS}
-    print(json.dumps({name: {**asdict(one), "factor": one.factor} for name, one in told.items()}, indent=1))
+    results = {name: fresh.run(partial(measure, name, args.pairs)) for name in args.workload or WORKLOADS}
+    print(json.dumps({name: {**asdict(one), "factor": one.factor} for name, one in results.items()}, indent=1))
 
 
 if __name__ == "__main__":

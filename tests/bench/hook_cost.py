@@ -51,7 +51,7 @@ def base(make, steps: int, pairs: int) -> float:
 
 def measure(hook: str, pairs: int) -> dict[str, object]:
     make, steps = (many_modules, 2) if hook in PER_MODULE else (small, 20)
-    told: dict[str, object] = {"hook": hook}
+    reported: dict[str, object] = {"hook": hook}
     every = list(inspect.signature(getattr(hookspecs, hook)).parameters)
     for kind, arguments in (("none", []), ("all", every)):
         plugin = empty(hook, arguments)
@@ -59,8 +59,8 @@ def measure(hook: str, pairs: int) -> dict[str, object]:
         added = overhead((plugin,), make=make, pairs=pairs, steps=steps).added
         alone = base(make, steps, pairs)
         figures = [round((one - alone) / events / steps) for one in (added.value, added.low, added.high)]
-        told |= {"calls_per_step": events, kind: figures}
-    return told
+        reported |= {"calls_per_step": events, kind: figures}
+    return reported
 
 
 def main() -> None:

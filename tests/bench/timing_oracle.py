@@ -13,7 +13,7 @@ machine may be slower by half for a while. Prints one JSON object: for each mode
 of figures, the median and the largest error over the modules that take at least 1 % of the step, and how many those are.
 `control` compares figures that should be equal: nodes timed by hand in one round and in the next.
 
-malloc is told to keep its memory (`tests/bench/workloads.py`); otherwise the same convolution takes 2 or 3 ms, depending
+malloc is set to keep its memory (`tests/bench/workloads.py`); otherwise the same convolution takes 2 or 3 ms, depending
 on earlier allocations of anybody, even of an oracle.
 """
 

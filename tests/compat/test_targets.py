@@ -32,7 +32,7 @@ values = [i * 0.37 for i in range(300)]
 wanted = sum(v * v / 3.1 for v in values)
 def step():
     assert sum(v * v / 3.1 for v in values) == wanted
-until_told(step)
+until_stopped(step)
 """
 BUILDS = [pytest.param(*one, id=f"{one[0][0]}.{one[0][1]}-{one[1]}")
           for one in itertools.product(interpreters.VERSIONS, ("shared", "static"))]  # fmt: skip

@@ -49,7 +49,7 @@ def asked(daemon, *words, status=0):
         return "\n".join(process.out), "\n".join(process.err)
 
 
-def test_a_live_target_answers_and_a_stopped_one_is_told_of(target, daemon):
+def test_a_live_target_answers_and_a_stopped_one_is_reported(target, daemon):
     pid = str(target.pid)
     daemon.client.attach(target.pid, timeout_s=60)
     wait_until(lambda: snapshot(target.pid)["modules"], what="a call of the model")
@@ -99,11 +99,11 @@ def test_a_live_target_answers_and_a_stopped_one_is_told_of(target, daemon):
 def test_without_a_daemon_nothing_is_evaluated_and_a_stranger_has_no_stack(target, tmp_path):
     nobody = {"XDG_RUNTIME_DIR": str(tmp_path), "HOOKD_CONTROL": ""}
     with contextlib.ExitStack() as stack:
-        for words, status, told in (
+        for words, status, reported in (
             (("eval", str(target.pid), "1"), 3, "[eval] allow = true"),
             (("stack", str(target.pid)), 4, "hookd attach"),
             (("snapshot", str(target.pid)), 4, "hookd attach"),
         ):
             process = stack.enter_context(start_hookd(*words, **nobody))
             assert process.wait() == status, process.describe()
-            assert told in "\n".join(process.err)
+            assert reported in "\n".join(process.err)

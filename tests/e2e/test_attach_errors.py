@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("attachable")]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to have two users")
 NOBODY = 65534
-WORKING = "until_told(lambda: time.sleep(0.001))"
+WORKING = "until_stopped(lambda: time.sleep(0.001))"
 QUICK = AttachRequest(plugins=(), timeout_s=1.0)
 
 
@@ -255,10 +255,10 @@ def test_timeout(tmp_path):
 
 IMPORTS_SLOWLY = """
 import sys, threading
-told = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+asked = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), asked.set()), daemon=True).start()
 print('ready', flush=True)
-while not told.is_set():
+while not asked.is_set():
     sum(range(500))
 class Module:
     pass

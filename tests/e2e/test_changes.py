@@ -98,14 +98,14 @@ def test_switched_on_changed_and_off_it_gives_the_weights_of_a_script_that_does_
         job.expect_more()
         assert clipped(some) > 0, "nothing is clipped: the test proves nothing"
         hookd("plugin", "disable", some, "gradclip", *PATIENT)
-        told = changes(job)
+        reported = changes(job)
         steps, got = job.end()
-    assert [one["change"] for one in told[0]] == ["load", "configure", "unload"]
-    begun = [one["step"] for one in told[0]]
-    assert all([one["step"] for one in own] == begun for own in told), "all ranks at the same steps"
+    assert [one["change"] for one in reported[0]] == ["load", "configure", "unload"]
+    begun = [one["step"] for one in reported[0]]
+    assert all([one["step"] for one in own] == begun for own in reported), "all ranks at the same steps"
     assert begun == sorted(set(begun))
-    assert all(one["is_step_absolute"] for one in told[0])
-    assert [one["options"].get("max_norm") for one in told[0]] == ["0.5", "0.25", None]
+    assert all(one["is_step_absolute"] for one in reported[0])
+    assert [one["options"].get("max_norm") for one in reported[0]] == ["0.5", "0.25", None]
     assert len(got) == ranks
     assert len(set(got.values())) == 1
     assert got == plainly(ranks, steps, dict(zip(begun, ("0.5", "0.25", "inf"), strict=True)), **extra)
@@ -191,15 +191,15 @@ def test_an_error_on_one_rank_ends_it_on_all_and_says_which_step_differs(start, 
     with Attachment([job.process.pid], "--tree", "-p", "fails", "--plugin-dir", tmp_path, *PATIENT) as attachment:
         wait_until(lambda: attachment.metrics().total("hookd_plugin_changes_training", plugin="fails") == 0)
         wait_until(lambda: all(own[-1]["change"] == "end" for own in changes(job) if own[1:]))
-        told = {_rank(str(pid)): own for pid, own in zip(job.pids, changes(job), strict=True)}
+        reported = {_rank(str(pid)): own for pid, own in zip(job.pids, changes(job), strict=True)}
         states = attachment.metrics()
         assert states.total("hookd_plugin_state", plugin="fails", state="quarantined", rank="1") == 1
         assert states.total("hookd_plugin_state", plugin="fails", state="disabled", rank="0") == 1
-        (end,) = [one for one in told[0] if one["change"] == "end"]
+        (end,) = [one for one in reported[0] if one["change"] == "end"]
         assert end["by_rank"] == 1
         assert "ended on rank 1" in end["message"]
         # The failing step is the fifth. Either rank 0 has taken it already, and its weights differ; or not, and they agree.
-        assert end["step"] - told[0][0]["step"] == (5 if end["differs"] else 4)
+        assert end["step"] - reported[0][0]["step"] == (5 if end["differs"] else 4)
         _, got = job.end()
     assert (len(set(got.values())) == 2) is end["differs"]
 
@@ -236,10 +236,10 @@ def test_its_new_source_begins_at_one_step_on_all_ranks(start, tmp_path, ranks):
         (tmp_path / "scales.py").write_text(SCALES.format(factor=0.25))
         hookd("plugin", "reload", some, "scales", *where, *PATIENT)
         job.expect_more()
-        told = changes(job)
+        reported = changes(job)
         steps = [hookd_json("report", str(pid))["metrics"]["scales"]["steps"] for pid in job.pids]
         _, got = job.end()
-    assert [[one["change"] for one in own] for own in told] == [["load", "reload"]] * ranks
-    assert len({own[1]["step"] for own in told}) == 1, "all ranks at the same step"
+    assert [[one["change"] for one in own] for own in reported] == [["load", "reload"]] * ranks
+    assert len({own[1]["step"] for own in reported}) == 1, "all ranks at the same step"
     assert all({one["factor"] for one in own} == {"0.25", "0.5"} for own in steps), "the counter continues"
     assert len(set(got.values())) == 1, "the ranks have the same weights"

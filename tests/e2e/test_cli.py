@@ -289,9 +289,9 @@ def test_the_whole_way_in_the_foreground(training):
 
         report = wait_until(seen, what="counted steps, and a module")
         assert report["pid"] == training.pid
-        told = hookd("report", str(training.pid)).stdout
-        assert "incidents: none" in told
-        assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", told)
+        output = hookd("report", str(training.pid)).stdout
+        assert "incidents: none" in output
+        assert re.search(r"qkv +Linear +\d+ +[\d.]+ [mµ]s", output)
 
         rows = json.loads(hookd("status", "--json").stdout)["targets"]
         row = next(row for row in rows if row["pid"] == training.pid)

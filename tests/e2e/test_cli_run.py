@@ -61,7 +61,7 @@ def test_listen_serves_the_command_and_a_signal_ends_it():
         assert process.out[-1].startswith("done ")
 
 
-def test_an_address_that_is_taken_is_told_before_anything_runs():
+def test_an_address_that_is_taken_is_reported_before_anything_runs():
     with run("--listen", "127.0.0.1:0", "--", "cat", stdin=True) as first:
         address = first.expect(r"http://(127\.0\.0\.1:[1-9]\d*)/metrics").group(1)
         with run("--listen", address, "--", "echo", "ran") as second:

@@ -47,7 +47,7 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
     def values(name):
         return [int(daemon.metrics().total(name, run=RUN, rank=rank)) for rank in "01"]
 
-    def told(kind):
+    def reported(kind):
         return daemon.client.incidents(run=RUN, kind=kind)
 
     def steps():
@@ -57,25 +57,25 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
     for family in ("hookd_straggler", "hookd_drift_diverged"):
         wait_until(lambda family=family: len(daemon.metrics().select(family, run=RUN)) == 2, what=family)
         assert values(family) == [0, 0]
-    assert not told("straggler") + told("drift")
+    assert not reported("straggler") + reported("drift")
 
     ranks[1].signal(signal.SIGUSR1)
     ranks[1].expect("slow after step")
     since = steps()
-    (slow,) = wait_until(lambda: told("straggler"), what="the straggler")
+    (slow,) = wait_until(lambda: reported("straggler"), what="the straggler")
     assert (slow["rank"], slow["module"]) == ("1", "second")
     assert slow["step"] - since <= 60, slow
     assert values("hookd_straggler") == [0, 1]
     ranks[1].signal(signal.SIGUSR1)
-    wait_until(lambda: told("straggler_over"), what="its end")
+    wait_until(lambda: reported("straggler_over"), what="its end")
 
     ranks[0].signal(signal.SIGUSR2)
     ranks[0].expect("flipped after step")
-    (drift,) = wait_until(lambda: told("drift"), what="the drift")
+    (drift,) = wait_until(lambda: reported("drift"), what="the drift")
     assert (drift["module"], drift["detail"]["modules"]) == ("second", ["second"])
     assert re.search("rank 1 differs from rank 0 in second; .*nobody can tell which are right", drift["message"])
     assert drift["step"] - drift["detail"]["agreed_at_step"] == EVERY
     assert values("hookd_drift_diverged") == [1, 1]
     now = steps()
     wait_until(lambda: steps() > now + 2 * EVERY, what="more steps")
-    assert len(told("drift")) == len(told("straggler")) == 1
+    assert len(reported("drift")) == len(reported("straggler")) == 1

@@ -43,7 +43,7 @@ ALIKE = (
 """What is odd about these, others of them have in part: `make long` makes them."""
 PLACES = ("tmp", "var/tmp", "run", "dev/shm", "root", "home/user")
 ROOTS = [path for path in os.environ.get("HOOKD_COMPAT_ROOTS", "").split(os.pathsep) if path]
-WORKING = "until_told(lambda: time.sleep(0.001))"
+WORKING = "until_stopped(lambda: time.sleep(0.001))"
 
 
 def files(pid: int) -> set[str]:
@@ -120,8 +120,10 @@ def test_the_kill_of_a_container_is_a_lost_target_with_its_last_counters(tmp_pat
             assert last.total("hookd_target_up") == 0
             assert last.total("hookd_steps_total") >= counted
             assert last.labels("hookd_target_info", "reason") == {"signal SIGKILL"}
-            told = rf"^process {pid} was killed by SIGKILL \(Killed\); its container has ended with it.*; its counters"
-            attachment.process.expect(told)
+            reported = (
+                rf"^process {pid} was killed by SIGKILL \(Killed\); its container has ended with it.*; its counters"
+            )
+            attachment.process.expect(reported)
             attachment.process.signal(signal.SIGINT)
             attachment.process.wait()
         assert process.wait() == 128 + signal.SIGKILL

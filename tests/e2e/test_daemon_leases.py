@@ -285,9 +285,11 @@ while True:
 def test_the_page_of_a_foreground_attach_shows_its_own_incidents_alone(tmp_path, target):
     """The store outlives targets and daemons; its incidents of other targets do not belong on this page."""
     store = IncidentStore.open(tmp_path)
-    told = {"seq": 1, "time": time.time(), "kind": "nan", "message": "of another process"}
-    store.add((1, 1, 1), "other", "0", [told])
-    store.add((target.pid, proc.start_ticks(target.pid), 1), RUN, "0", [{**told, "message": "of an earlier attach"}])
+    incident = {"seq": 1, "time": time.time(), "kind": "nan", "message": "of another process"}
+    store.add((1, 1, 1), "other", "0", [incident])
+    store.add(
+        (target.pid, proc.start_ticks(target.pid), 1), RUN, "0", [{**incident, "message": "of an earlier attach"}]
+    )
     store.close()
     with Attachment([target.pid], "-p", "timing", HOOKD_STATE_DIR=tmp_path) as foreground:
         foreground.process.expect("^metrics on")

@@ -25,7 +25,7 @@ LIMIT = 400 << 20
 
 
 def begin(stack):
-    """Start a target that ends as it is told."""
+    """Start a target that ends in a given way."""
     process = Process(MORTAL.command(), env=training.environment(), stdin=True, popen=forked.start)
     stack.enter_context(process)
     return process
@@ -63,21 +63,21 @@ def row(daemon, process):
     return next(row for row in daemon.client.targets() if row["pid"] == process.pid)
 
 
-def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(stack, tmp_path):
+def test_every_end_is_classified_by_the_kernel_and_reported_with_the_last_activity(stack, tmp_path):
     group = stack.enter_context(cgroup.limited(LIMIT))
     failing, faulty, hoarder, killed = processes = [begin(stack) for _ in range(4)]
     for process in (hoarder, killed):
         (group / "cgroup.procs").write_text(str(process.pid))
     daemon = attached(stack, tmp_path, processes)
     failing.send("fail")
-    assert_told(
+    assert_reported(
         daemon,
         failing,
         "exit 1",
         r"ended with exit code 1 after RuntimeError: planted .* \(module 2 \(Layer\), mortal.py:\d+ in fail\)$",
     )
     faulty.send("segfault")
-    assert_told(
+    assert_reported(
         daemon,
         faulty,
         "signal SIGSEGV",
@@ -85,9 +85,9 @@ def test_every_end_is_told_by_what_the_kernel_says_and_with_what_was_done_last(s
     )
     killed.signal(signal.SIGSTOP)  # who wants no memory is not killed for want of it, though it is in the same cgroup
     hoarder.send("hoard")
-    assert_told(daemon, hoarder, "oom", rf"{oom.KILLED} \(OOM, SIGKILL\): .*; last in forward of 2 \(Layer\)$")
+    assert_reported(daemon, hoarder, "oom", rf"{oom.KILLED} \(OOM, SIGKILL\): .*; last in forward of 2 \(Layer\)$")
     killed.signal(signal.SIGKILL)
-    assert_told(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
+    assert_reported(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
     assert [process.wait() for process in processes] == [1, -signal.SIGSEGV, -signal.SIGKILL, -signal.SIGKILL]
     file = tmp_path / "state" / "incidents.sqlite"
     ends = [f"process {process.pid} " for process in processes]  # others may end on this machine as well
@@ -110,12 +110,12 @@ def stored(file):
             return []
 
 
-def assert_told(daemon, process, reason, message):
-    told = story(daemon, process)
+def assert_reported(daemon, process, reason, message):
+    reported = story(daemon, process)
     assert row(daemon, process)["reason"] == reason
-    assert re.search(rf"^process {process.pid} {message}", told["message"]), told["message"]
-    assert "\x1b" not in told["message"]
-    detail = told["detail"]
+    assert re.search(rf"^process {process.pid} {message}", reported["message"]), reported["message"]
+    assert "\x1b" not in reported["message"]
+    detail = reported["detail"]
     assert detail["known_from"] in ("pidfd", "zombie")
     assert {"call", "step", "forward", "backward", "optimizer"} <= {one["event"] for one in detail["events"]}, detail
     (main,) = (one for one in detail["threads"] if one["tid"] == process.pid)

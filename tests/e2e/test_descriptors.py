@@ -36,7 +36,7 @@ def test_a_training_that_closes_all_descriptors(below, attachable):
                 done = total()
                 wait_until(lambda: total() > done + 20, what="further steps")
                 attachment.detach()
-            else:  # nobody can reach the agent any more: it leaves, and is told of
+            else:  # nobody can reach the agent any more: it leaves, and this is reported
                 attachment.process.expect("still runs, but has closed hookd's descriptors|was detached$")
             wait_until(lambda: not threads_of_ours(process.pid), what="the agent's leaving")
         if below > 256:

@@ -22,7 +22,7 @@ from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-WORKING = "until_told(lambda: time.sleep(0.001))"
+WORKING = "until_stopped(lambda: time.sleep(0.001))"
 
 
 def doctor(pid: int, *, status: int) -> dict[str, dict[str, str]]:
@@ -51,11 +51,11 @@ def test_a_training_process_and_who_holds_its_agent(tmp_path):
                 "found": "nn.Module.__call__ is entered in C",
                 "cure": "",
             }
-            told = (
+            reported = (
                 f"serves {target.pid} on {foreground.url}/metrics",
                 "hookd status lists them",
             )  # those of other tests
-            assert any(text in found["attach"]["found"] for text in told)
+            assert any(text in found["attach"]["found"] for text in reported)
             foreground.detach()
         attach(target.pid, AttachRequest((PluginSpec("timing"),), timeout_s=60))
         with Control.connect(target.pid) as holder:

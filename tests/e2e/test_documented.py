@@ -140,7 +140,7 @@ class Setting:
             wait_until(lambda: find_page(self.pid) is None, what="the agent's end")
 
     def _is_shown(self) -> bool:
-        with contextlib.suppress(NoSuchTarget):  # it was told to detach a moment ago
+        with contextlib.suppress(NoSuchTarget):  # it was asked to detach a moment ago
             report = self.client.report(self.pid)
             return report["step"]["current"] > 1 and any(row["name"].startswith("blocks.") for row in report["modules"])
         return False

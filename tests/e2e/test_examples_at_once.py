@@ -89,8 +89,8 @@ def test_all_at_once_leave_the_training_as_it_is_and_keep_to_the_budget(stack, t
     plain = training.plain_run(MIXTURE)
     assert training.result(process.finish()) == plain.result()
 
-    (told,) = [json.loads(body)["text"] for path, _, body in server.posts if path == "/slack"]
-    assert told.startswith("eval in examples-")
+    (reported,) = [json.loads(body)["text"] for path, _, body in server.posts if path == "/slack"]
+    assert reported.startswith("eval in examples-")
     exported = [ExportMetricsServiceRequest.FromString(body) for path, _, body in server.posts if path == "/v1/metrics"]
     names = {
         m.name for one in exported for it in one.resource_metrics for scope in it.scope_metrics for m in scope.metrics

@@ -1,4 +1,4 @@
-"""Every fault is found and named by the plugin whose matter it is, and where nothing is wrong nothing is told.
+"""Every fault is found and named by the plugin whose matter it is, and where nothing is wrong nothing is reported.
 
 `tests/targets/faulty.py` plants faults in a net of ours, the shared `faults.py` in its own; the healthy runs are of all
 workloads. All observers are on, at their defaults in the healthy runs: what an operator leaves on must be quiet.
@@ -69,11 +69,11 @@ def of(script: str, fault: str) -> Job:
     return Job(script, f"--steps {STEPS} --fault {fault} --at {AT} --pause 0.01")
 
 
-def assert_found(told: list[dict[str, Any]], plugin: str, kind: str) -> None:
-    found = [one for one in told if (one["plugin"], one["kind"]) == (plugin, kind)]
-    assert found, [(one["plugin"], one["kind"], one["message"]) for one in told]
+def assert_found(reported: list[dict[str, Any]], plugin: str, kind: str) -> None:
+    found = [one for one in reported if (one["plugin"], one["kind"]) == (plugin, kind)]
+    assert found, [(one["plugin"], one["kind"], one["message"]) for one in reported]
     assert min(one["step"] for one in found) >= AT
-    assert [one for one in told if one["step"] < AT] == [], "told before anything was wrong"
+    assert [one for one in reported if one["step"] < AT] == [], "reported before anything was wrong"
 
 
 @pytest.mark.load  # the leak is in a test of its own
@@ -85,17 +85,17 @@ def test_a_fault_of_ours_is_found_and_named(fault):
 @pytest.mark.load
 @pytest.mark.parametrize("fault", [*FOUND, "forward-inf"])
 def test_a_shared_fault_is_found_and_named(fault, workloads):
-    told = incidents(of("workloads/faults.py", fault), CLOSE)
+    reported = incidents(of("workloads/faults.py", fault), CLOSE)
     plugin, kind = FOUND.get(fault, ("nan", "inf"))
-    assert_found(told, plugin, kind)
-    modules = [one["module"] for one in told if one["kind"] == kind and fault in NAMED]
+    assert_found(reported, plugin, kind)
+    modules = [one["module"] for one in reported if one["kind"] == kind and fault in NAMED]
     assert all(re.fullmatch(NAMED[fault], module) for module in modules), modules
 
 
 def test_a_leak_is_named_by_the_module_whose_output_is_kept():
-    told = incidents(of("faulty.py", "leak"), CLOSE)
-    assert_found(told, *FOUND["leak"])
-    (leak,) = [one for one in told if one["kind"] == "leak"]
+    reported = incidents(of("faulty.py", "leak"), CLOSE)
+    assert_found(reported, *FOUND["leak"])
+    (leak,) = [one for one in reported if one["kind"] == "leak"]
     assert leak["modules"] == ["(root)"]
     assert AT <= leak["since_step"] <= AT + 2
     assert "(root)" in leak["message"]

@@ -34,7 +34,7 @@ def serve(stack, tmp_path):
     return start
 
 
-def told(daemon):
+def reported(daemon):
     """Return the kinds of the daemon's incidents about hangs, oldest first, and the last of these incidents."""
     rows = daemon.client.incidents(run=RUN)
     rows = [row for row in rows if row["kind"].startswith("hang")]
@@ -43,8 +43,10 @@ def told(daemon):
 
 def wait_for(daemon, count):
     """Wait until there are this many incidents; return the last."""
-    wait_until(lambda: len(told(daemon)[0]) >= count, what=lambda: f"{told(daemon)} {daemon.process.describe()}")
-    kinds, last = told(daemon)
+    wait_until(
+        lambda: len(reported(daemon)[0]) >= count, what=lambda: f"{reported(daemon)} {daemon.process.describe()}"
+    )
+    kinds, last = reported(daemon)
     assert len(kinds) == count, kinds
     return last
 

@@ -28,7 +28,7 @@ from tests.support.tool import Page
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
 
-BUSY = "until_told(lambda: sum(range(500)))"
+BUSY = "until_stopped(lambda: sum(range(500)))"
 QUICK = AttachRequest(plugins=(), timeout_s=0.6)
 FORCED = AttachRequest(plugins=(), timeout_s=6, force=True)
 PATIENT = AttachRequest(plugins=(), timeout_s=60)
@@ -61,7 +61,7 @@ assert threading.stack_size() == 1 << 16
 """,
     "storm of execs": """
 import subprocess
-until_told(lambda: subprocess.run(['/bin/true'], check=True))
+until_stopped(lambda: subprocess.run(['/bin/true'], check=True))
 """,
     "timer signals": f"""
 signal.signal(signal.SIGALRM, lambda *_: None)
@@ -75,7 +75,7 @@ try:
 except ImportError:
     import _interpreters as interpreters
 other = interpreters.create()
-until_told(lambda: (interpreters.run_string(other, 'sum(range(5000))'), sum(range(5000))))
+until_stopped(lambda: (interpreters.run_string(other, 'sum(range(5000))'), sum(range(5000))))
 interpreters.destroy(other)
 """,
     "another interpreter is newer": f"""
@@ -108,7 +108,7 @@ def test_another_allocator_does_not_matter(tmp_path, name):
     found = next(Path("/usr/lib").glob(f"*/{name}"), None)
     if found is None:
         pytest.skip(f"{name} is not installed (Debian: libjemalloc2, libtcmalloc-minimal4)")
-    body = "until_told(lambda: [bytearray(n * 97) for n in range(200)])"
+    body = "until_stopped(lambda: [bytearray(n * 97) for n in range(200)])"
     with stub.start(tmp_path, body, LD_PRELOAD=str(found)) as target:
         assert any(m.path == str(found.resolve()) for m in proc.maps(target.pid))
         for _ in range(5):
@@ -205,11 +205,11 @@ pthread_exit(None)
 def test_a_held_import_lock_is_waited_for_and_what_came_too_late_does_nothing(tmp_path):
     body = f"""
 import _imp
-told = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+asked = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), asked.set()), daemon=True).start()
 print('ready', flush=True)
 _imp.acquire_lock()
-while not told.is_set():
+while not asked.is_set():
     sum(range(500))
 _imp.release_lock()
 wanted = threading.active_count()
@@ -249,7 +249,7 @@ def test_short_processes_end_as_ever_at_whatever_moment_of_their_lives_they_are_
     (home / "sitecustomize.py").write_text("import torch\n")
     environment = target_environment(PYTHONPATH=str(home))
     chance = random.Random(3)
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     for _ in range(20):
         with Process([sys.executable, "-c", SHORT], env=environment) as target:
             time.sleep(chance.uniform(0, 0.7))  # not a condition to wait for: the test varies the moment
@@ -258,11 +258,13 @@ def test_short_processes_end_as_ever_at_whatever_moment_of_their_lives_they_are_
                 reason = "ok"
             except HookdError as error:
                 reason = error.reason
-            told[reason] = told.get(reason, 0) + 1
+            reported[reason] = reported.get(reason, 0) + 1
             assert target.wait() == 0, target.describe()
             assert target.err == [], target.describe()
-    assert set(told) <= {"ok", "died", "not-initialized", "no-torch", "not-python", "zombie", "no-such-process"}, told
-    assert len(told) > 1, f"always the same moment: {told}"
+    assert set(reported) <= {"ok", "died", "not-initialized", "no-torch", "not-python", "zombie", "no-such-process"}, (
+        reported
+    )
+    assert len(reported) > 1, f"always the same moment: {reported}"
 
 
 EXECS = """
@@ -278,7 +280,7 @@ print('done', flush=True)
 
 def test_a_process_that_becomes_another_program_all_the_time_is_not_harmed(tmp_path):
     home = stub.torch_directory(tmp_path)
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     with Process([sys.executable, "-c", EXECS, "60"], env=target_environment(PYTHONPATH=str(home))) as target:
         while target.popen.poll() is None:
             try:
@@ -286,10 +288,10 @@ def test_a_process_that_becomes_another_program_all_the_time_is_not_harmed(tmp_p
                 reason = "ok"
             except HookdError as error:
                 reason = error.reason
-            told[reason] = told.get(reason, 0) + 1
+            reported[reason] = reported.get(reason, 0) + 1
         assert target.finish() == ["done"]
         assert target.err == []
-    assert told.pop("internal", 0) == 0
+    assert reported.pop("internal", 0) == 0
 
 
 @pytest.mark.parametrize("tracer", ["strace", "gdb"])

@@ -169,7 +169,7 @@ def test_a_slow_rank_is_found_among_hosts_that_each_have_only_one(fleet):
     fleet.wait_alert("HookdStraggler", "rank")
 
 
-def test_a_dead_host_is_down_and_what_its_end_does_to_the_others_is_told(fleet):
+def test_a_dead_host_is_down_and_what_its_end_does_to_the_others_is_reported(fleet):
     """This must be the last test on the fleet."""
     dead, alive = fleet.hosts[2], fleet.hosts[:2]
     dead.close()

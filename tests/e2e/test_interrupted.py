@@ -22,7 +22,7 @@ from tests.support.training import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
-WORKING = "until_told(lambda: time.sleep(0.001))"
+WORKING = "until_stopped(lambda: time.sleep(0.001))"
 
 
 def interrupt(kind: str, pid: int) -> Process:
@@ -103,7 +103,7 @@ from tests.support import stub
 try:
     stub.inject(int(sys.argv[1]), request=AttachRequest((), timeout_s=1))
 except HookdError as error:
-    print("told", error.reason, error.message)
+    print("refused", error.reason, error.message)
 """
 )
 
@@ -120,7 +120,7 @@ def test_a_tool_that_is_stopped_half_way_writes_nothing_when_it_goes_on(tmp_path
                 lambda: stub.threads(target.pid) == threads and not stub.mailboxes(target.pid), what="it is given up"
             )
             stopped.signal(signal.SIGCONT)
-            stopped.expect(rf"^told timeout .*process {target.pid} timed out")
+            stopped.expect(rf"^refused timeout .*process {target.pid} timed out")
             stopped.finish()
         stub.inject(target.pid)
         stub.finish(target)

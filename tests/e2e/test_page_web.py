@@ -139,7 +139,7 @@ def test_a_reader_finds_the_way_from_the_targets_to_a_module_by_clicks(scene, vi
     assert page.locator("#modules .tree .leaf").count() == 1
 
 
-def test_an_incident_is_told_on_a_page_of_its_own(scene, visit):
+def test_an_incident_is_reported_on_a_page_of_its_own(scene, visit):
     page = visit().go("/")
     row = page.locator("#incidents tbody tr", has_text="training_changed").filter(has_text=scene.run).first
     row.locator("a").first.click()
@@ -258,7 +258,7 @@ def test_what_is_not_there_is_a_page_with_links(scene, visit):
     page.get_by_role("link", name=scene.large).click()
     assert page.locator("h1").inner_text() == f"run {scene.large}"
     assert one.go("/incident/999999").locator("h1").inner_text() == "Not found"
-    one.wrong = [told for told in one.wrong if "404" not in told]  # Chromium logs it by itself
+    one.wrong = [incidents for incidents in one.wrong if "404" not in incidents]  # Chromium logs it by itself
 
 
 def test_only_get_is_answered_and_every_answer_is_hardened(scene):

@@ -152,9 +152,9 @@ class Scene:
         self.write(version="1.0", by=1)
         for name, text in (("watches", WATCHES), ("stuck", STUCK), ("wrong", WRONG)):
             write(self.plugins, f"hookd_{name}_daemon.py", text)
-        self.told = folder / "told"
+        self.reported = folder / "reported"
         allow = ["counts", "theirs", "needs", "nan", "t*", "activations", "watches", "stuck", "wrong"]
-        watches = f"[daemon_plugins.watches]\nfile = '{self.told}'\n"
+        watches = f"[daemon_plugins.watches]\nfile = '{self.reported}'\n"
         (folder / "hookd.toml").write_text(f"[plugins]\nallow = {json.dumps(allow)}\n{watches}")
         self.daemon = Daemon(folder, "--config", folder / "hookd.toml", "--plugin-dir", self.plugins,
                              PYTHONPATH=os.pathsep.join(map(str, (here, REPOSITORY, REPOSITORY / "plugins"))))  # fmt: skip
@@ -286,7 +286,7 @@ def test_the_list_shows_where_a_plugin_fails_what_it_costs_and_its_series(scene)
     assert re.search(r"counts +5\.0 +(active|quarantined) +\d+ +[\d.]+ [mµ]?s +3", said), said
 
 
-def test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody(scene):
+def test_plugins_in_the_daemon_are_notified_and_read_and_a_bad_one_stalls_nobody(scene):
     wait_until(lambda: scene.total("hookd_watches_steps") > 0, what="what the daemon plugin collects")
     (panel,) = json.loads(scene.daemon.get("/api/v1/panels"))["panels"]
     assert panel == {"plugin": "watches", "title": "Watched", "columns": ["what"], "rows": [["<script>"]]}
@@ -324,11 +324,11 @@ def test_nothing_of_the_plugins_stays_after_a_detach(scene):
     scene.daemon.client.detach(scene.process.pid, timeout_s=60)
     scene.process.expect("rank 0 step", after=len(scene.process.out))
     lost = f"lost {scene.pid} "  # others may train on this machine as well
-    lines = wait_until(lambda: [one for one in scene.told.read_text().splitlines() if lost in one], what="the end")
+    lines = wait_until(lambda: [one for one in scene.reported.read_text().splitlines() if lost in one], what="the end")
     assert lines == [f"{lost}detached"]
-    told = scene.told.read_text().splitlines()
-    assert told.count(f"attached {scene.pid}") == 1
-    assert told.count(f"incident quarantine {RUN}") == 1, "counts fails at every step"
+    reported = scene.reported.read_text().splitlines()
+    assert reported.count(f"attached {scene.pid}") == 1
+    assert reported.count(f"incident quarantine {RUN}") == 1, "counts fails at every step"
 
 
 ONE_OF_TWO = """

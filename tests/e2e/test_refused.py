@@ -1,4 +1,4 @@
-"""The kernel refuses what an attach needs: the training goes on as it was, is told why, and the next attach comes."""
+"""The kernel refuses what an attach needs: the training continues unchanged, the refusal has a reason, and the next attach works."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_threads_at_the_limit_of_a_container():
         assert_as_before(target, before)
 
 
-def test_whom_the_kernel_kills_for_its_memory_is_told_so():
+def test_a_kill_by_the_kernel_for_memory_is_reported_as_such():
     with cgroup.limited(1 << 40) as group, puppet.started() as target:
         (group / "cgroup.procs").write_text(str(target.pid))
         most = next(group / name for name in ("memory.max", "memory.limit_in_bytes") if (group / name).exists())

@@ -40,10 +40,10 @@ def bundle_of(directory, options):
         with attached, Page.below(process) as page:
             wait_until(lambda: page.values()["hookd_steps"].get((), 0) > 10, what="a look at all modules")
             now.touch()
-            told = wait_until(lambda: [one for one in page.read().incidents if one["kind"] == "bundle"])
+            reported = wait_until(lambda: [one for one in page.read().incidents if one["kind"] == "bundle"])
             process.signal(signal.SIGKILL)
             process.wait()
-    return Path(told[0]["bundle"])
+    return Path(reported[0]["bundle"])
 
 
 @pytest.mark.load

@@ -32,7 +32,7 @@ WITH_LIBRARIES = {"trainer": ("transformers", "accelerate"), "fitted": ("lightni
 """What they import; `make long` installs it."""
 
 
-UNTOLD = {"by_hand_data": 1}
+UNREPORTED = {"by_hand_data": 1}
 """The last step of this script leaves no trace that it was made."""
 
 
@@ -71,8 +71,8 @@ def under_run(name: str) -> None:
     assert training.result(lines) == plain.result()
     assert not errors, process.describe()
     counted = json.loads(next(line for line in lines if line.startswith("counted ")).partition(" ")[2])
-    told = counted["steps"] - UNTOLD.get(name, 0)
-    assert found["hookd_steps"][()] == told
+    reported = counted["steps"] - UNREPORTED.get(name, 0)
+    assert found["hookd_steps"][()] == reported
     assert "incident" not in counted or any(counted["incident"] in message for message in incidents), incidents
     if "modules" in counted:
         assert {name for (name,) in found["hookd_timing_forward_calls"]} == set(counted["modules"])
@@ -80,11 +80,11 @@ def under_run(name: str) -> None:
         for module, calls in counted.get(of, {}).items():
             assert found[f"hookd_timing_{kind}_calls"][(module,)] == calls, (kind, module)
     if "micro_batches" in counted:
-        assert found["hookd_micro_batches"][()] == counted["micro_batches"] * told
+        assert found["hookd_micro_batches"][()] == counted["micro_batches"] * reported
     if "calls" in counted:
         assert counted["calls"] - 1 <= found["hookd_step_calls"][()] <= counted["calls"]
     if "samples" in counted:
-        assert found["hookd_timing_samples"][()] == counted["samples"] / counted["steps"] * told
+        assert found["hookd_timing_samples"][()] == counted["samples"] / counted["steps"] * reported
     if "loss" in counted:
         assert found["hookd_activations_loss"][("0",)] == pytest.approx(counted["loss"], rel=1e-6)
     for module, norms in counted.get("norms", {}).items():

@@ -113,9 +113,9 @@ def test_processes_are_attached_by_rule_or_by_their_own_wish_and_others_left_alo
         plugin["name"] for plugin in daemon.client.report(asks.pid)["plugins"]
     }
     assert not [process.pid for process in others if daemon.row(process.pid) or process.pid in daemon.backing_off()]
-    told = daemon.process.describe()
-    assert not [process.pid for process in others if re.search(rf"\bprocess {process.pid}\b", told)], told
-    assert daemon.metrics().total("hookd_attach_total") == 2, (daemon.metrics().select("hookd_attach_total"), told)
+    output = daemon.process.describe()
+    assert not [process.pid for process in others if re.search(rf"\bprocess {process.pid}\b", output)], output
+    assert daemon.metrics().total("hookd_attach_total") == 2, (daemon.metrics().select("hookd_attach_total"), output)
 
 
 def test_a_process_is_attached_before_its_first_step(serve, stack, run, tmp_path):
@@ -173,17 +173,17 @@ def test_two_daemons_with_the_same_rule_attach_once(serve, train, run):
     process.expect("^ready$")
 
 
-def test_a_failed_attach_is_tried_again_later_and_told(serve, hold_library, run):
+def test_a_failed_attach_is_tried_again_later_and_reported(serve, hold_library, run):
     process = hold_library(TEAM=run)
     daemon = serve(f'[attach]\ntimeout_s = 1\n[[rule]]\nenvironment = {{ TEAM = "{run}" }}\n')
-    told = wait_until(lambda: daemon.backing_off().get(process.pid), what="a failed attach")
-    assert told["failures"] == 1
+    reported = wait_until(lambda: daemon.backing_off().get(process.pid), what="a failed attach")
+    assert reported["failures"] == 1
     # Who is quicker, the target or the tool: where all that was queued has run without torch, it may be a subinterpreter's.
-    assert told["reason"] in ("blocked", "no-torch", "timeout", "subinterpreter")
-    assert 0 < told["again_in_s"] <= 10
+    assert reported["reason"] in ("blocked", "no-torch", "timeout", "subinterpreter")
+    assert 0 < reported["again_in_s"] <= 10
     metrics = daemon.metrics()
     assert metrics.total("hookd_attach_backing_off") == 1
-    assert metrics.total("hookd_attach_total", result=told["reason"]) == 1
+    assert metrics.total("hookd_attach_total", result=reported["reason"]) == 1
     daemon.process.expect(rf"process {process.pid} of user {USER}: attach by rule 1 \(.*\) failed")
     status = json.loads(_status(daemon))
     assert status["daemon"]["backing_off"][0]["pid"] == process.pid

@@ -270,7 +270,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("words", LAUNCHERS)
-def test_a_launcher_is_told_by_its_command_line(words):
+def test_a_launcher_is_recognized_by_its_command_line(words):
     assert commandline.is_launcher(["python", *words.split(" ")])
 
 
@@ -295,7 +295,7 @@ def test_disabled_means_disabled(launched):
     assert launched.marks() == {}
 
 
-def test_an_agent_that_fails_does_not_disturb_the_program_and_is_told_to_the_tool(launched):
+def test_an_agent_that_fails_does_not_disturb_the_program_and_is_reported_to_the_tool(launched):
     (launched.launch.directory / "payload").write_bytes(b"none")
     with launched.run("import torch; print('ran')") as process:
         assert process.finish() == ["ran"]
@@ -425,10 +425,10 @@ def test_what_python_adds_to_its_own_environment_is_not_passed_on():
 SIGNALS = [int(number) for number in sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})]
 TELLS = """
 import os, signal, time
-def told(number, frame):
+def on_signal(number, frame):
     os.write(1, b'got %d\\n' % number)
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-    signal.signal(number, told)
+    signal.signal(number, on_signal)
 print('ready', flush=True)
 while True:
     time.sleep(0.02)  # pause() would wait on where a signal has come just before it
@@ -490,7 +490,7 @@ def test_a_script_that_does_not_say_who_runs_it_is_run_by_the_shell(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "said"), [("binary", "Exec format"), ("plain", "Permission"), ("directory", "directory")]
 )
-def test_what_cannot_be_run_is_told(tmp_path, kind, said):
+def test_what_cannot_be_run_is_reported(tmp_path, kind, said):
     path = tmp_path / "thing"
     if kind == "directory":
         path.mkdir()

@@ -56,7 +56,7 @@ class TestAll(unittest.TestCase):
 
 
 @pytest.mark.load
-def test_a_difference_is_told_by_the_tests_name_and_a_crash_does_not_hide_the_tests_behind_it(tmp_path):
+def test_a_difference_is_reported_by_the_tests_name_and_a_crash_does_not_hide_the_tests_behind_it(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "test_nn.py").touch()
     (tmp_path / "test" / FILE).write_text(TESTS)

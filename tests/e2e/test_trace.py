@@ -29,12 +29,12 @@ def test_a_traced_and_recorded_job_goes_on_as_it_would_and_the_files_name_its_mo
             assert (refused["reason"], refused["hint"]) == ("not-attached", f"Run `hookd attach {process.pid}`.")
         with Attachment([process.pid], "--timeout", "60") as attachment:
             packed, flame, profile = tmp_path / "t.json.gz", tmp_path / "r.svg", tmp_path / "r.json"
-            told = tool.hookd_json("trace", str(process.pid), "--steps", "3", "-o", packed)
-            assert (told["steps"], told["is_cut"], told["path"]) == (3, False, str(packed))
-            told = tool.hookd_json("record", str(process.pid), "--steps", "4", "-o", flame)
-            assert (told["steps"], told["ended"]) == (4, False)
-            told = tool.hookd_json("record", str(process.pid), "--seconds", "0.5", "-o", profile)
-            assert told["seconds"] == pytest.approx(0.5, abs=0.3)
+            reported = tool.hookd_json("trace", str(process.pid), "--steps", "3", "-o", packed)
+            assert (reported["steps"], reported["is_cut"], reported["path"]) == (3, False, str(packed))
+            reported = tool.hookd_json("record", str(process.pid), "--steps", "4", "-o", flame)
+            assert (reported["steps"], reported["ended"]) == (4, False)
+            reported = tool.hookd_json("record", str(process.pid), "--seconds", "0.5", "-o", profile)
+            assert reported["seconds"] == pytest.approx(0.5, abs=0.3)
             attachment.detach()
         done = len(process.out)
         process.expect(f"^step {done + 1} loss ")

@@ -144,12 +144,14 @@ def disk_full(scene: Scene) -> Said:
     said = scene.hears(r"WARNING: incidents ", lost="")
     wait_until(lambda: _served(scene) == {pid}, what="discovery")
     herd.end([pid], "kill")
-    told = scene.hears(rf"lost in process {pid} ", lost="nothing: what waits in memory is written once there is room")
-    assert told.seconds is not None
+    reported = scene.hears(
+        rf"lost in process {pid} ", lost="nothing: what waits in memory is written once there is room"
+    )
+    assert reported.seconds is not None
     assert [row["id"] for row in scene.daemon.client.incidents(kind="lost")] == [None]
     (state / "other").unlink()
     wait_until(lambda: scene.daemon.client.incidents(kind="lost")[0]["id"], what="there is room, and it is stored")
-    return Said(f"{said.words.replace(str(scene.home), '…')}; still: {told.words}", said.seconds, told.lost)
+    return Said(f"{said.words.replace(str(scene.home), '…')}; still: {reported.words}", said.seconds, reported.lost)
 
 
 @fault("The log's disk is full", "hookd serve 2>/dev/full")

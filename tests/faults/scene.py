@@ -141,7 +141,7 @@ class Scene:
         return started
 
     def train(self, *plugins: str, ranks: int = 1, attach: bool = True) -> list[Target]:
-        """Start a job of one or more ranks, and attach to each unless told otherwise."""
+        """Start a job of one or more ranks, and attach to each unless `attached` is false."""
         targets = [self._start(rank, ranks) for rank in range(ranks)]
         for target in targets:
             target.process.expect("^ready$")

@@ -76,7 +76,7 @@ def is_armed(agent):
     return current is not None and current.state == "armed"
 
 
-def told(agent):
+def reported(agent):
     return [one for one in agent.read().incidents if one["kind"] == "training_changed"]
 
 
@@ -151,7 +151,7 @@ def test_refused_options_change_nothing(tool, spec):
         assert agent.values("hookd_adds_number") == {("+",): 1.0}
 
 
-def test_what_changes_the_training_and_who_wanted_it_is_told(tool):
+def test_what_changes_the_training_and_who_wanted_it_is_reported(tool):
     training = Training()
     with running(Adds) as agent:
         training.step()
@@ -160,7 +160,7 @@ def test_what_changes_the_training_and_who_wanted_it_is_told(tool):
             wait_until(lambda done=done: is_armed(agent) or done.done())
             assert training.step() == (2.0 if spec == "adds:number=2" else 0.0)
             done.result()
-        first, second, third = told(agent)
+        first, second, third = reported(agent)
         assert (first["change"], first["step"], first["options"]) == ("load", 1, {})
         assert (second["step"], second["options"]) == (2, {"number": "2"})
         assert second["by"] == {"uid": os.getuid(), "pid": os.getpid()}
@@ -213,7 +213,7 @@ def test_a_plugin_that_only_looks_is_changed_at_once(tool):
     with running("timing") as agent:
         assert tool("configure", "timing:every=3").result()["state"] == "done"
         assert agent.parts.registry.named("timing").interval == 3
-        assert not told(agent)
+        assert not reported(agent)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_job_that_becomes_one_of_several_ranks_is_left_alone_from_then_on(two_
         two_ranks()
         assert training.step() == 0.0
         assert agent.state("adds") == "disabled"
-        assert "has become a job of 2 ranks" in told(agent)[-1]["message"]
+        assert "has become a job of 2 ranks" in reported(agent)[-1]["message"]
 
 
 def test_what_only_measures_is_welcome_on_one_of_several_ranks(two_ranks):
@@ -291,7 +291,7 @@ def test_two_threads_that_train_carry_a_change_out_once(tool):
             over.set()
             for thread in threads:
                 thread.join()
-        assert [one["options"].get("number") for one in told(agent)] == [None, "2", "3", "4", "5", "6", "7"]
+        assert [one["options"].get("number") for one in reported(agent)] == [None, "2", "3", "4", "5", "6", "7"]
 
 
 def test_what_the_program_imports_itself_is_not_reloaded():

@@ -410,7 +410,7 @@ def test_the_sanitizers_see_no_access_that_they_would_not_allow(chosen, passed, 
 
 
 class Deep(nn.Module):
-    """Calls itself as often as it is told to."""
+    """Calls itself a given number of times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -548,7 +548,7 @@ class Acting(nn.Module):
         return x
 
 
-def test_a_call_is_told_of_to_its_end_where_plans_are_made_anew_meanwhile() -> None:
+def test_a_call_is_delivered_to_its_end_where_plans_are_made_anew_meanwhile() -> None:
     acting = Acting()
     net = nn.Sequential(acting)
     with running(Pairs, budget=100.0) as agent:
@@ -570,7 +570,7 @@ def test_a_call_is_told_of_to_its_end_where_plans_are_made_anew_meanwhile() -> N
         assert not agent.parts.local.thread.busy
 
 
-def test_calls_are_told_of_while_plans_are_made_anew(monkeypatch) -> None:
+def test_calls_are_delivered_while_plans_are_made_anew(monkeypatch) -> None:
     net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))
     with running(Pairs, budget=100.0) as agent:
         net(X)

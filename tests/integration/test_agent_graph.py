@@ -24,10 +24,10 @@ from tests.support import sanitizers
 from tests.support.agent import running
 
 
-class Told(Plugin):
+class Recorder(Plugin):
     """Records the gradients that it receives."""
 
-    name = "told"
+    name = "recorder"
 
     def __init__(self) -> None:
         self.seen: list[tuple] = []
@@ -169,20 +169,20 @@ MODELS = {
 }  # fmt: skip
 
 
-def told_of(make, *, learns: bool = False, twice: bool = False, mode: Any = nullcontext) -> tuple[list, list]:
+def reported_of(make, *, learns: bool = False, twice: bool = False, mode: Any = nullcontext) -> tuple[list, list]:
     """Train for two steps; return the events that a plugin has received, and the gradients."""
     torch.manual_seed(0)
     net = make()
     x = torch.randn(2, 4, requires_grad=learns) if "Transformer" not in repr(net) else torch.randn(1, 2, 4)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(2):
             with mode():
                 loss = net(x).square().sum()
             loss.backward(retain_graph=twice)
             if twice:
                 loss.backward()
-        assert agent.state("told") == "active", agent.parts.registry.named("told").last_error
-        seen = agent.plugin("told").seen
+        assert agent.state("recorder") == "active", agent.parts.registry.named("recorder").last_error
+        seen = agent.plugin("recorder").seen
     return seen, [written(p.grad) for p in net.parameters()]
 
 
@@ -198,9 +198,9 @@ class Passing(TorchFunctionMode):
 )
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_gradients_in_c_are_those_in_python(make, how, entry, monkeypatch) -> None:
-    in_c = told_of(make, **how)
+    in_c = reported_of(make, **how)
     monkeypatch.setenv("HOOKD_ENTRY", "0")
-    assert in_c == told_of(make, **how)
+    assert in_c == reported_of(make, **how)
     assert len(in_c[0]) >= 4
 
 
@@ -218,7 +218,7 @@ def test_a_walk_in_c_finds_what_one_in_python_does(make, entry, monkeypatch) -> 
         found.append((list(self.seen), [(one.node, one.places, one.inputs) for one in self.entries]) == in_python)
 
     monkeypatch.setattr(backward._Walk, "__init__", both)
-    told_of(make, learns=True)
+    reported_of(make, learns=True)
     assert found
     assert all(found)
 
@@ -229,7 +229,7 @@ def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> No
     monkeypatch.setattr(
         backward, "end", lambda flow, *args, **kwargs: hooked.append(flow.module.name) or end(flow, *args, **kwargs)
     )
-    with running(Told):
+    with running(Recorder):
         for name in ("a chain", "two ways", "nothing of its own", "outputs of one node", "tuples"):
             net = MODELS[name]()
             net(torch.ones(2, 4)).sum().backward()  # hookd learns its modules
@@ -238,7 +238,7 @@ def test_only_the_outermost_module_is_hooked_in_python(entry, monkeypatch) -> No
             assert [one for one in hooked if not one.endswith("(root)")] == [], name
 
 
-class Choosy(Told):
+class Choosy(Recorder):
     longest = 1
     sampled: ClassVar = dict.fromkeys(("backward_pre", "backward"), Rate(unless_finite=True))
 
@@ -272,7 +272,7 @@ def test_finite_gradients_need_no_call(number, width, entry) -> None:
     x = torch.ones(4, width, requires_grad=True)
     with running(Choosy) as agent:
         net(x).square().sum().backward()  # hookd learns its modules
-        seen = agent.plugin("told").seen
+        seen = agent.plugin("recorder").seen
         seen.clear()
         net[2].number = number
         net(x).square().sum().backward()
@@ -302,7 +302,7 @@ def test_who_looks_at_operations_sees_none_of_ours(either_way) -> None:
 
     net, seen = MODELS["two ways"](), []
     plain = operations()
-    with running(Told):
+    with running(Recorder):
         assert operations() == plain
 
 
@@ -314,7 +314,7 @@ def test_what_ends_a_backward_is_the_trainings_though_its_handler_is_gone(entry)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         raise Ends
 
-    class Summed(Told):
+    class Summed(Recorder):
         @hookimpl
         def backward(self, module, grad_input):
             pass
@@ -340,14 +340,14 @@ def test_what_ends_a_backward_is_the_trainings_though_its_handler_is_gone(entry)
 
 def test_a_graph_may_outlive_hookd_and_meet_the_next_one(entry) -> None:
     net, x = MODELS["a chain"](), torch.randn(2, 4)
-    with running(Told):
+    with running(Recorder):
         first = net(x).sum()
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         second = net(x).sum()
         first.backward()
-        assert agent.plugin("told").seen == []
+        assert agent.plugin("recorder").seen == []
         second.backward()
-        assert len(agent.plugin("told").seen) >= 8
+        assert len(agent.plugin("recorder").seen) >= 8
         del first, second
     gc.collect()
 
@@ -357,7 +357,7 @@ def test_the_last_hook_of_a_graph_takes_the_code_with_it(entry) -> None:
         return Path("/proc/self/maps").read_text().count("memfd:hookd-entry")
 
     net, before = MODELS["a chain"](), maps()
-    with running(Told):
+    with running(Recorder):
         for _ in range(2):
             loss = net(torch.ones(2, 4)).sum()
     assert maps() > before
@@ -373,7 +373,7 @@ def test_threads_may_go_through_one_graph_at_a_time(entry) -> None:
     parameters, interval = list(net.parameters()), sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with running(Told) as agent:
+        with running(Recorder) as agent:
             for _ in range(60):
                 y = net(x).sum()
 
@@ -392,7 +392,7 @@ def test_threads_may_go_through_one_graph_at_a_time(entry) -> None:
 
 
 def test_what_a_signal_handler_raises_in_a_hook_is_the_trainings(entry) -> None:
-    class Slow(Told):
+    class Slow(Recorder):
         @hookimpl
         def backward(self, module, grad_input):
             if module.leaf:
@@ -406,14 +406,14 @@ def test_what_a_signal_handler_raises_in_a_hook_is_the_trainings(entry) -> None:
         with running(Slow) as agent:
             with pytest.raises(ZeroDivisionError):
                 MODELS["a chain"]()(torch.ones(2, 4)).sum().backward()
-            assert agent.parts.registry.named("told").errors == 0
+            assert agent.parts.registry.named("recorder").errors == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
 def test_threads_have_their_own(entry) -> None:
     nets = [MODELS["two ways"]() for _ in range(4)]
-    with running(Told) as agent:
+    with running(Recorder) as agent:
 
         def train(net) -> None:
             for _ in range(10):
@@ -424,9 +424,9 @@ def test_threads_have_their_own(entry) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        seen = agent.plugin("told").seen
+        seen = agent.plugin("recorder").seen
         assert {name.partition(".")[0] for _, name, *_ in seen}
-        assert agent.state("told") == "active"
+        assert agent.state("recorder") == "active"
 
 
 @pytest.mark.load

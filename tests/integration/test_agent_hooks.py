@@ -201,7 +201,7 @@ class MayChange(Plugin):
         """Change nothing."""
 
 
-ways = pytest.mark.parametrize("beside", [(), (Hearing,), (MayChange,)], ids=["in C", "told in C", "in a plan"])
+ways = pytest.mark.parametrize("beside", [(), (Hearing,), (MayChange,)], ids=["in C", "notified in C", "in a plan"])
 
 
 @pytest.mark.usefixtures("entry")
@@ -213,14 +213,14 @@ def test_hook_suspect(beside) -> None:
         for breaks in (False, False, True, False):
             model[1][0].breaks = breaks
             model(torch.ones(2, 2))
-        told = [
+        reported = [
             ("1.0", ["(root)", "1", "1.0"], True),
             ("1.1", ["(root)", "1", "1.1"], False),
             ("1", ["(root)", "1"], True),
             ("2", ["(root)", "2"], True),
             ("(root)", ["(root)"], True),
         ]
-        assert agent.plugin("recorder").seen == [True, True, *told, True, True]
+        assert agent.plugin("recorder").seen == [True, True, *reported, True, True]
 
 
 @pytest.mark.usefixtures("entry")
@@ -308,7 +308,7 @@ def test_a_mutating_plugin_can_replace_what_a_model_is_given() -> None:
     assert torch.equal(doubled, net(2 * torch.ones(3, 4)))
 
 
-def test_a_forward_hook_is_told_the_versions_that_the_inputs_had_at_entry() -> None:
+def test_a_forward_hook_gets_the_versions_that_the_inputs_had_at_entry() -> None:
     class Versions(Recorder):
         @hookimpl
         def forward(self, module, inputs, kwargs, versions):

@@ -80,9 +80,9 @@ def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient
         nn.Identity()(torch.ones(1))
         assert agent.values("hookd_steady_calls") == {(): 1}
         assert agent.values("hookd_ticking_calls") == {(): 0}
-        (told,) = agent.read().incidents
-        assert "tick has not returned in time: it is at" in told["message"]
-        assert "in waits: RELEASE.wait()" in told["message"]
+        (incident,) = agent.read().incidents
+        assert "tick has not returned in time: it is at" in incident["message"]
+        assert "in waits: RELEASE.wait()" in incident["message"]
         entry = agent.parts.registry.named("ticking")
         assert entry.last_error["where"].endswith("in waits: RELEASE.wait()")
         entry.probation.until = 0.0
@@ -128,7 +128,7 @@ class Choosy(Steady):
         return waits() or True
 
 
-def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_told_with_its_line(impatient) -> None:
+def test_what_never_returns_when_a_plugin_is_loaded_or_changed_is_reported_with_its_line(impatient) -> None:
     module = nn.Identity()
     with running(Steady, Changing) as agent:
         module(torch.ones(1))
@@ -269,7 +269,7 @@ class WithOdd(Steady):
         super().configure(context)
 
 
-def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_told_of() -> None:
+def test_an_option_that_cannot_be_worded_keeps_no_other_plugin_from_being_reported() -> None:
     with running(WithOdd, Steady) as agent:
         agent.agent._tick(0.0)
         assert agent.read().identity["plugins"]["odd"]["settings"]["odd"] == "Unspeakable"
@@ -374,12 +374,12 @@ def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks)
         assert agent.state("slow") == "quarantined"
         assert agent.values("hookd_slow_calls")[()] < 30
         assert agent.values("hookd_slow_too_calls") == agent.values("hookd_steady_calls") == {(): 41}
-        (told,) = agent.read().incidents
+        (incident,) = agent.read().incidents
         assert (
             "plugin slow is quarantined: forward blocked training for 0.5 s within one step: it is at"
-            in told["message"]
+            in incident["message"]
         )
-        assert "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in told["message"]
+        assert "in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)" in incident["message"]
         entry = agent.parts.registry.named("slow")
         assert (entry.errors, entry.last_error["hook"]) == (1, "forward")
         assert entry.last_error["where"].endswith("in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)")
@@ -421,7 +421,7 @@ def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
         thread.join(PATIENCE_S)
 
 
-def test_what_changes_the_training_is_told_of_and_goes_on(looks) -> None:
+def test_what_changes_the_training_is_reported_and_goes_on(looks) -> None:
     model = nn.Sequential(*[nn.Identity() for _ in range(8)])
     with running(SlowAndChanging) as agent:
         model(torch.ones(1))

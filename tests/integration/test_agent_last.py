@@ -70,16 +70,16 @@ def test_the_last_exception_names_the_innermost_module_that_it_has_left(last, ei
                 model(torch.zeros(1))
         before = last_exception_id()
         last(caught.value)
-        told = exit_exception(before, agent.parts.models.names.name_of)
+        reported = exit_exception(before, agent.parts.models.names.name_of)
         assert agent.read().incidents == []
-    assert told == {
+    assert reported == {
         "type": "KeyError",
         "message": repr("no such \ud800 key"),
-        "where": told["where"],
+        "where": reported["where"],
         "module": "#Sequential.1.0",
     }
-    assert told["where"].startswith("test_agent_last.py:")
-    assert told["where"].endswith(" in forward")
+    assert reported["where"].startswith("test_agent_last.py:")
+    assert reported["where"].endswith(" in forward")
 
 
 def test_an_exception_from_before_the_attach_is_not_the_one_for_which_python_ends(last):

@@ -55,22 +55,22 @@ def test_what_a_device_that_is_lost_has_copied_to_is_never_freed(buffers, is_los
     assert [host() is not None for host in hosts] == [is_lost, is_lost]
 
 
-def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_told(buffers):
-    told = []
+def test_copies_are_delivered_in_order_once_they_are_over_and_a_failed_one_is_reported(buffers):
+    reported = []
     later = Later(lambda _context, then, numbers: then(numbers))
     later._buffers = buffers
     taken = [buffers.take(GPU, 64) for _ in range(4)]
     for at, buffer in enumerate(taken):
-        asked = [_Request(None, [torch.ones(1)], told.append, lambda at=at: told.append(f"lost {at}"), None)]
+        asked = [_Request(None, [torch.ones(1)], reported.append, lambda at=at: reported.append(f"lost {at}"), None)]
         host = buffer.host[:1].fill_(at) if at != 1 else torch.empty(1, device="meta")
         later._sent.append((asked, [_Copy(asked, host, buffer)]))
     taken[1].event.is_over = False
     later._waiting = MANY
     later.collect()
-    assert told == [[0.0]]
+    assert reported == [[0.0]]
     taken[1].event.is_over = taken[3].event.is_lost = True
     later.end_step()
-    assert told == [[0.0], "lost 1", [2.0], "lost 3"]
+    assert reported == [[0.0], "lost 1", [2.0], "lost 3"]
     assert later._waiting == 0
     assert not buffers._lent
 

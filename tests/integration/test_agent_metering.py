@@ -107,7 +107,7 @@ def test_a_plugin_that_was_dear_as_it_was_unloaded_does_not_keep_steps_metered(c
         assert metered(agent, 170, clock) <= 0.1
 
 
-def test_as_long_as_nothing_is_metered_no_cost_is_told(clock, monkeypatch) -> None:
+def test_as_long_as_nothing_is_metered_no_cost_is_reported(clock, monkeypatch) -> None:
     """While a model is being learnt, no step is like those that follow."""
 
     class Idle(Spender):

@@ -30,18 +30,18 @@ def raises():
 
 
 class Steps(Plugin):
-    name = "told"
+    name = "recorder"
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     @hookimpl
     def loss(self, tensors):
-        self.told.append("loss")
+        self.reported.append("loss")
 
     @hookimpl
     def step_pre(self, optimizer):
-        self.told.append("step_pre")
+        self.reported.append("step_pre")
 
 
 def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -72,10 +72,10 @@ def test_a_signal_handler_that_raises_in_the_bracket_of_a_hook_leaves_all_as_it_
         monkeypatch.undo()
         assert torch.is_grad_enabled()
         assert torch._C._is_torch_function_enabled()
-        told = agent.plugin("told").told
-        told.clear()
+        reported = agent.plugin("recorder").reported
+        reported.clear()
         trained(net, optimizer)
-        assert told == ["loss", "step_pre"]
+        assert reported == ["loss", "step_pre"]
 
 
 @pytest.mark.usefixtures("raises")
@@ -96,10 +96,10 @@ def test_a_signal_handler_that_raises_at_the_clock_of_a_metered_step_leaves_all_
         agent.parts.dispatch.accounts.is_metered = is_armed = True
         with pytest.raises(Preempted):
             optimizer.step()
-        told = agent.plugin("told").told
-        told.clear()
+        reported = agent.plugin("recorder").reported
+        reported.clear()
         trained(net, optimizer)
-        assert told == ["loss", "step_pre"]
+        assert reported == ["loss", "step_pre"]
 
 
 class Slow(Plugin):
@@ -109,17 +109,17 @@ class Slow(Plugin):
     sampled = ("forward",)
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.put_off = lambda: None
 
     @hookimpl
     def forward(self, module):
-        self.told.append(module.name)
+        self.reported.append(module.name)
         self.put_off()
 
 
 @pytest.mark.usefixtures("either_way")
-def test_a_hook_that_was_put_off_is_not_told_of_the_calls_that_are_under_way() -> None:
+def test_a_deferred_hook_does_not_get_the_calls_that_are_under_way() -> None:
     net = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(2, 2))))
     with running(Slow, budget=0.02) as agent, torch.no_grad():
         net(torch.ones(1, 2))
@@ -127,9 +127,9 @@ def test_a_hook_that_was_put_off_is_not_told_of_the_calls_that_are_under_way() -
         agent.parts.governor.stretch_to(entry, 1)
         agent.parts.governor.listen(0)
         plugin.put_off = lambda: agent.parts.slow_hooks._put_off(entry, 0.5)
-        plugin.told.clear()
+        plugin.reported.clear()
         net(torch.ones(1, 2))
-        assert plugin.told == ["0.0.0"]
+        assert plugin.reported == ["0.0.0"]
         assert agent.state("slow") == "active"
 
 

@@ -356,7 +356,7 @@ def test_numbers_for_a_plugin_that_is_gone_are_dropped():
     assert SEEN == []
 
 
-def test_who_asked_for_numbers_that_cannot_be_read_is_told_in_turn():
+def test_a_request_for_numbers_that_cannot_be_read_is_answered_in_turn():
     with running(Looks) as agent:
         context = agent.parts.registry.named("looks").context
         arrived, values = [], [torch.full((1,), float(at)) for at in range(4)]
@@ -496,25 +496,25 @@ def test_the_gradients_of_an_optimizer_are_looked_at_together_where_they_are_pla
             agent.parts.models.counting.hidden is not None,
         )
 
-        def is_told(value: float, **more: int) -> bool:
+        def is_reported(value: float, **more: int) -> bool:
             found = context.largest_gradient(optimizer, **more)
             return str(found) == str(value) if is_entered else found is None
 
-        assert is_told(0.0)
+        assert is_reported(0.0)
         parameters[0].grad = torch.tensor([1.0, -7.0, 2.0])
-        assert is_told(7.0)
+        assert is_reported(7.0)
         for number, one in enumerate(parameters[2:], start=8):
             one.grad = torch.zeros_like(one)
             one.grad[-1] = number
-            assert is_told(float(number)), "so many that the lock is let go between them, or while one is read"
+            assert is_reported(float(number)), "so many that the lock is let go between them, or while one is read"
         for one in parameters[2:]:
             one.grad[0] = math.nan
-            assert is_told(math.nan)
+            assert is_reported(math.nan)
             one.grad[0] = 0.0
         parameters[1].grad = torch.full((5,), math.nan)
-        assert is_told(math.nan)
-        assert is_told(math.nan, most_elements=5)
-        assert is_told(11.0, most_elements=4), "of 3 and of 2 elements"
+        assert is_reported(math.nan)
+        assert is_reported(math.nan, most_elements=5)
+        assert is_reported(11.0, most_elements=4), "of 3 and of 2 elements"
         parameters[1].grad = torch.ones(5).to_sparse()
         assert context.largest_gradient(optimizer) is None
         optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.ones(2, dtype=torch.float64))

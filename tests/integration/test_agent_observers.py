@@ -20,17 +20,17 @@ class Strict(Plugin):
 
     @hookimpl
     def loss(self):
-        self.told("loss")
+        self.reported("loss")
 
     @hookimpl
     def loss_done(self):
-        self.told("loss_done")
+        self.reported("loss_done")
 
     @hookimpl
     def step_post(self):
-        self.told("step_post")
+        self.reported("step_post")
 
-    def told(self, hook):
+    def reported(self, hook):
         if hook == self.at:
             raise TrainingError("planted")
 

@@ -353,8 +353,8 @@ def test_what_was_put_aside_comes_back_on_probation_each_time_later(monkeypatch)
         module(torch.ones(1))
         assert agent.values("hookd_recovers_calls")[()] == 1
         assert agent.values("hookd_plugin_errors")["recovers",] == 3
-        told = [one["again_s"] for one in agent.read().incidents if one["kind"] == "quarantine"]
-        assert told == pytest.approx([0.05, 0.1])
+        reported = [one["again_s"] for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert reported == pytest.approx([0.05, 0.1])
         assert agent.values("hookd_steady_calls")[()] == 5, "the other one is called each time"
 
 
@@ -435,8 +435,8 @@ def test_what_is_no_amount_is_counted_and_not_stored() -> None:
         (sizes,) = [one for one in agent.read().families if one.name == "hookd_careless_sizes"]
         ((_, cells),) = sizes.series
         assert list(cells) == [2, 1, 2, 2.0], "-1 and -infinity; 1; 2 and infinity; the sum is of what is finite"
-        told = [one["message"] for one in agent.read().logs if "is not stored" in one["message"]]
-        assert told == [
+        messages = [one["message"] for one in agent.read().logs if "is not stored" in one["message"]]
+        assert messages == [
             f"plugin careless: hookd_careless_{name} was given an invalid amount: it is not stored"
             for name in ("amounts", "sizes")
         ]
@@ -519,9 +519,9 @@ def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
 
         wait_until(is_noticed, what="the growth")
         assert agent.state("changing") == agent.state("steady") == "active"
-        (told,) = [one for one in agent.read().incidents if one["kind"] == "quarantine"]
-        assert "MB in tensors and" in told["message"]
-        assert told["plugin"] == "hoards"
+        (incident,) = [one for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert "MB in tensors and" in incident["message"]
+        assert incident["plugin"] == "hoards"
         kept = len(agent.plugin("hoards").kept["parts"])
         assert size_of(agent.plugin("hoards")) == (4000 * kept, kept + 1)
 
@@ -553,5 +553,5 @@ def test_a_complex_gradient_that_cannot_be_clamped_is_refused_before_any_is_chan
         optimizer.step()
         assert model.real.grad.tolist() == [9.0, 9.0]
         assert agent.state("gradclip") == "quarantined"
-        (told,) = [one["message"] for one in agent.read().incidents if one["kind"] == "quarantine"]
-        assert "cannot clamp the complex gradient of wave" in told
+        (messages,) = [one["message"] for one in agent.read().incidents if one["kind"] == "quarantine"]
+        assert "cannot clamp the complex gradient of wave" in messages

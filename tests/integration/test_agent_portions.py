@@ -117,7 +117,7 @@ def test_an_output_that_is_changed_in_place_is_looked_at_before_it_waits(plugin)
 
 
 @needs_kernel
-def test_what_was_changed_is_told_with_what_was_seen_before() -> None:
+def test_what_was_changed_is_reported_with_what_was_seen_before() -> None:
     with running(Keeper) as agent:
         net, x, keeper = InPlace(), torch.ones(2, 4), agent.plugin("keeper")
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_what_was_changed_is_told_with_what_was_seen_before() -> None:
 
 @needs_kernel
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_bad_is_told_before_it_is_changed(value: float) -> None:
+def test_what_is_bad_is_reported_before_it_is_changed(value: float) -> None:
     with running(Keeper) as agent:
         net, x, keeper = InPlace(), torch.ones(2, 4), agent.plugin("keeper")
         for _ in range(3):
@@ -212,7 +212,7 @@ def test_nothing_is_kept_alive_beyond_the_outermost_call() -> None:
         assert [ref() for ref in outputs] == [None] * 3
 
 
-def test_each_plugin_is_told_of_the_modules_that_it_wants_only() -> None:
+def test_each_plugin_gets_only_the_modules_that_it_selects() -> None:
     class Other(Keeper):
         name = "other"
 
@@ -526,11 +526,11 @@ class TestHanded:
             "parts.mapping",
         ]
         assert keeper.before["parts.mapping"] == (x._version, 0), "of all inputs, also by name"
-        assert keeper.seen_all[-1], "or it is told of it"
+        assert keeper.seen_all[-1], "or it gets the call"
         assert keeper.suspects == []
 
     @pytest.mark.parametrize("name", ["large", "read_without_the_lock", "transposed", "channels_last", "every_second"])
-    def test_what_is_bad_in_it_is_told(self, looking, name) -> None:
+    def test_what_is_bad_in_it_is_reported(self, looking, name) -> None:
         _agent, keeper = looking
         net = self.Model({name: self.outputs()[name]})
         for _ in range(3):
@@ -606,7 +606,7 @@ class TestHanded:
             net(torch.ones(2))
         net.outputs["plain"][0] = math.nan
         net(torch.ones(2))
-        assert keeper.suspects == ["parts.plain", "parts.after"], "all that comes after it is told of"
+        assert keeper.suspects == ["parts.plain", "parts.after"], "all that comes after it is delivered"
         assert keeper.before["parts.after"] == (0, 0)
 
     @pytest.mark.parametrize(
@@ -666,7 +666,7 @@ class TestHanded:
                 calling.join()
                 assert counting.metered_ns() == [0] * 4
 
-    def test_what_nobody_is_told_of_under_a_transform_was_not_seen(self, looking) -> None:
+    def test_calls_that_no_plugin_gets_under_a_transform_were_not_seen(self, looking) -> None:
         _agent, keeper = looking
 
         class Mapped(nn.Module):
@@ -682,7 +682,7 @@ class TestHanded:
             net(torch.ones(2))
         assert not keeper.seen_all[-1]
 
-    def test_who_is_told_of_suspects_alone_knows_that_it_was_not_told_of_all(self) -> None:
+    def test_a_listener_to_suspects_alone_knows_that_it_did_not_get_all(self) -> None:
         class Beside(Plugin):
             name = "beside"
 

@@ -124,14 +124,19 @@ def test_a_snapshot_tells_modules_tensors_hooks_and_what_is_seen():
     }  # fmt: skip
 
 
-def test_a_tensor_of_a_class_of_its_own_is_told_without_asking_it():
+def test_a_tensor_of_a_class_of_its_own_is_described_without_asking_it():
     with running("timing"):
         model = nn.Sequential(nn.Linear(2, 2))
         model(torch.randn(1, 2))
         model[0]._buffers["touchy"] = torch.zeros(5, dtype=torch.float16).as_subclass(Touchy)
         found = snapshot(os.getpid())
-        (told,) = row(found, "0")["buffers"]
-    assert (told["class"], told["dtype"], told["shape"], told["bytes"]) == ("Touchy", "float16", [5], 10)
+        (reported,) = row(found, "0")["buffers"]
+    assert (reported["class"], reported["dtype"], reported["shape"], reported["bytes"]) == (
+        "Touchy",
+        "float16",
+        [5],
+        10,
+    )
 
 
 def test_the_inside_of_a_wrapper_has_the_wrappers_name_and_a_second_root_its_own():
@@ -140,8 +145,8 @@ def test_the_inside_of_a_wrapper_has_the_wrappers_name_and_a_second_root_its_own
         for model in models:
             model(torch.randn(1, 2))
         found = snapshot(os.getpid())
-        told = [(module["name"], module["class"], module["wrapped"]) for module in found["modules"]]
-    assert told == [
+        reported = [(module["name"], module["class"], module["wrapped"]) for module in found["modules"]]
+    assert reported == [
         ("(root)", "DataParallel", False),
         ("(root)", "Linear", True),
         ("#Linear.(root)", "Linear", False),
@@ -154,9 +159,9 @@ def test_of_many_tensors_of_one_module_the_rest_is_counted(monkeypatch):
         model = nn.BatchNorm1d(2)
         model.third, model.fourth = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
         model(torch.randn(3, 2))
-        told = row(snapshot(os.getpid()), "(root)")
-    assert (len(told["parameters"]), len(told["buffers"])) == (2, 2)
-    assert told["left_out"] == 2 + 1
+        reported = row(snapshot(os.getpid()), "(root)")
+    assert (len(reported["parameters"]), len(reported["buffers"])) == (2, 2)
+    assert reported["left_out"] == 2 + 1
 
 
 def test_a_large_model_comes_in_portions_that_keep_nothing_of_it_alive():
@@ -222,7 +227,7 @@ def test_results_are_bounded():
         assert evaluate(os.getpid(), {"expression": "'x' * 1000"}, BY)["value"] == "x" * 1000
 
 
-def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_told_of():
+def test_a_loop_is_interrupted_and_what_cannot_be_is_given_up_and_reported():
     ours, theirs = os.pipe()
     with running("timing") as agent:
         answer = evaluate(os.getpid(), {"expression": "all(True for _ in iter(int, 1))", "timeout_s": 0.2}, BY)
@@ -308,7 +313,7 @@ def test_who_has_gone_meanwhile_has_nothing_evaluated():
             questions.operations["eval"]({"expression": "1", "limit_s": 1})
 
 
-def test_the_stacks_of_all_threads_are_told_but_for_hookds_own():
+def test_the_stacks_of_all_threads_are_reported_but_for_hookds_own():
     leave, inside = threading.Event(), threading.Event()
 
     def waits_for_the_test():

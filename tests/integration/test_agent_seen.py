@@ -67,7 +67,7 @@ def test_modules_that_are_called_are_observed():
         assert set(train(agent, past(lambda m, x: m.c(m.b(x)))).values()) == {"observed"}
 
 
-def test_a_module_that_is_never_called_is_told():
+def test_a_module_that_is_never_called_is_reported():
     with running(Looks) as agent:
         found = train(agent, past(lambda m, x: m.b(x)))
         assert found == {"(root)": "observed", "a": "observed", "b": "observed", "c": "never_called"}
@@ -130,13 +130,13 @@ def test_lists_of_modules_have_nothing_to_be_seen():
         assert train(agent, Net()) == {"(root)": "observed", "layers": "", "layers.0": "observed"}
 
 
-def test_scripted_modules_are_told(recwarn):
+def test_scripted_modules_are_reported(recwarn):
     model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
     with running(Looks) as agent:
         assert train(agent, model)["1"] == "scripted"
 
 
-def test_nothing_is_told_before_a_step_was_made():
+def test_nothing_is_reported_before_a_step_was_made():
     with running(Looks) as agent:
         model = past(lambda m, x: m.b(x))
         model(X)
@@ -154,7 +154,7 @@ def test_a_detach_takes_all_hooks_back():
 @pytest.mark.xfail(
     strict=True, reason="a module without parameters leaves no trace when its forward is called directly"
 )
-def test_a_module_without_parameters_that_is_bypassed_is_told():
+def test_a_module_without_parameters_that_is_bypassed_is_reported():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

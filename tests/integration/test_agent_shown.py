@@ -58,13 +58,13 @@ class Shows(Plugin):
 
     @hookimpl
     def configure(self, context):
-        self.context, self.told = context, []
+        self.context, self.reported = context, []
         gauges = {name: context.gauge(name, "One.", ["module"]) for name in STATISTICS}
         self.outputs = context.show_outputs(gauges, zeros=0.5)
 
     @hookimpl
     def output_summary(self, module, summary):
-        self.told.append((module.name, summary.zero_ratio))
+        self.reported.append((module.name, summary.zero_ratio))
 
 
 def shown(agent, module: str) -> dict[str, float]:
@@ -92,13 +92,13 @@ def test_what_is_shown_is_what_a_summary_says(name) -> None:
 
 
 @pytest.mark.usefixtures("either_way")
-def test_a_plugin_is_told_of_many_zeros_and_when_that_is_over() -> None:
+def test_a_plugin_is_notified_of_many_zeros_and_of_their_end() -> None:
     with running(Shows, budget=100.0) as agent:
         net = Model([torch.ones(4), torch.ones(4)])
         for zeros in (0, 1, 2, 4, 0, 0):
             net.parts[1].output = torch.tensor([0.0] * zeros + [1.0] * (4 - zeros))
             net()
-        assert agent.plugin("shows").told == [("parts.1", 0.5), ("parts.1", 1.0), ("parts.1", 0.0)]
+        assert agent.plugin("shows").reported == [("parts.1", 0.5), ("parts.1", 1.0), ("parts.1", 0.0)]
         assert agent.state("shows") == "active"
 
 
@@ -141,14 +141,14 @@ def test_it_is_done_without_a_call_of_python(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("between", [torch.zeros(4, 4)[:, ::2], torch.zeros(1 << 17)], ids=["every second", "large"])
-def test_a_plugin_is_told_that_zeros_are_over_whoever_has_looked_at_them(between) -> None:
+def test_a_plugin_is_notified_that_zeros_are_over_whoever_has_read_them(between) -> None:
     with running(Shows, budget=100.0) as agent:
         net = Model([torch.ones(4)])
         for output in (torch.ones(4), between, torch.ones(4), torch.ones(4)):
             net.parts[0].output = output
             net()
-        told = [zeros for name, zeros in agent.plugin("shows").told if name == "parts.0"]
-        assert told == [1.0, 0.0]
+        reported = [zeros for name, zeros in agent.plugin("shows").reported if name == "parts.0"]
+        assert reported == [1.0, 0.0]
 
 
 def test_where_nothing_is_asked_nothing_is_looked_at() -> None:

@@ -91,10 +91,10 @@ def test_two_optimizers_are_one_step() -> None:
         assert agent.values("hookd_steps")[()] == 3
 
 
-class Told(Plugin):
+class Recorder(Plugin):
     """Records the hooks at the end of a step, and the step's number."""
 
-    name = "told"
+    name = "recorder"
     sampled = ("step_pre",)
     every = 2
 
@@ -117,9 +117,9 @@ class Told(Plugin):
 def test_all_optimizers_that_step_together_do_so_in_one_step_and_are_sampled_together() -> None:
     model = nn.Linear(4, 1)
     a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
-    with running(Told, budget=100.0) as agent:
+    with running(Recorder, budget=100.0) as agent:
         step(model, a, b)  # hookd does not know yet that there are two
-        seen = agent.plugin("told").seen
+        seen = agent.plugin("recorder").seen
         for number in range(2, 12):
             seen.clear()
             step(model, a, b)
@@ -131,14 +131,14 @@ def test_all_optimizers_that_step_together_do_so_in_one_step_and_are_sampled_tog
 def test_where_one_of_them_does_not_come_the_step_is_over_when_the_next_begins() -> None:
     model = nn.Linear(4, 1)
     a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for optimizers in ((a, b), (a, b), (a,), (a,), (a, b)):
             step(model, *optimizers)
-        assert [number for what, number in agent.plugin("told").seen if what == "done"] == [1, 2, 3, 4, 5]
+        assert [number for what, number in agent.plugin("recorder").seen if what == "done"] == [1, 2, 3, 4, 5]
         assert agent.values("hookd_steps")[()] == 5
         step(model, a)
         agent.parts.steps.finish()
-        assert agent.plugin("told").seen[-1] == ("done", 6)
+        assert agent.plugin("recorder").seen[-1] == ("done", 6)
 
 
 def test_an_optimizer_a_parameter_steps_inside_of_the_backward() -> None:
@@ -146,10 +146,10 @@ def test_an_optimizer_a_parameter_steps_inside_of_the_backward() -> None:
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(3):
             model(X).sum().backward()
-        seen = agent.plugin("told").seen
+        seen = agent.plugin("recorder").seen
         assert [number for what, number in seen if what == "done"] == [1, 2, 3]
         assert seen.count(("post", 3)) == 4
         assert agent.values("hookd_steps")[()] == 3
@@ -158,14 +158,14 @@ def test_an_optimizer_a_parameter_steps_inside_of_the_backward() -> None:
 def test_two_that_take_turns_make_one_step_of_the_one_that_steps_most() -> None:
     critic, actor = nn.Linear(4, 1), nn.Linear(4, 4)
     of_critic, of_actor = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, actor))
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(4):
             for _ in range(3):
                 step(critic, of_critic)
             critic(actor(X)).sum().backward()
             of_actor.step()
         assert agent.values("hookd_steps")[()] == 12
-        assert [number for what, number in agent.plugin("told").seen if what == "done"] == [*range(1, 13)]
+        assert [number for what, number in agent.plugin("recorder").seen if what == "done"] == [*range(1, 13)]
 
 
 def update_in_place(model: nn.Module) -> None:
@@ -191,20 +191,20 @@ def update_and_accumulate_no_further(model: nn.Module) -> None:
 @pytest.mark.parametrize("backwards", [1, 3])
 def test_a_step_by_hand_is_one_step_however_many_backwards_it_has(update, backwards) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(20):
             for _ in range(backwards):
                 model(X).sum().backward()
             update(model)
         model(X)
         assert agent.values("hookd_steps")[()] == 20
-        assert agent.plugin("told").seen == [("done", number) for number in range(BELIEVED, 21)]
+        assert agent.plugin("recorder").seen == [("done", number) for number in range(BELIEVED, 21)]
         assert agent.values("hookd_step_calls") == {(): 0.0}
 
 
 def test_gradients_that_are_cleared_after_the_forward_end_the_step_as_well() -> None:
     model = nn.Linear(4, 1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(20):
             loss = model(X).sum()
             model.zero_grad()
@@ -218,7 +218,7 @@ def test_gradients_that_are_cleared_after_the_forward_end_the_step_as_well() -> 
 def test_steps_by_hand_are_seen_where_the_model_changes(what) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model.requires_grad_(what != "frozen")
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         model(X)
         model.requires_grad_()
         for number in range(40):
@@ -252,7 +252,7 @@ def clip(model: nn.Module) -> None:
 def test_what_is_done_before_an_optimizers_first_step_is_no_step(before) -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(10):
             model(X).sum().backward()
             before(model)
@@ -263,7 +263,7 @@ def test_what_is_done_before_an_optimizers_first_step_is_no_step(before) -> None
 
 def test_weights_that_are_loaded_now_and_then_are_no_steps_of_a_server() -> None:
     model = nn.Linear(4, 1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(30):
             for _ in range(3):
                 model(X)
@@ -274,7 +274,7 @@ def test_weights_that_are_loaded_now_and_then_are_no_steps_of_a_server() -> None
 def test_a_forward_in_another_thread_closes_no_step() -> None:
     model, other = nn.Linear(4, 1), nn.Linear(4, 1)
     a, b = (torch.optim.SGD([p], lr=0.1) for p in model.parameters())
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(3):
             model(X).sum().backward()
             a.step()
@@ -282,7 +282,7 @@ def test_a_forward_in_another_thread_closes_no_step() -> None:
             beside.start()
             beside.join()
             b.step()
-        assert agent.plugin("told").seen[-3:] == [("post", 3), ("post", 3), ("done", 3)]
+        assert agent.plugin("recorder").seen[-3:] == [("post", 3), ("post", 3), ("done", 3)]
         assert agent.values("hookd_steps")[()] == 3
 
 
@@ -297,15 +297,15 @@ def test_an_interrupt_at_the_end_of_a_step_does_not_end_it_twice() -> None:
 
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with running(Told, Interrupted) as agent:
+    with running(Recorder, Interrupted) as agent:
         for _ in range(4):
             step(model, optimizer)
-        assert [number for what, number in agent.plugin("told").seen if what == "done"] == [1, 2, 3, 4]
+        assert [number for what, number in agent.plugin("recorder").seen if what == "done"] == [1, 2, 3, 4]
 
 
 def test_optimizers_that_are_made_anew_just_before_their_step_make_steps() -> None:
     model = nn.Linear(4, 1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(20):
             for parameter in model.parameters():
                 model(X).sum().backward()
@@ -317,7 +317,7 @@ def test_optimizers_that_are_made_anew_just_before_their_step_make_steps() -> No
 def test_a_batch_that_is_accumulated_when_hookd_comes_is_no_step_before_its_optimizer() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(8):
             model(X).sum().backward()
         assert agent.values("hookd_steps")[()] == 0
@@ -327,7 +327,7 @@ def test_a_batch_that_is_accumulated_when_hookd_comes_is_no_step_before_its_opti
 
 def test_where_a_hundred_backwards_have_made_no_step_each_does() -> None:
     model = nn.Linear(4, 1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(110):
             model(X).sum().backward()
         assert agent.values("hookd_steps")[()] == 9
@@ -335,7 +335,7 @@ def test_where_a_hundred_backwards_have_made_no_step_each_does() -> None:
 
 def test_a_step_by_gradients_of_torch_autograd_grad_is_one_step() -> None:
     model = nn.Linear(4, 1)
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(20):
             gradients = torch.autograd.grad(model(X).sum(), list(model.parameters()))
             with torch.no_grad():
@@ -372,7 +372,7 @@ def test_where_nothing_is_trained_calls_of_the_model_are_turns() -> None:
 def test_models_whose_weights_are_swapped_moved_or_computed_take_no_steps_by_hand() -> None:
     model = nn.Linear(4, 1)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    with running(Told) as agent:
+    with running(Recorder) as agent:
         for _ in range(4):
             model(X)
             torch.func.functional_call(model, weights, (X,))

@@ -178,7 +178,7 @@ class Backwards(Plugin):
         self.seen.append(module.name)
 
 
-def test_of_a_module_that_calls_itself_the_backward_of_the_outermost_call_is_told(either_way) -> None:
+def test_of_a_module_that_calls_itself_the_backward_of_the_outermost_call_is_reported(either_way) -> None:
     model = nn.Sequential(nn.Linear(2, 2), Again(), nn.Linear(2, 2))
     model[1].forward = lambda x, levels=5: model[1](model[1].bottom(x), levels - 1) if levels else x
     with running(Backwards) as agent:
@@ -361,7 +361,7 @@ def test_a_plugin_that_is_put_aside_adds_nothing_more(either_way) -> None:
         assert agent.values("hookd_adds_calls")["0",] == 1
 
 
-def test_a_plugin_that_raises_when_it_is_told_of_an_error_leaves_that_error_alone(either_way) -> None:
+def test_a_plugin_that_raises_when_it_is_notified_of_an_error_leaves_that_error_alone(either_way) -> None:
     class Raising(Adds):
         name = "raising"
 
@@ -455,7 +455,7 @@ class Listening(Back):
 
     @hookimpl
     def backward(self, module, grad_input, elapsed_ns):
-        self.told = [*getattr(self, "told", ()), (module.name, elapsed_ns > 0, len(grad_input))]
+        self.reported = [*getattr(self, "reported", ()), (module.name, elapsed_ns > 0, len(grad_input))]
 
 
 def trained(model, steps, shape=(4, 2)):
@@ -479,7 +479,7 @@ def test_backward_passes_are_added_up_for_the_steps_that_they_stand_for(either_w
         assert all(0 < own[one] <= seconds[one] for one in own)
         assert sum(own.values()) == pytest.approx(seconds["(root)",], rel=0.01)
         if kind is Listening:
-            assert Counter(name for name, *_ in agent.plugin("back").told) == dict.fromkeys(
+            assert Counter(name for name, *_ in agent.plugin("back").reported) == dict.fromkeys(
                 ("1", "0.1", "0.0", "0", "(root)"), 4
             )
 
@@ -489,11 +489,11 @@ def test_a_backward_without_a_listener_calls_no_python_function_for_a_module_ins
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     with running(Back, options={"every": "1"}) as agent:
         trained(model, 2)
-        told = []
-        agent.parts.dispatch.flowed = lambda *given: told.append(given)
+        reported = []
+        agent.parts.dispatch.flowed = lambda *given: reported.append(given)
         trained(model, 8)
         assert set(agent.values("hookd_back_calls").values()) == {10}
-        assert told == []
+        assert reported == []
 
 
 def test_of_a_plugin_that_has_gone_since_the_call_no_backward_is_added(either_way) -> None:
@@ -560,5 +560,5 @@ class Choosing(Listening):
 def test_a_plugin_may_have_backward_passes_added_up_where_its_hook_is_not_called(either_way) -> None:
     with running(Choosing, options={"every": "1"}) as agent:
         trained(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), 3)
-        assert [name for name, *_ in agent.plugin("back").told] == ["0"] * 3
+        assert [name for name, *_ in agent.plugin("back").reported] == ["0"] * 3
         assert agent.values("hookd_back_calls") == dict.fromkeys([("(root)",), ("0",), ("1",), ("2",)], 3)

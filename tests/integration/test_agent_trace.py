@@ -192,7 +192,7 @@ def test_a_profiler_that_the_training_begins_meanwhile_has_the_better_right(trac
         assert json.loads(into.getvalue())["traceEvents"]
 
 
-def test_no_step_and_too_large_a_trace_are_told_and_nothing_is_left(traced):
+def test_no_step_and_too_large_a_trace_are_reported_and_nothing_is_left(traced):
     training = Training()
     with running("timing") as agent:
         training.step()
@@ -295,7 +295,7 @@ def test_what_a_signal_handler_raises_while_a_recording_begins_or_ends_reaches_t
     def preempt(*_):
         raise Preempted
 
-    def told(name):
+    def reported(name):
         tell(name)
         if name == stage:
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -305,7 +305,7 @@ def test_what_a_signal_handler_raises_while_a_recording_begins_or_ends_reaches_t
     try:
         with running("timing") as agent:
             training.step()
-            monkeypatch.setattr(ours, "_notify_profilers", told)
+            monkeypatch.setattr(ours, "_notify_profilers", reported)
             _, future = traced(steps=2)
             with pytest.raises(Preempted):
                 training.steps_until(future.done)

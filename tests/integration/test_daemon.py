@@ -49,15 +49,15 @@ def test_a_target_is_found_served_and_after_its_death_lingers_then_goes(serve, h
     assert run not in daemon.get("/metrics")
     kinds = [row["kind"] for row in json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"]]
     assert kinds == ["lost"]
-    told = json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"][0]
-    assert told["message"].startswith(f"process {holder.pid} was killed by SIGKILL (Killed)")
-    assert told["detail"]["known_from"] in ("pidfd", "zombie")
-    assert told["user"] == user_name(os.getuid())
-    assert daemon.client.incidents(run=run, user=os.getuid()) == [told]
+    reported = json.loads(daemon.get(f"/api/v1/incidents?run={run}"))["incidents"][0]
+    assert reported["message"].startswith(f"process {holder.pid} was killed by SIGKILL (Killed)")
+    assert reported["detail"]["known_from"] in ("pidfd", "zombie")
+    assert reported["user"] == user_name(os.getuid())
+    assert daemon.client.incidents(run=run, user=os.getuid()) == [reported]
     assert daemon.client.incidents(run=run, user=os.getuid() + 1) == []
 
 
-def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
+def test_a_clean_exit_and_a_detach_are_distinguished_from_a_death(serve, hold, run):
     leaving, ending = hold(run=run + "a"), hold(run=run + "b")
     daemon = serve()
     wait_until(lambda: daemon.rows(run + "a") and daemon.rows(run + "b"), what="discovery")
@@ -69,7 +69,7 @@ def test_a_clean_exit_and_a_detach_are_told_from_a_death(serve, hold, run):
     assert not json.loads(daemon.get(f"/api/v1/incidents?run={run}b"))["incidents"]
 
 
-def test_each_end_is_told_by_what_the_kernel_knows_of_it(serve, hold, run):
+def test_each_end_is_classified_by_what_the_kernel_knows_of_it(serve, hold, run):
     ends = {
         '{"end": [0, "exited"]}': ("exited", None),
         '{"end": [4, "exited"]}': ("exit 4", "ended with exit code 4"),
@@ -87,8 +87,8 @@ def test_each_end_is_told_by_what_the_kernel_knows_of_it(serve, hold, run):
     assert [row["reason"] for row in rows()] == [reason for reason, _ in ends.values()]
     assert [row["state"] for row in rows()] == ["lost" if message else "ended" for _, message in ends.values()]
     for holder, (_, message) in zip(holders, ends.values(), strict=True):
-        told = json.loads(daemon.get(f"/api/v1/incidents?pid={holder.pid}"))["incidents"]
-        assert [one["message"] for one in told] == ([] if message is None else [f"process {holder.pid} {message}"])
+        messages = json.loads(daemon.get(f"/api/v1/incidents?pid={holder.pid}"))["incidents"]
+        assert [one["message"] for one in messages] == ([] if message is None else [f"process {holder.pid} {message}"])
 
 
 def test_only_an_agent_that_was_sent_away_is_taken_for_a_persons_will(serve, hold, run, tmp_path):
@@ -168,7 +168,7 @@ def test_a_daemon_removes_what_killed_foreground_attaches_have_left(serve, tmp_p
         assert [path.exists() for path in (dead, young, alive)] == [False, True, True]
 
 
-def test_a_second_daemon_is_told_of_the_first(serve, tmp_path):
+def test_a_second_daemon_learns_of_the_first(serve, tmp_path):
     daemon = serve()
     with start_hookd(
         "serve", "--listen", "127.0.0.1:0", "--control", daemon.client.path, "--state-dir", tmp_path

@@ -66,7 +66,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
     store = IncidentStore.open(tmp_path / "state")
     with contextlib.closing(Page.of(holder.pid)) as page:
         key = (holder.pid, proc.start_ticks(holder.pid), os.fstat(page.reader.fd).st_ino)
-    store.add_own(key, run, "0", {"kind": "found", "message": "told by an earlier daemon"})
+    store.add_own(key, run, "0", {"kind": "found", "message": "reported by an earlier daemon"})
     store.close()
     daemon = serve()
     wait_until(lambda: served(daemon) >= {holder.pid, *pids}, what="discovery")
@@ -83,7 +83,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
     assert {key: value for key, value in before.items() if after[key] < value} == {}
 
 
-def test_who_died_while_no_daemon_ran_is_told_by_the_next_one_once(serve, herd, hold, run):
+def test_who_died_while_no_daemon_ran_is_reported_by_the_next_one_once(serve, herd, hold, run):
     alive, leaving, dying = herd.start(3, run)
     holder = hold()
     tell(holder, put={"name": "hookd_steps", "kind": "counter", "value": 345})
@@ -140,8 +140,8 @@ def test_without_descriptors_it_says_so_and_serves_the_others_and_the_rest_when_
     assert sum(one.labels["run"].startswith(run) for one in up) == len(kept)
     herd.end(sorted(kept), "exit")
     wait_until(lambda: served(daemon) == pids - kept, what="those that had no room, while the others linger")
-    told = re.findall(r"process (\d+) and those found after it are not served", "\n".join(daemon.process.err))
-    assert len(pids.intersection(map(int, told))) <= 1, "others may train on this machine as well"
+    output = re.findall(r"process (\d+) and those found after it are not served", "\n".join(daemon.process.err))
+    assert len(pids.intersection(map(int, output))) <= 1, "others may train on this machine as well"
 
 
 def test_on_a_full_disk_it_starts_serves_and_says_that_nothing_is_kept(serve, herd, hold, run):

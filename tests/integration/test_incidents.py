@@ -134,12 +134,12 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     report = hookd_json("report", str(second.pid), *host)
     assert [(one["kind"], one["id"]) for one in report["incidents"]] == [("lost", lost)]
     assert (report["curve"][-1]["step"], report["curve"][-1]["seconds"]) == (20, 0.3)
-    told = hookd_json("report", run, *host)
-    assert [(one["target"]["rank"], one["target"]["state"]) for one in told["targets"]] == [
+    reported = hookd_json("report", run, *host)
+    assert [(one["target"]["rank"], one["target"]["state"]) for one in reported["targets"]] == [
         ("0", "attached"),
         ("1", "lost"),
     ]
-    assert [one["id"] for one in told["incidents"]] == [number, lost]
+    assert [one["id"] for one in reported["incidents"]] == [number, lost]
     assert hookd_json("report", f"#{number}", *host)["target"]["pid"] == first.pid
     assert "shape: 2, 2" in hookd("report", f"#{number}", *host)
     assert "there is no incident" in json.loads(hookd("report", "#99999", "--json", *host, status=4))["error"]
@@ -181,7 +181,7 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     assert paged()[0] == f"{number} nan [2, 2]"
 
 
-def test_equal_incidents_are_one_everywhere_and_of_a_flood_it_is_told_what_was_dropped(
+def test_equal_incidents_are_one_everywhere_and_of_a_flood_it_is_reported_what_was_dropped(
     serve, hold, tmp_path, posts, follow
 ):
     (url, got), run = posts, f"run-{tmp_path.name}"
@@ -199,15 +199,15 @@ def test_equal_incidents_are_one_everywhere_and_of_a_flood_it_is_told_what_was_d
 
     (row,) = wait_until(lambda: [one for one in rows() if one["count"] == 3], what="all three")
     assert followed(follower, "loss_spike", holder.pid)["id"] == row["id"]
-    told = "loss 1.5 is too high (3 times, last at 20"
-    assert told in hookd("incidents", "--run", run, *host)
-    assert told in hookd("report", f"#{row['id']}", *host)
-    assert told in hookd("report", str(holder.pid), *host)
-    assert told in hookd("report", run, *host)
+    reported = "loss 1.5 is too high (3 times, last at 20"
+    assert reported in hookd("incidents", "--run", run, *host)
+    assert reported in hookd("report", f"#{row['id']}", *host)
+    assert reported in hookd("report", str(holder.pid), *host)
+    assert reported in hookd("report", run, *host)
     assert "loss 1.5 is too high (3 times)" in " ".join(hookd("status", *host).split())
     assert [one["count"] for one in hookd_json("report", str(holder.pid), *host)["incidents"]] == [3]
     for page in ("/", f"/run/{run}", f"/incident/{row['id']}"):
-        assert told in daemon.get(page)
+        assert reported in daemon.get(page)
     (post,) = wait_until(lambda: posted(got, run), what="the post")
     assert post["id"] == row["id"]
 
@@ -238,9 +238,9 @@ def test_a_daemon_that_is_stopped_is_named_and_waited_for(serve, hold, tmp_path,
     daemon.process.signal(signal.SIGSTOP)
     with start_hookd("status", *host) as status:
         assert status.wait() == 1
-        told = " ".join(status.err)
-    assert f"(process {daemon.process.pid}) does not answer within 10 s" in told
-    assert "hint: It is stopped, hangs" in told
+        output = " ".join(status.err)
+    assert f"(process {daemon.process.pid}) does not answer within 10 s" in output
+    assert "hint: It is stopped, hangs" in output
     follower.expect("does not answer within 10 s; waiting for it")
     daemon.process.signal(signal.SIGCONT)
     tell(holder, incident={"kind": "hang", "message": "second"})

@@ -22,18 +22,18 @@ import warnings
 warnings.filterwarnings('ignore', 'This process')  # it has a thread of its own, and forks
 """
 BODIES = {
-    "busy": stub.EXACT + "until_told(step)",
+    "busy": stub.EXACT + "until_stopped(step)",
     "sleeping": """
 def step():
     before = time.monotonic()
     time.sleep(0.05)
     assert time.monotonic() - before >= 0.05
-until_told(step)
+until_stopped(step)
 """,
     "waiting for locks": """
 lock = threading.Lock()
 lock.acquire()
-until_told(lambda: lock.acquire(timeout=0.02))
+until_stopped(lambda: lock.acquire(timeout=0.02))
 """,
     "many threads": stub.EXACT
     + """
@@ -42,7 +42,7 @@ def forever():
         sum(range(200))
 for _ in range(3):
     threading.Thread(target=forever, daemon=True).start()
-until_told(step)
+until_stopped(step)
 """,
     "forking": FORKS
     + """
@@ -51,9 +51,9 @@ def step():
     if not child:
         os._exit(hasattr(sys, 'hookd_starts') and sys.hookd_starts > 1000)
     assert os.waitpid(child, 0)[1] == 0
-until_told(step)
+until_stopped(step)
 """,
-    "allocating": "until_told(lambda: [bytearray(n * 97) for n in range(200)])",
+    "allocating": "until_stopped(lambda: [bytearray(n * 97) for n in range(200)])",
     "waiting for input": """
 ours, theirs = os.pipe()
 def feed():
@@ -61,7 +61,7 @@ def feed():
         time.sleep(0.01)
         os.write(theirs, b'x')
 threading.Thread(target=feed, daemon=True).start()
-until_told(lambda: os.read(ours, 1))
+until_stopped(lambda: os.read(ours, 1))
 """,
 }
 
@@ -178,7 +178,7 @@ def count(number, frame):
     seen += 1
     os.pwrite(file, seen.to_bytes(4, 'little'), 0)
 signal.signal(signal.SIGUSR1, count)
-until_told(lambda: sum(range(500)))
+until_stopped(lambda: sum(range(500)))
 """
 SENDER = """
 import os, signal, sys, time
@@ -253,7 +253,7 @@ def step():
             sum(range(100))
         os._exit(len(sys._current_frames()) > 1)
     assert os.waitpid(child, 0)[1] == 0
-until_told(step)
+until_stopped(step)
 """
     )
     with stub.start(tmp_path, body) as target:
@@ -314,7 +314,7 @@ def test_an_attach_during_the_import_of_torch_waits_for_its_end(tmp_path):
     home = stub.torch_directory(tmp_path)
     slow = "import sys\nprint('ready', flush=True)\nsys.stdin.readline()\nclass Module: pass\n"
     (home / "torch" / "nn" / "modules" / "module.py").write_text(slow)
-    body = "until_told(lambda: sum(range(100)))"
+    body = "until_stopped(lambda: sum(range(100)))"
     with stub.start(tmp_path, body) as target:
         with pytest.raises(AttachError) as caught:  # the import never ends, because the main thread waits for a line
             stub.inject(target.pid, request=AttachRequest(plugins=(), timeout_s=1))
@@ -342,7 +342,7 @@ def step():
         seen += 1
         sys.modules['posix'] = posix
 sys.modules['posix'] = Posix()
-until_told(step)
+until_stopped(step)
 assert seen == 1
 """
 

@@ -61,42 +61,42 @@ def run(shell, capsys):
 
 def test_in_a_terminal_a_table_is_shown_and_the_kernel_is_left_as_it_was(run):
     assert run("%load_ext hookd")[0]
-    ok, told = run("%hookd timing nan:every=1")
+    ok, output = run("%hookd timing nan:every=1")
     assert ok
-    assert "running, 0 steps" in told
-    ok, told = run("%%hookd\ntrain(3)\nprint('done')")
+    assert "running, 0 steps" in output
+    ok, output = run("%%hookd\ntrain(3)\nprint('done')")
     assert ok
-    assert told.startswith("done\nhookd: running, 3 steps")
-    (row,) = [line for line in told.splitlines() if "Linear" in line]
+    assert output.startswith("done\nhookd: running, 3 steps")
+    (row,) = [line for line in output.splitlines() if "Linear" in line]
     assert row.startswith("a\\x1b[31m<script>")
     assert row.split()[2] == "3"
     assert run("%hookd")[1].count("\n") > 2
-    ok, told = run("%hookd stop")
+    ok, output = run("%hookd stop")
     assert ok
-    assert "detached, 3 steps" in told
+    assert "detached, 3 steps" in output
     assert nn.Module.__call__ is TORCHS_OWN
     assert bootstrap.attached() is None
 
 
-def test_what_is_wrong_is_told_in_a_line(run):
+def test_what_is_wrong_is_reported_in_a_line(run):
     run("%load_ext hookd")
     for cell, why in (
         ("%hookd stop", "has not started anything"),
         ("%hookd typo", "no plugin 'typo'"),
         ("%hookd nan:every", "options are NAME=VALUE"),
     ):
-        ok, told = run(cell)
+        ok, output = run(cell)
         assert not ok
-        assert why in told
-        assert "Traceback" not in told
+        assert why in output
+        assert "Traceback" not in output
     assert bootstrap.attached() is None
     run("%hookd timing")
-    ok, told = run("%hookd nan")
+    ok, output = run("%hookd nan")
     assert not ok
-    assert "already observed" in told
-    ok, told = run("%%hookd\n1 / 0")
+    assert "already observed" in output
+    ok, output = run("%%hookd\n1 / 0")
     assert not ok
-    assert told.count("division by zero") == 1
+    assert output.count("division by zero") == 1
 
 
 @pytest.fixture
@@ -121,21 +121,21 @@ def kernel(monkeypatch, tmp_path):
         manager.shutdown_kernel(now=True)
 
 
-def told_by(kernel, code):
+def messages_of(kernel, code):
     """Run a cell; return its messages, in order."""
-    told = []
+    reported = []
     request = kernel.execute(code, store_history=False)
     while True:
         message = kernel.get_iopub_msg(timeout=PATIENCE_S)
         if message["parent_header"].get("msg_id") != request:
             continue
-        told.append((message["msg_type"], message["content"]))
+        reported.append((message["msg_type"], message["content"]))
         if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-            return told
+            return reported
 
 
 def test_in_a_notebook_the_table_is_renewed_while_the_cell_runs(kernel):
-    assert "error" not in dict(told_by(kernel, f"import torch\n%load_ext hookd\nNAME = 'fc'\n{TRAIN}"))
+    assert "error" not in dict(messages_of(kernel, f"import torch\n%load_ext hookd\nNAME = 'fc'\n{TRAIN}"))
     # The cell waits for the table's thread: until the name of the module stands in a table that was shown meanwhile.
     waits = """
 %%hookd timing
@@ -151,14 +151,14 @@ train(5)
 assert shown.wait(60)
 print("waited")
 """
-    told = told_by(kernel, waits.strip())
-    kinds = [kind for kind, _ in told]
-    assert "error" not in kinds, told
-    first = next(content for kind, content in told if kind == "display_data")
-    renewed = [content for kind, content in told if kind == "update_display_data"]
+    reported = messages_of(kernel, waits.strip())
+    kinds = [kind for kind, _ in reported]
+    assert "error" not in kinds, reported
+    first = next(content for kind, content in reported if kind == "display_data")
+    renewed = [content for kind, content in reported if kind == "update_display_data"]
     assert len(renewed) >= 2  # by the thread, and at the end
     assert {one["transient"]["display_id"] for one in renewed} == {first["transient"]["display_id"]}
     assert any(">fc</td>" in one["data"]["text/html"] for one in renewed[:-1])
     assert "running, 5 steps" in renewed[-1]["data"]["text/plain"]
-    (shown,) = [content for kind, content in told_by(kernel, "%hookd stop") if kind == "display_data"]
+    (shown,) = [content for kind, content in messages_of(kernel, "%hookd stop") if kind == "display_data"]
     assert "detached, 5 steps" in shown["data"]["text/plain"]

@@ -43,7 +43,7 @@ def train(steps: int = 12, bad: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def test_a_loop_inside_observe_leaves_the_same_bits_and_is_told_of():
+def test_a_loop_inside_observe_leaves_the_same_bits_and_is_reported():
     plain = train()
     with hookd.observe(["timing", ("nan", {"every": 1})], run="loop", rank=3) as seen:
         assert train() == plain

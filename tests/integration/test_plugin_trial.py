@@ -30,15 +30,15 @@ def test_check_tries_all_plugins_of_a_folder_and_each_mistake_has_its_line(tmp_p
         (tmp_path / f"hookd_{name}.py").write_text(head.format(more=more, name=name) + f"    {body}")
     monkeypatch.setattr(types, "is_possible", lambda: False)
     assert main(["plugin", "check", str(tmp_path), "--json"]) == 1
-    told = {one["plugin"]: one for one in json.loads(capsys.readouterr().out)["plugins"]}
+    output = {one["plugin"]: one for one in json.loads(capsys.readouterr().out)["plugins"]}
     errors = {
         name: [(one["line"], one["rule"], one["message"]) for one in report["problems"] if not one["is_warning"]]
-        for name, report in told.items()
+        for name, report in output.items()
     }
     assert errors["absent"] == [(2, "refused", "ModuleNotFoundError: No module named 'nowhere'")]
     assert errors["ends"] == [(3, "refused", "the process ended with 3 while it was tried")]
     assert not errors["attends"]
-    assert told["attends"]["hooks"]["forward"]["calls"] >= measure.STEPS
-    assert not told["attends"]["uncalled"]
+    assert output["attends"]["hooks"]["forward"]["calls"] >= measure.STEPS
+    assert not output["attends"]["uncalled"]
     assert not errors["never"]
-    assert told["never"]["uncalled"] == ["forward"]
+    assert output["never"]["uncalled"] == ["forward"]

@@ -146,7 +146,7 @@ class Training:
             for optimizer in self.optimizers:
                 (parameter,) = optimizer.param_groups[0]["params"]
                 parameter.register_post_accumulate_grad_hook(lambda _, one=optimizer: one.step())
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.norms: dict[str, tuple[float, float]] = {}
 
     def train(self) -> None:
@@ -158,7 +158,7 @@ class Training:
                 for _ in range(self.accumulated):
                     loss = self.model(torch.randn(3, 4)).square().mean()
                     loss.backward()
-                self.told.append(loss.item().hex())
+                self.reported.append(loss.item().hex())
                 grads = self.measured(lambda p: p.grad if p.requires_grad else None)
                 self.norms = {name: (grads[name], weights[name]) for name in self.modules}
                 for one in [optimizer] if optimizer else self.optimizers if self.mode == "together" else []:
@@ -175,7 +175,7 @@ class Training:
 
     def result(self) -> tuple[list[str], list[bytes]]:
         wide = [p.detach().to(torch.complex128) for p in self.parameters]
-        return self.told, [torch.view_as_real(one).numpy().tobytes() for one in wide]
+        return self.reported, [torch.view_as_real(one).numpy().tobytes() for one in wide]
 
 
 def norm(tensors: list[torch.Tensor | None]) -> float:
@@ -194,16 +194,16 @@ def test_a_random_training_is_as_without_hookd_and_its_numbers_are_its_own(seeds
         with running("timing", "activations", options={"every": "1"}, budget=100.0) as agent:
             observed.train()
             agent.parts.steps.finish()
-            told = f"seed {seed}, {observed.mode}: {[type(one).__name__ for one in observed.modules.values()]}"
-            check(agent, observed, told)
-        assert observed.result() == plain.result(), told
+            reported = f"seed {seed}, {observed.mode}: {[type(one).__name__ for one in observed.modules.values()]}"
+            check(agent, observed, reported)
+        assert observed.result() == plain.result(), reported
 
 
-def check(agent: Any, training: Training, told: str) -> None:
-    assert {name: count for (name,), count in agent.values("hookd_plugin_errors").items() if count} == {}, told
-    assert agent.values("hookd_steps")[()] == STEPS, told
+def check(agent: Any, training: Training, reported: str) -> None:
+    assert {name: count for (name,), count in agent.values("hookd_plugin_errors").items() if count} == {}, reported
+    assert agent.values("hookd_steps")[()] == STEPS, reported
     calls = {name: module.calls for name, module in training.modules.items() if isinstance(module, Counted)}
-    assert {name: count for (name,), count in agent.values("hookd_timing_forward_calls").items()} == calls, told
+    assert {name: count for (name,), count in agent.values("hookd_timing_forward_calls").items()} == calls, reported
     if training.mode not in ("together", "each"):
         return  # there is no optimizer's step, or not one for all
     grads, weights = (agent.values(f"hookd_activations_{of}_norm") for of in ("grad", "weight"))
@@ -211,5 +211,5 @@ def check(agent: Any, training: Training, told: str) -> None:
         if any(p is one for p in own(module) for one in training.stepped):
             assert (grads[name,], weights[name,]) == pytest.approx(training.norms[name], rel=1e-2, abs=1e-6), (
                 name,
-                told,
+                reported,
             )

@@ -1,4 +1,4 @@
-"""Root's daemon beside an ordinary user, who may not ask it, and must not be told that there is none."""
+"""Root's daemon beside an ordinary user, who may not ask it: hookd must not say that there is none."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def test_another_user_finds_it_by_its_process_and_its_port(stack, tmp_path):
     assert found["url"] == f"http://127.0.0.1:{port}/"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root is not told of its own")
-def test_root_is_not_told_of_its_own():
+@pytest.mark.skipif(os.geteuid() != 0, reason="for ordinary users")
+def test_root_is_not_notified_of_its_own():
     assert root_daemon.find() is None
 
 
 def test_status_says_where_it_is_and_what_one_can_do(beside):
     done = CliRunner().invoke(status.status, [], catch_exceptions=False)
-    told = " ".join(done.stderr.split())
-    assert "root's runs (process 4711, control socket /run/hookd/control.sock) and answers only root" in told
-    assert "its page is http://127.0.0.1:9465/" in told
-    assert "sudo hookd status" in told
-    assert "none is running" not in told
+    reported = " ".join(done.stderr.split())
+    assert "root's runs (process 4711, control socket /run/hookd/control.sock) and answers only root" in reported
+    assert "its page is http://127.0.0.1:9465/" in reported
+    assert "sudo hookd status" in reported
+    assert "none is running" not in reported
     (answer,) = [json.loads(CliRunner().invoke(status.status, ["--json"]).stdout)]
     assert (answer["daemon"], answer["root_daemon"]["url"]) == (None, "http://127.0.0.1:9465/")
 

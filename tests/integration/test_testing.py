@@ -381,7 +381,7 @@ class TestBitIdentity:
         with pytest.raises(AssertionError, match=r"step 1: the weight .*extra differs"):
             assert_bit_identical(Adding, steps=1)
 
-    def test_a_training_that_differs_from_itself_is_told(self):
+    def test_a_training_that_differs_from_itself_is_reported(self):
         number = itertools.count()
 
         def make():
@@ -419,18 +419,20 @@ class TestMeasure:
     """The measurements behind `hookd plugin check` and `bench`."""
 
     def test_it_tells_costs_metrics_and_that_nothing_changes(self):
-        told = measure.check(Widths, HERE, {})
-        assert told["difference"] == ""
-        assert told["raised"] == []
-        assert told["hooks"]["forward"]["calls"] >= 4 * measure.STEPS - 2
+        reported = measure.check(Widths, HERE, {})
+        assert reported["difference"] == ""
+        assert reported["raised"] == []
+        assert reported["hooks"]["forward"]["calls"] >= 4 * measure.STEPS - 2
         assert (
-            told["hooks"]["forward"]["low_ns"] <= told["hooks"]["forward"]["ns"] <= told["hooks"]["forward"]["high_ns"]
+            reported["hooks"]["forward"]["low_ns"]
+            <= reported["hooks"]["forward"]["ns"]
+            <= reported["hooks"]["forward"]["high_ns"]
         )
-        assert [(one["name"], one["labels"]) for one in told["metrics"][:2]] == [
+        assert [(one["name"], one["labels"]) for one in reported["metrics"][:2]] == [
             ("hookd_widths_calls", ["module"]),
             ("hookd_widths_batch", []),
         ]
-        assert told["metrics"][0]["line"] == Widths.configure.__code__.co_firstlineno + 2
+        assert reported["metrics"][0]["line"] == Widths.configure.__code__.co_firstlineno + 2
 
     def test_it_tells_what_the_training_raises_with_it(self):
         class Scaling(Widths):
@@ -454,9 +456,9 @@ class TestMeasure:
     def test_bench_has_figures_for_each_hook_and_a_control(self, monkeypatch):
         monkeypatch.setattr(measure, "MODELS", {"small": small})
         monkeypatch.setattr(measure, "BENCH_PAIRS", 12)
-        told = measure.bench(Widths, HERE, {})["models"]["small"]
-        assert told["hooks"]["forward"]["peak_bytes"] >= 0
-        for one in (told["ratio"], told["control"]):
+        reported = measure.bench(Widths, HERE, {})["models"]["small"]
+        assert reported["hooks"]["forward"]["peak_bytes"] >= 0
+        for one in (reported["ratio"], reported["control"]):
             assert 0 < one["low"] <= one["median"] <= one["high"]
 
 
@@ -475,8 +477,8 @@ def test_the_packages_that_new_writes_pass_their_own_tests_and_the_check(tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # mypy's
     capsys.readouterr()
     assert main(["plugin", "check", str(spread), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["plugins"]
-    assert {one["side"]: (one["is_run"], one["problems"]) for one in told} == dict.fromkeys(
+    output = json.loads(capsys.readouterr().out)["plugins"]
+    assert {one["side"]: (one["is_run"], one["problems"]) for one in output} == dict.fromkeys(
         ("target", "daemon"), (True, [])
     )
 

@@ -61,26 +61,26 @@ class TestWhatIsChanged:
             thread.join()
         assert fake_target.plugin("halving").by == 2.0
 
-    def test_what_is_told_as_done_has_been_cleaned_up(self, fake_target, monkeypatch):
+    def test_what_is_reported_as_done_has_been_cleaned_up(self, fake_target, monkeypatch):
         fake_target.start(Halving)
-        agent, changes, told = fake_target._agent, fake_target._parts.changes, []
+        agent, changes, reported = fake_target._agent, fake_target._parts.changes, []
         settle = changes.settle
 
         def settle_and_step():
             settle()
-            if not told:
+            if not reported:
                 fake_target.run_steps(1)  # the step at which it takes place, at the worst moment
 
         with request._asking(agent._control.path) as ask:
             ask("configure", name="halving", options={"by": "2.0"})
             ask("arm")
             monkeypatch.setattr(changes, "settle", settle_and_step)
-            while not told or told[-1] != "done":
-                told.append(agent._status({})["change"]["state"])
+            while not reported or reported[-1] != "done":
+                reported.append(agent._status({})["change"]["state"])
             assert fake_target.plugin("halving").by == 2.0
-        assert told == ["armed", "done"]
+        assert reported == ["armed", "done"]
 
-    def test_a_function_that_takes_no_step_is_told(self, fake_target):
+    def test_a_function_that_takes_no_step_is_reported(self, fake_target):
         fake_target.start(Halving)
         with pytest.raises(AssertionError, match=r"halving changes the training.*pass configure"):
             fake_target.configure("halving", lambda: None, by=0.0)
@@ -127,7 +127,7 @@ class Reading(Plugin):
 
 class TestWhatIsPretended:
     @pytest.mark.parametrize("device", [False, True])
-    def test_what_is_on_a_device_is_told_after_the_step(self, fake_target, device):
+    def test_what_is_on_a_device_is_reported_after_the_step(self, fake_target, device):
         fake_target.pretend(device=device).start(Reading)
         fake_target.training.model(torch.ones(4, 8))
         assert len(fake_target.plugin("reading").norms) == (0 if device else 1)
@@ -159,13 +159,13 @@ class TestWhatIsPretended:
 
 def test_listens_says_in_which_steps_a_sampled_hook_comes(fake_target):
     fake_target.start(Reading, every=3)
-    told, seen = [], []
+    reported, seen = [], []
     for _ in range(12):
         before = fake_target.plugin("reading").backwards
-        told.append(fake_target.listens("reading", "backward"))
+        reported.append(fake_target.listens("reading", "backward"))
         fake_target.run_steps(1)
         seen.append(fake_target.plugin("reading").backwards > before)
-    assert told == seen
-    assert sum(told) == 4
+    assert reported == seen
+    assert sum(reported) == 4
     with pytest.raises(LookupError, match="no hook 'bakward'"):
         fake_target.listens("reading", "bakward")

@@ -54,8 +54,8 @@ def made(tmp_path):
 
 
 def fingerprint(trainer):
-    told = [{k: v for k, v in one.items() if k not in OF_THE_CLOCK} for one in trainer.state.log_history]
-    digest = hashlib.sha256(json.dumps(told).encode())
+    reported = [{k: v for k, v in one.items() if k not in OF_THE_CLOCK} for one in trainer.state.log_history]
+    digest = hashlib.sha256(json.dumps(reported).encode())
     for tensor in (*trainer.model.parameters(), torch.get_rng_state()):
         digest.update(tensor.detach().numpy().tobytes())
     return digest.hexdigest()
@@ -141,7 +141,7 @@ def test_one_that_is_added_later_and_a_with_around_it_do_the_same(made):
     assert nn.Module.__call__ is TORCHS_OWN
 
 
-def test_a_plugin_that_is_not_there_is_told_of_before_the_first_step(made):
+def test_a_plugin_that_is_not_there_is_reported_before_the_first_step(made):
     from hookd.integrations.transformers import HookdCallback
 
     with pytest.raises(hookd.PluginError, match="no plugin 'typo'"):
@@ -191,8 +191,8 @@ def test_the_example_of_the_documents_prints_what_stands_below_it(library, capsy
 @pytest.mark.load
 def test_each_rank_of_a_trainer_tells_of_itself(tmp_path):
     (example,) = examples("integrations.md", "transformers")
-    told = 'print("rank", *(callback.report["identity"][key] for key in ("rank", "world_size")))'
-    (tmp_path / "train.py").write_text(f"{example.code}\n{told}\n")
+    reported = 'print("rank", *(callback.report["identity"][key] for key in ("rank", "world_size")))'
+    (tmp_path / "train.py").write_text(f"{example.code}\n{reported}\n")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

@@ -241,7 +241,7 @@ def test_norms_of_every_dtype_are_torchs(hook, dtype):
 
 @pytest.mark.parametrize("kind", ["meta", "quantized"])
 @pytest.mark.filterwarnings("ignore:.*quantiz")
-def test_of_a_module_with_a_parameter_whose_numbers_nobody_knows_no_norm_is_told(hook, kind):
+def test_of_a_module_with_a_parameter_whose_numbers_nobody_knows_no_norm_is_reported(hook, kind):
     class Partly(nn.Module):
         def __init__(self):
             super().__init__()

@@ -97,7 +97,7 @@ def test_a_validation_that_forgets_no_grad_is_no_batch_norm_in_eval_mode(hook):
 
 
 def test_a_frozen_critic_in_eval_mode_is_no_batch_norm_that_is_trained(hook):
-    """Nobody has told its parameters that they need no gradient; no optimizer has them."""
+    """Its parameters have requires_grad; no optimizer has them."""
     hook.start("activations", every=1)
     critic, maker = conv_net().eval(), nn.Conv2d(3, 3, 1)
     optimizer = torch.optim.SGD(maker.parameters(), lr=0.01)
@@ -194,14 +194,14 @@ def test_shares_above_1_are_refused(hook, options):
         ({"modules": "b*", "types": "Lin*|Head"}, None),
     ],
 )
-def test_options_that_choose_nothing_are_told_of_once(hook, options, words):
+def test_options_that_choose_nothing_are_reported_once(hook, options, words):
     hook.start("activations", **options)
     model = Head(nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(45):
         step(optimizer, model(torch.randn(4, 8)).sum())
-    told = [one["message"] for one in hook.incidents if one["kind"] == "option"]
-    assert [words in text for text in told] == ([True] if words else [])
+    messages = [one["message"] for one in hook.incidents if one["kind"] == "option"]
+    assert [words in text for text in messages] == ([True] if words else [])
 
 
 def test_of_models_that_take_turns_under_one_name_each_is_judged_by_itself(hook):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from hookd import PluginError
-from tests.support.bundles import HUGE, bits, captured, replayed, some, spoil, text_of, told
+from tests.support.bundles import HUGE, bits, captured, replayed, reported, some, spoil, text_of
 
 
 class Tied(nn.Module):
@@ -116,7 +116,7 @@ def test_random_numbers_are_carried_where_the_module_may_draw_some(hook, tmp_pat
     assert read["state.cpu"].shape == torch.get_rng_state().shape
 
 
-class TestWhatIsTold:
+class TestReports:
     def test_the_incident_has_the_path(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, CALLS["linear"]()[1])
         (incident,) = hook.incidents
@@ -148,14 +148,14 @@ class TestWhatIsTold:
         assert "bytes=100" in hook.incident["message"]
         assert "no bundle was written" in hook.incident["message"]
 
-    def test_a_full_disk_is_told(self, hook, tmp_path, monkeypatch):
+    def test_a_full_disk_is_reported(self, hook, tmp_path, monkeypatch):
         free = lambda _path: SimpleNamespace(free=0)  # noqa: E731
         monkeypatch.setattr("hookd_capture.bundle.write.shutil.disk_usage", free)
         hook.start("capture", directory=str(tmp_path))
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
-        assert "free" in told(hook, "bundle_failed")[0]["message"]
+        assert "free" in reported(hook, "bundle_failed")[0]["message"]
 
     def test_a_directory_that_cannot_be_is_refused_at_once(self, hook, tmp_path):
         (tmp_path / "file").write_text("")
@@ -218,7 +218,7 @@ class TestWhatIsBad:
             optimizer.step()
         hook.stop()
         (bundle,) = tmp_path.iterdir()
-        assert told(hook, "bundle")[0]["module"] == "(root)"
+        assert reported(hook, "bundle")[0]["module"] == "(root)"
         found = replayed(bundle)
         assert (found["is_reproduced"], found["is_bit_equal"]) == (True, True)
         assert (found["first"]["module"], found["first"]["operation"]) == ("2.1", "aten.addmm.default")
@@ -349,7 +349,7 @@ class TestWhichCall:
         assert (hook.incident["module"], hook.incident["value"]) == ("1", "nan")
         assert "nested" in " ".join(text_of(bundle)["notes"])
 
-    def test_of_values_on_a_device_the_reason_is_told_later(self, hook, tmp_path, monkeypatch):
+    def test_of_values_on_a_device_the_reason_is_reported_later(self, hook, tmp_path, monkeypatch):
         monkeypatch.setattr("hookd_capture.on_host", lambda _tensor: False)
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

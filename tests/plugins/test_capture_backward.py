@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.bundles import replayed, text_of, told
+from tests.support.bundles import replayed, reported, text_of
 
 
 def halves():
@@ -41,7 +41,7 @@ class TestBackward:
     def test_the_model_and_the_gradient_that_reached_it_are_carried(self, hook, tmp_path):
         self.train(hook, tmp_path, every=1)
         (bundle,) = tmp_path.iterdir()
-        assert told(hook, "bundle")[0]["module"] == "(root)"
+        assert reported(hook, "bundle")[0]["module"] == "(root)"
         found = replayed(bundle, allow=[__name__])
         assert (found["where"], found["raised"], found["is_reproduced"]) == ("grad", None, True)
         assert (found["first"]["module"], found["first"]["is_backward"]) == ("2.0", True)
@@ -76,14 +76,14 @@ class TestBackward:
         hook.stop()
         assert (hook.incident["kind"], hook.incident["where"]) == ("bundle", "grad")
 
-    def test_where_no_gradient_reached_the_model_the_reason_is_told(self, hook, tmp_path):
+    def test_where_no_gradient_reached_the_model_the_reason_is_reported(self, hook, tmp_path):
         model, optimizer = halves()
         hook.start("capture", directory=str(tmp_path))
         model(torch.ones(2, 4))
         model[0].weight.grad = torch.full((4, 4), float("inf"))
         optimizer.step()
         hook.stop()
-        assert "no gradient reached the model" in told(hook, "bundle_failed")[0]["message"]
+        assert "no gradient reached the model" in reported(hook, "bundle_failed")[0]["message"]
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("fused", [False, True])
@@ -128,7 +128,7 @@ class TestBackward:
         del batch
         assert alive() is None
 
-    def test_a_loss_has_none_and_the_reason_is_told(self, hook, tmp_path):
+    def test_a_loss_has_none_and_the_reason_is_reported(self, hook, tmp_path):
         model, optimizer = halves()
         hook.start("capture", directory=str(tmp_path))
         (model(torch.ones(2, 4)).sum() * float("nan")).backward()

@@ -49,11 +49,11 @@ def train(steps):
         ({}, None),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_told_of_once(hook, options, words):
+def test_a_pattern_that_matches_nothing_is_reported_once(hook, options, words):
     hook.start("gradclip", **options)
     train(45)
-    told = [one["message"] for one in hook.incidents if one["kind"] == "option"]
-    assert [words in text for text in told] == ([True] if words else [])
+    messages = [one["message"] for one in hook.incidents if one["kind"] == "option"]
+    assert [words in text for text in messages] == ([True] if words else [])
 
 
 class TestLive:
@@ -78,17 +78,17 @@ class TestLive:
         return configure
 
     def test_another_mode_goes_without_the_options_that_it_does_not_know(self, configure):
-        grad, options, told = configure(mode="value", clip_value=2)
+        grad, options, reported = configure(mode="value", clip_value=2)
         assert grad == [2.0, 2.0]
         assert options == {"mode": "value", "clip_value": "2"}
-        assert "mode=value, clip_value=2 (no longer with max_norm)" in told
+        assert "mode=value, clip_value=2 (no longer with max_norm)" in reported
 
     def test_an_empty_value_takes_an_option_back(self, configure):
         configure(norm_type="inf")
-        grad, options, told = configure(norm_type="")
+        grad, options, reported = configure(norm_type="")
         assert grad == pytest.approx([3.0, 4.0], rel=1e-5)
         assert options == {"max_norm": "5"}
-        assert "(no longer with norm_type)" in told
+        assert "(no longer with norm_type)" in reported
 
     def test_what_is_given_for_another_mode_is_refused(self, configure):
         with pytest.raises(PluginError, match="mode=value has no norm_type"):

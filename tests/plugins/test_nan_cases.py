@@ -52,7 +52,7 @@ def findings(hook):
 
 
 class TestOneAfterTheOther:
-    def test_another_one_is_told_of_after_a_hundred_good_steps(self, hook):
+    def test_another_one_is_reported_after_a_hundred_good_steps(self, hook):
         run = Run()
         hook.start("nan", policy="skip", every=1)
         run.steps(2)
@@ -66,7 +66,7 @@ class TestOneAfterTheOther:
         assert hook.value("nan_first_step") == 3
         assert hook.metric("nan_origin") == {("(root)", "input", "nan"): 1, ("1", "output", "nan"): 1}
 
-    def test_no_more_than_eight_are_told_of(self, hook):
+    def test_no_more_than_eight_are_reported(self, hook):
         run = Run()
         hook.start("nan", policy="skip", every=1)
         for _ in range(10):

@@ -95,7 +95,7 @@ class TestBuffers:
         train(model, strike=lambda: setattr(born, "is_on", True))
         assert place(hook.incident) == ("1", "output", "nan", AT)
 
-    def test_buffer_that_the_call_may_have_written_is_told_of_and_not_blamed(self, hook, every):
+    def test_buffer_that_the_call_may_have_written_is_reported_and_not_blamed(self, hook, every):
         class Averages(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -289,7 +289,7 @@ def test_a_bad_parameter_is_blamed_as_far_as_it_is_known_to_be_used(hook, every,
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_an_infinity_in_a_buffer_inside_is_told_and_not_blamed(hook, every):
+def test_an_infinity_in_a_buffer_inside_is_reported_and_not_blamed(hook, every):
     model = nn.Sequential(nn.Linear(4, 4), Beside(), nn.Linear(4, 1))
     hook.start("nan", every=every)
     train(model, strike=lambda: setattr(model[1], "is_on", True))
@@ -416,7 +416,7 @@ class TestMinusInfinity:
         assert place(hook.incidents[0])[:3] == ("1", "output", "inf")
 
 
-def test_module_that_makes_a_nan_of_minus_infinity_is_told_with_it(hook):
+def test_module_that_makes_a_nan_of_minus_infinity_is_reported_with_it(hook):
     hook.start("nan")
     nn.Sequential(Log(), nn.Softmax(-1))(torch.full((2, 4), -INF))
     assert place(hook.incident)[:2] == ("1", "output")

@@ -146,7 +146,7 @@ class TestClosures:
         assert [one for one in hook.incidents if one["kind"] == "refused" and "LBFGS" in one["message"]]
         assert hook.value("nan_policy", "skip") == 0
 
-    def test_origin_is_told_in_the_step_whose_closure_has_it(self, hook):
+    def test_origin_is_reported_in_the_step_whose_closure_has_it(self, hook):
         model = nn.Linear(4, 1)
         hook.start("nan", every=4)
         closures(model, torch.optim.Adam(model.parameters(), 0.1))

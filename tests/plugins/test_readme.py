@@ -23,8 +23,8 @@ def test_metrics_are_those_of_the_plugin(hook, plugin):
         (metric.name + "_total" * (metric.kind == "counter"), metric.kind, ", ".join(metric.label_names))
         for metric in loaded(hook, plugin).metrics
     }
-    told = [(name, kind, labels) for name, kind, labels, *_ in GENERATOR.rows(plugin) if name.startswith("hookd_")]
-    assert sorted(told) == sorted(declared)
+    reported = [(name, kind, labels) for name, kind, labels, *_ in GENERATOR.rows(plugin) if name.startswith("hookd_")]
+    assert sorted(reported) == sorted(declared)
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_options_are_those_of_the_plugin(hook, plugin):
     known = {*loaded(hook, plugin).settings, "every"} - (
         {"every"} if plugin == "gradclip" else set()
     )  # it refuses that
-    told = [name for name, *_ in GENERATOR.rows(plugin) if not name.startswith("hookd_")]
-    assert sorted(told) == sorted(known)
+    reported = [name for name, *_ in GENERATOR.rows(plugin) if not name.startswith("hookd_")]
+    assert sorted(reported) == sorted(known)

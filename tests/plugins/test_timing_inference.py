@@ -115,8 +115,8 @@ def test_calls_of_each_kind_are_those_of_the_loop(hook, monkeypatch, loop, in_c)
     for name, of_class in ((".norm", "Counted"), (".norm", "Teacher")):
         prefix = "#Teacher" if of_class == "Teacher" else ""
         for kind, direction in (("training", "forward"), ("inference", "inference")):
-            told = grown[direction, (prefix + name).lstrip(".")], grown[direction, (prefix + ".(root)").lstrip(".")]
-            assert told == (CALLS[of_class, kind],) * 2, (of_class, kind, grown)
+            reported = grown[direction, (prefix + name).lstrip(".")], grown[direction, (prefix + ".(root)").lstrip(".")]
+            assert reported == (CALLS[of_class, kind],) * 2, (of_class, kind, grown)
 
 
 def counts(hook):

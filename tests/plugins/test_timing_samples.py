@@ -40,12 +40,12 @@ def test_a_longer_interval_loses_no_samples(hook):
 
 
 @pytest.mark.parametrize(("dim", "is_odd"), [(7, True), (2, True), (1, False), (-1, False)])
-def test_a_batch_dimension_that_the_input_has_not_is_told_of_once(hook, dim, is_odd):
+def test_a_batch_dimension_that_the_input_has_not_is_reported_once(hook, dim, is_odd):
     hook.start("timing", every=1, batch_dim=dim)
     train(net(), 3)
-    told = [one["message"] for one in hook.incidents]
-    assert len(told) == is_odd
-    assert all(f"batch_dim={dim}, but the input of (root) has 2 dimensions" in text for text in told)
+    messages = [one["message"] for one in hook.incidents]
+    assert len(messages) == is_odd
+    assert all(f"batch_dim={dim}, but the input of (root) has 2 dimensions" in text for text in messages)
 
 
 def test_a_step_of_two_optimizers_counts_its_samples_once(hook):

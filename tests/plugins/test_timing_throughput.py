@@ -151,7 +151,7 @@ def test_layers_without_products_take_none():
         assert cost(layer, tuple(inputs), {}) is None
 
 
-def test_what_cannot_be_told_is_not_guessed():
+def test_an_unknown_is_not_guessed():
     packed = nn.utils.rnn.pack_sequence([torch.randn(3, 4)])
     assert cost(nn.LSTM(4, 4), (packed,), {}) is None
     assert cost(nn.ReLU(), (tensor(2, 3),), {}) is None
@@ -172,7 +172,7 @@ def test_what_cannot_be_told_is_not_guessed():
         ((), {}, 0, 0),
     ],
 )
-def test_batch_is_told_by_the_first_argument_or_not_at_all(inputs, kwargs, dim, samples):
+def test_batch_is_read_from_the_first_argument_or_not_at_all(inputs, kwargs, dim, samples):
     assert batch_size(inputs, kwargs, dim) == samples
 
 

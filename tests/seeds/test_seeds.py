@@ -125,13 +125,13 @@ def graphs(lines: list[str]) -> dict[str, str]:
 def test_s7_a_result_of_any_shape_is_observed_and_left_as_it_is():
     own, lines = under_hookd("s7.py")
     assert own == list(plainly("s7.py"))
-    told: dict[str, list[list[str]]] = {}
+    reported: dict[str, list[list[str]]] = {}
     for _, module, what in events(lines, "backward_pre"):
-        told.setdefault(module, []).append(what.split())
-    del told["(root)"]
+        reported.setdefault(module, []).append(what.split())
+    del reported["(root)"]
     # Outputs of nodes that do not lead to each other may come one by one: "g -", then "- g".
     whole = {
-        k: "".join("g" if "g" in place else "-" for place in zip(*parts, strict=True)) for k, parts in told.items()
+        k: "".join("g" if "g" in place else "-" for place in zip(*parts, strict=True)) for k, parts in reported.items()
     }
     one, two = ("tensor", "list", "nested", "itself"), ("tuple", "dict", "namedtuple", "dataclass")
     assert whole == dict.fromkeys(one, "g") | dict.fromkeys(two, "gg") | {"some": "-g"}

@@ -57,7 +57,8 @@ class Visit:
         self.wrong: list[str] = []
         self.requests: list[str] = []
         self.page.on(
-            "console", lambda told: self.wrong.append(told.text) if told.type in ("error", "warning") else None
+            "console",
+            lambda reported: self.wrong.append(reported.text) if reported.type in ("error", "warning") else None,
         )
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))

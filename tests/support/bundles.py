@@ -35,7 +35,7 @@ def replayed(bundle, *, allow=(), source=None, device=None):
     return result({"bundle": str(bundle), "allow": list(allow), "source": source, "device": device})
 
 
-def told(hook, kind):
+def reported(hook, kind):
     return [one for one in hook.incidents if one["kind"] == kind]
 
 

@@ -90,7 +90,7 @@ def build_root(box: dict) -> None:
 def enter_user_namespace(box: dict) -> None:
     """Become root of a user namespace that does not map the host's users."""
     ours, theirs = os.pipe()
-    told, tell = os.pipe()
+    reader, tell = os.pipe()
     child = fork()
     if child:
         os.read(ours, 1)
@@ -101,7 +101,7 @@ def enter_user_namespace(box: dict) -> None:
         wait(child)
     unshare(NEWUSER)
     os.write(theirs, b"x")
-    os.read(told, 1)
+    os.read(reader, 1)
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)

@@ -73,7 +73,7 @@ _KUBERNETES = Cannot(
 )
 _STOPWATCH = "tests/e2e/test_stopwatch.py::test_an_idea_becomes_a_number_in_prometheus"
 _RELOADED = "tests/e2e/test_plugins.py::test_a_plugin_is_loaded_reloaded_and_goes_on_where_the_old_one_was"
-_HALVES = "tests/e2e/test_plugins.py::test_plugins_in_the_daemon_are_told_and_heard_and_a_bad_one_stalls_nobody"
+_HALVES = "tests/e2e/test_plugins.py::test_plugins_in_the_daemon_are_notified_and_read_and_a_bad_one_stalls_nobody"
 _ENTROPY = "tests/plugins/test_examples.py::test_entropy_is_that_of_the_weights_that_torch_gives"
 _EXPERTS = "tests/plugins/test_examples.py::test_experts_are_counted_as_they_are_chosen"
 _NOISE = "tests/plugins/test_examples.py::test_noise_is_that_of_the_formulas_whether_losses_are_divided_or_not"

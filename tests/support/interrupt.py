@@ -41,10 +41,10 @@ PATIENT = AttachRequest((PluginSpec("timing"),), timeout_s=60, lease_s=2)
 
 
 class Stages:
-    """Follows this process and kills it at stage number `last`, whose name it writes to the descriptor `told`."""
+    """Follows this process and kills it at stage number `last`, whose name it writes to the descriptor `writer`."""
 
-    def __init__(self, last: int, files: Collection[str], told: int) -> None:
-        self._last, self._files, self._told = last, files, told
+    def __init__(self, last: int, files: Collection[str], writer: int) -> None:
+        self._last, self._files, self._writer = last, files, writer
         self._lines = LINES if files is OF_TOOL else ()
         self._seen: set[tuple[str, str, object]] = set()
 
@@ -58,7 +58,7 @@ class Stages:
         if (not is_line or function in self._lines) and stage not in self._seen:
             self._seen.add(stage)
             if len(self._seen) == self._last:
-                os.write(self._told, " ".join(map(str, stage)).encode())
+                os.write(self._writer, " ".join(map(str, stage)).encode())
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.follow
 
@@ -86,8 +86,8 @@ def kill_the_tool(pid: int, files: Collection[str], act: Callable[[], object], a
         ours, theirs = os.pipe()
         code = in_child(act, Stages(stage, files, theirs))
         os.close(theirs)
-        with os.fdopen(ours) as told:
-            print(stage, told.read(), flush=True)
+        with os.fdopen(ours) as reader:
+            print(stage, reader.read(), flush=True)
         proc.status(pid)
         if code == -signal.SIGKILL:
             again()

@@ -44,8 +44,8 @@ def start(directory: Path, body: str, python: Interpreter, *, resized: int = 0) 
         resized: by how many bytes its table claims to be larger than it is.
     """
     command = [*python.command, "-c", _WHERE]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=target_environment())
-    place, path = told.stdout.split()
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=target_environment())
+    place, path = output.stdout.split()
     source = python.root / path.lstrip("/")
     copy = directory / source.name
     copy.write_bytes(_changed(bytearray(source.read_bytes()), int(place), resized))

@@ -30,12 +30,12 @@ class Herd:
         pids = []
         for _ in range(count):
             self.serial += 1
-            ready, told = os.pipe()
+            ready, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
                 os.close(ready)
-                _hold(f"{run}-{self.serial}", self.serial, modules, told)
-            os.close(told)
+                _hold(f"{run}-{self.serial}", self.serial, modules, writer)
+            os.close(writer)
             os.read(ready, 1)
             os.close(ready)
             self.alive[pid] = None
@@ -60,7 +60,7 @@ class Herd:
         self.end(list(self.alive), "kill")
 
 
-def _hold(run, serial, modules, told):
+def _hold(run, serial, modules, writer):
     """Hold a page until a signal says how to end."""
     sys.stdin = None
     page = PageWriter.create(_identity(run))
@@ -84,8 +84,8 @@ def _hold(run, serial, modules, told):
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, end)
-    os.write(told, b"r")
-    os.close(told)
+    os.write(writer, b"r")
+    os.close(writer)
     while True:
         for cell in (steps, spent, spent + 3, beat + EVENTS, *cells):
             page.cells[cell] += 1

@@ -32,16 +32,16 @@ class Refusals:
     """
 
     def __init__(self, directory: Path) -> None:
-        library, told = directory / "refusing.so", directory / "refusals"
+        library, reported = directory / "refusing.so", directory / "refusals"
         try:
             command = ["gcc", "-O1", "-shared", "-fPIC", "-w", "-o", library, SOURCE, "-ldl"]
             subprocess.run(command, check=True, capture_output=True, timeout=100)
         except FileNotFoundError:
             pytest.skip("there is no C compiler")
-        told.write_bytes(bytes(_CONTROL.size))
-        with told.open("r+b") as file:
+        reported.write_bytes(bytes(_CONTROL.size))
+        with reported.open("r+b") as file:
             self._control = mmap.mmap(file.fileno(), _CONTROL.size)
-        self.environment = {"LD_PRELOAD": str(library), "REFUSALS": str(told)}
+        self.environment = {"LD_PRELOAD": str(library), "REFUSALS": str(reported)}
 
     def refuse(self, nth: int, error: int, names: Collection[str] = ()) -> None:
         """Make the nth call from now on fail with this errno, of all calls or of those with some names; 0: none."""

@@ -38,12 +38,12 @@ import ctypes, hashlib, os, signal, sys, threading, time
 import torch
 def done(value):
     print("done", hashlib.sha256(repr(value).encode()).hexdigest(), flush=True)
-def until_told(step):
+def until_stopped(step):
     '''Work until a line arrives on stdin, then close with the checksum of a fixed amount of work.'''
-    told = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+    asked = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), asked.set()), daemon=True).start()
     print("ready", flush=True)
-    while not told.is_set():
+    while not asked.is_set():
         step()
     done([i * i / 3.7 for i in range(1000)])
 """
@@ -94,7 +94,7 @@ def start(directory: Path, body: str, python: Interpreter | None = None, **extra
 
     Args:
         directory: for the package, in the target's file system.
-        body: its code, with `until_told` or `done` of TRAIN at its end.
+        body: its code, with `until_stopped` or `done` of TRAIN at its end.
         python: its interpreter, this test's own if None.
     """
     home = directory / "stub" if (directory / "stub").exists() else torch_directory(directory)

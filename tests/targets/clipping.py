@@ -1,4 +1,4 @@
-"""Trains on one rank or two under gloo, and clips from given steps on if told so; each rank prints its checksum.
+"""Trains on one rank or two under gloo, and optionally clips from given steps on; each rank prints its checksum.
 
 clipping.py {1,2} STEPS PAUSE [FROM:MAX_NORM…]; MAX_NORM `inf` ends it. STEPS may be the path of a file: when that is
 there, the training ends, on all ranks after the same step, whose number is printed. With FULLY_SHARD in the environment

@@ -62,7 +62,7 @@ def test_a_directory_whose_name_is_no_text_is_passed_over(short, monkeypatch):
     opened.unlink()
 
 
-def test_a_file_for_its_owner_alone_that_goes_when_it_is_told(short, monkeypatch):
+def test_a_file_for_its_owner_alone_that_goes_on_request(short, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     opened = endpoint.open_endpoint()
     path = Path(opened.path)

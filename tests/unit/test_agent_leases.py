@@ -135,8 +135,14 @@ def test_a_refusal_tells_what_kind_it_is(serve):
 
     control = serve(60, refuse).control
     client = Client(control)
-    told = {"ok": False, "kind": "PluginError", "reason": "some-reason", "error": "not like this", "hint": "like that"}
-    assert client.ask("load") == told
+    answer = {
+        "ok": False,
+        "kind": "PluginError",
+        "reason": "some-reason",
+        "error": "not like this",
+        "hint": "like that",
+    }
+    assert client.ask("load") == answer
     client.close()
 
 

@@ -93,7 +93,7 @@ def test_another_process_of_that_pid_tells_nothing(child):
     assert exits.find(one.pid, one.ticks + 1, one.image) == (None, "")
 
 
-def test_who_lives_on_is_told_from_who_became_another_program(child):
+def test_a_process_that_lives_on_is_distinguished_from_one_that_became_another_program(child):
     one = child("exec")
     assert one.found() == (None, "alive")
     os.write(one.word, b".")

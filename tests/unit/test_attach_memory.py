@@ -35,7 +35,7 @@ os.execv(sys.executable, [sys.executable, "-c", "print('another', flush=True); i
 
 @contextlib.contextmanager
 def becoming():
-    """Start a process that becomes another program when it is told, and open its memory before."""
+    """Start a process that becomes another program on request, and open its memory before."""
     with Process([sys.executable, "-c", BECOMES], env=target_environment(), stdin=True) as process:
         address = int(process.expect(r"^\d+$")[0])
         with Opened(process.pid, proc.program(process.pid)) as memory:
@@ -159,29 +159,29 @@ PY_SPY = """#!{python}
 import os, pathlib, sys
 pid = sys.argv[sys.argv.index("--pid") + 1]
 before = os.stat(f"/proc/{{pid}}/exe").st_ino, pathlib.Path(f"/proc/{{pid}}/cmdline").read_bytes()
-pathlib.Path({told!r}).touch()
+pathlib.Path({reported!r}).touch()
 while before == (os.stat(f"/proc/{{pid}}/exe").st_ino, pathlib.Path(f"/proc/{{pid}}/cmdline").read_bytes()):
     pass
 print("[]")
 """
 
 
-def test_stacks_of_a_process_that_becomes_another_program_meanwhile_are_not_told(tmp_path, monkeypatch):
-    told = tmp_path / "told"
+def test_stacks_of_a_process_that_becomes_another_program_meanwhile_are_not_reported(tmp_path, monkeypatch):
+    reported = tmp_path / "reported"
     py_spy = tmp_path / "py-spy"
-    py_spy.write_text(PY_SPY.format(python=sys.executable, told=str(told)))
+    py_spy.write_text(PY_SPY.format(python=sys.executable, reported=str(reported)))
     py_spy.chmod(0o755)
     monkeypatch.setattr(native, "program", lambda: str(py_spy))
     with becoming() as (process, _, _), ThreadPoolExecutor(1) as pool:
         dumped = pool.submit(native.dump, process.pid)
-        wait_until(told.exists)
+        wait_until(reported.exists)
         process.send("go")
         with pytest.raises(AttachError) as caught:
             dumped.result(60)
     assert caught.value.reason == "died"
 
 
-def test_stacks_of_another_process_that_has_the_pid_by_then_are_not_told(tmp_path, monkeypatch):
+def test_stacks_of_another_process_that_has_the_pid_by_then_are_not_reported(tmp_path, monkeypatch):
     py_spy = tmp_path / "py-spy"
     py_spy.write_text(f"#!{sys.executable}\nprint('[]')\n")
     py_spy.chmod(0o755)

@@ -89,7 +89,7 @@ def test_the_kernels_log_is_read_in_the_first_pid_namespace_alone():
     assert isinstance(oom.killed(0.0), list if is_first else type(None))
 
 
-def test_a_kill_is_told_once_and_not_when_it_was_long_ago(tmp_path):
+def test_a_kill_is_reported_once_and_not_when_it_was_long_ago(tmp_path):
     now = 0.0
     file = counter(tmp_path, count=5)
     memory = MemoryCgroup(file, lambda: now)

@@ -54,10 +54,10 @@ def test_a_plugin_in_a_directory_is_found_by_the_name_that_its_class_sets(tmp_pa
     file.parent.mkdir(exist_ok=True)
     file.write_text(PLUGIN)
     built = payload.build((PluginSpec("widths", {"every": "3"}),), (tmp_path,))
-    (told,) = built.plugins
+    (reported,) = built.plugins
     carried = {"version": "", "sha256": built.sources[0].sha256, "origin": str(file)}
-    assert re.fullmatch("mine@[0-9a-f]{6}:Widths", told.pop("entry"))
-    assert told == {"name": "widths", "options": {"every": "3"}, "by_name": True, **carried}
+    assert re.fullmatch("mine@[0-9a-f]{6}:Widths", reported.pop("entry"))
+    assert reported == {"name": "widths", "options": {"every": "3"}, "by_name": True, **carried}
     assert built.sources[0].files == {path: PLUGIN.encode()}
     assert "mine" not in sys.modules
 

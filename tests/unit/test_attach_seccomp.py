@@ -98,7 +98,7 @@ call(60, 0)  # exit: `_exit` calls exit_group alone since glibc 2.42, and a prog
 @pytest.mark.skipif(MACHINE != "x86_64", reason="numbers of harmless system calls of x86_64")
 def test_the_kernel_answers_the_same(program):
     harmless = [39, 102, 104, 107, 108, 110, 111, 186]  # getpid and the like
-    told = [seccomp.run(program, number, HERE) for number in harmless]
+    output = [seccomp.run(program, number, HERE) for number in harmless]
     text = b"".join(struct.pack("<HBBI", code, yes, no, value) for code, yes, no, value in program)
     done = subprocess.run(
         [sys.executable, "-c", ASK, text.hex(), ",".join(map(str, harmless))],
@@ -107,4 +107,4 @@ def test_the_kernel_answers_the_same(program):
         check=False,
     )
     assert done.returncode == 0, done
-    assert done.stdout.decode() == repr([answer & 0xFFFF if answer != ALLOW else 0 for answer in told])
+    assert done.stdout.decode() == repr([answer & 0xFFFF if answer != ALLOW else 0 for answer in output])

@@ -28,7 +28,7 @@ os.waitpid(child, 0)
 
 @pytest.fixture
 def forked(stack):
-    """A process that has been forked from another and execs once it is told to: the pid, and how to tell it."""
+    """A process that has been forked from another and execs on request: the pid, and how to request it."""
     begin, tell = os.pipe()
     with open(tell, "wb", buffering=0) as stream:
         command = [sys.executable, "-c", FORKS, str(begin)]

@@ -1,4 +1,4 @@
-"""Which line of a plugin's author is told."""
+"""Which line of a plugin's author is reported."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROOT, STRANGER = 0, 4_000_000_001
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """Store what runs have told: `kept({run: {pid: owner}})`. No daemon answers, and no process is a target."""
+    """Store incidents of runs: `kept({run: {pid: owner}})`. No daemon answers, and no process is a target."""
     monkeypatch.setenv("HOOKD_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("hookd.tool.cli.targets.daemon", lambda *_: None)
     monkeypatch.setattr("hookd.tool.cli.targets.foregrounds", list)
@@ -29,8 +29,8 @@ def kept(tmp_path, monkeypatch):
         store = IncidentStore.open(tmp_path)
         for run, owners in runs.items():
             for pid, owner in owners.items():
-                told = {"seq": 1, "time": 1000.0 + pid, "kind": "nan", "message": f"first NaN of {pid}"}
-                store.add((pid, 100 + pid, 1), run, "0", [told], owner=owner)
+                incident = {"seq": 1, "time": 1000.0 + pid, "kind": "nan", "message": f"first NaN of {pid}"}
+                store.add((pid, 100 + pid, 1), run, "0", [incident], owner=owner)
         store.close()
 
     return keep

@@ -1,4 +1,4 @@
-"""The command itself, whatever it is told to do."""
+"""The command itself, whatever its arguments."""
 
 from __future__ import annotations
 

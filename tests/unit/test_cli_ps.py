@@ -14,7 +14,7 @@ LONG = "/home/somebody/with/a/long/name/projects/vision/experiments/train.py"
 
 
 @pytest.mark.parametrize(
-    ("cmdline", "told"),
+    ("cmdline", "reported"),
     [
         (["/opt/envs/train/bin/python3.11", "-u", "train.py", "--lr", "1"], "python3.11 -u train.py --lr 1"),
         (["python", "/srv/train.py", "--lr", "1"], "python /srv/train.py --lr 1"),
@@ -26,8 +26,8 @@ LONG = "/home/somebody/with/a/long/name/projects/vision/experiments/train.py"
         ([], ""),
     ],
 )
-def test_the_script_and_its_arguments_are_seen(cmdline, told):
-    assert command(cmdline, 70) == told
+def test_the_script_and_its_arguments_are_seen(cmdline, reported):
+    assert command(cmdline, 70) == reported
 
 
 STRANGER = 4_000_000_001

@@ -46,11 +46,11 @@ def test_a_name_is_whole_where_its_parent_is_not_shown_and_indented_below_what_i
         module("#2.(root)", **LOOKED_AT),
         module("#2.fc", **LOOKED_AT),
     ]
-    told = lines(rows)
-    at = next(n for n, line in enumerate(told) if line.startswith("OUTPUTS OF"))
-    names = [line[: told[0].index("TYPE")].rstrip() for line in told[2:at] if line]
+    reported = lines(rows)
+    at = next(n for n, line in enumerate(reported) if line.startswith("OUTPUTS OF"))
+    names = [line[: reported[0].index("TYPE")].rstrip() for line in reported[2:at] if line]
     assert names == ["(loss)", "(root)", "  layers.0", "    fc", "  layers.1.fc", "#2.(root)", "  fc"]
-    names = [line[:14].rstrip() for line in told[at + 2 :] if line]
+    names = [line[:14].rstrip() for line in reported[at + 2 :] if line]
     assert names == ["layers.0.fc", "layers.1.fc", "#2.(root)", "  fc"]
 
 
@@ -70,22 +70,22 @@ def test_a_time_that_is_not_a_number_is_not_shown():
 
 def test_a_wide_terminal_gets_one_table_with_the_same_rules(monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
-    told = lines([module("a.b", **LOOKED_AT, **TIMED)])
-    assert told[0].split() == ["MODULE", "TYPE", "CALLS", "FORWARD", "MEAN", "STD", "MIN", "MAX"]
-    assert told[2].startswith("a.b")
+    reported = lines([module("a.b", **LOOKED_AT, **TIMED)])
+    assert reported[0].split() == ["MODULE", "TYPE", "CALLS", "FORWARD", "MEAN", "STD", "MIN", "MAX"]
+    assert reported[2].startswith("a.b")
 
 
 def test_what_hookd_itself_took_stands_below_its_plugins():
-    def told(**own):
+    def reported(**own):
         nan = {"name": "nan", "state": "active", "errors": 0, "interval_steps": 10, "overhead_seconds": 0.25}
         stream = io.StringIO()
         found = {"plugins": [nan], "overhead": {"ratio": None, "seconds": 0.3, **own}}
         Console(file=stream, width=80).print(plugins(found))
         return [line.split() for line in stream.getvalue().splitlines()]
 
-    assert told(own_seconds=0.05)[-1] == ["hookd", "itself", "-", "-", "-", "50", "ms"]
-    assert told(own_seconds=None)[-1][0] == "nan"
-    assert told()[-1][0] == "nan"  # in the form of an older daemon
+    assert reported(own_seconds=0.05)[-1] == ["hookd", "itself", "-", "-", "-", "50", "ms"]
+    assert reported(own_seconds=None)[-1][0] == "nan"
+    assert reported()[-1][0] == "nan"  # in the form of an older daemon
 
 
 # ---- notes for a person
@@ -111,23 +111,23 @@ def incident(kind, message):
 
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_status_shows_the_first_nan_whatever_came_before_and_after(kind):
-    told = [
+    reported = [
         incident("dead", "dead first"),
         incident(kind, "first bad"),
         incident(kind, "second"),
         incident("dead", "x"),
     ]
-    (note,) = _notes([_row(7, report(incidents=told))])
+    (note,) = _notes([_row(7, report(incidents=reported))])
     assert note.endswith("  first bad (and 3 more: hookd report 7)")
 
 
 def test_without_a_nan_status_shows_the_newest_incident():
-    told = [incident("dead", "one"), incident("leak", "two")]
-    (note,) = _notes([_row(7, report(incidents=told))])
+    reported = [incident("dead", "one"), incident("leak", "two")]
+    (note,) = _notes([_row(7, report(incidents=reported))])
     assert note.endswith("  two (and 1 more: hookd report 7)")
 
 
-def test_status_says_when_an_incident_was_told_which_may_be_over():
+def test_status_says_when_an_incident_was_reported_which_may_be_over():
     found = report(incidents=[incident("quarantine", "mine is set aside")])
     (note,) = _notes([_row(7, found)])
     assert re.fullmatch(r"7: 2023-11-1\d \d\d:\d\d:20  mine is set aside", note)
@@ -142,9 +142,9 @@ def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():
     assert row["state"] == "paused"
     how = "nan: the training is paused; it goes on after `hookd plugin config 7 nan policy=report`"
     assert f"7: {how}" in list(_notes([row]))
-    told = list(heading(found))
-    assert any(line.startswith("paused, step 3") for line in told)
-    assert how in told
+    reported = list(heading(found))
+    assert any(line.startswith("paused, step 3") for line in reported)
+    assert how in reported
 
 
 def test_a_reason_that_is_the_state_is_said_once():
@@ -153,7 +153,7 @@ def test_a_reason_that_is_the_state_is_said_once():
     assert line.startswith("detached, step 3")
 
 
-def test_of_several_pauses_the_last_is_told():
+def test_of_several_pauses_the_last_is_reported():
     found = report(incidents=[incident("paused", "the first"), incident("paused", "the second")], phase="paused")
     assert paused(found) == "the second"
     again = incident("paused", "the first, again") | {
@@ -168,17 +168,17 @@ def test_one_that_goes_on_or_has_ended_is_not_paused():
     assert _row(7, report(phase="paused", state="running") | {"target": served(state="lost")})["state"] == "lost"
 
 
-def test_what_is_not_on_metrics_is_told_with_the_setting_that_changes_it():
+def test_what_is_not_on_metrics_is_reported_with_the_setting_that_changes_it():
     found = report(series_dropped=312)
-    for told in (list(_notes([_row(7, found)])), list(heading(found))):
-        assert [line for line in told if "312 series" in line and "HOOKD_DETAIL=all" in line]
+    for reported in (list(_notes([_row(7, found)])), list(heading(found))):
+        assert [line for line in reported if "312 series" in line and "HOOKD_DETAIL=all" in line]
     assert not list(_notes([_row(7, report(series_dropped=0))]))
 
 
-def test_what_the_daemon_has_told_and_is_not_over_is_shown_but_for_a_hang_which_has_words_of_its_own():
+def test_what_the_daemon_has_reported_and_is_not_over_is_shown_but_for_a_hang_which_has_words_of_its_own():
     message = "rank 1 needs 1.6 x the other ranks' time in data"
-    told = {"straggler": {"time": 0.0, "message": message}, "hang": {"time": 0.0, "message": "silent"}}
-    found = report() | {"target": served(ongoing=told, incidents=2)}
+    reported = {"straggler": {"time": 0.0, "message": message}, "hang": {"time": 0.0, "message": "silent"}}
+    found = report() | {"target": served(ongoing=reported, incidents=2)}
     for lines in (list(_notes([_row(7, found)])), list(heading(found))):
         (line,) = (line for line in lines if message in line)
         assert "straggler since 19" in line
@@ -222,8 +222,8 @@ def test_nothing_that_a_target_says_is_obeyed_by_the_terminal(capsys):
     output.say(output.wrap(evil))
     output.say(evil)
     output.show(output.fill(output.table("A"), [[evil]]))
-    told = capsys.readouterr()
-    for text in (told.out, told.err):
+    reported = capsys.readouterr()
+    for text in (reported.out, reported.err):
         assert "evil" in text
         assert not [one for one in text if not (one.isprintable() or one == "\n")]
 

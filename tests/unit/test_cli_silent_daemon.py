@@ -29,9 +29,9 @@ def path(stack, tmp_path, monkeypatch):
 
 def test_who_only_looks_is_warned_and_does_without_it(path, capsys):
     assert targets.reader(None) is None
-    told = capsys.readouterr().err
-    assert f"warning: the daemon on {path} (process {os.getpid()}) does not answer within 0.1 s" in told
-    assert "continue to train" in told
+    output = capsys.readouterr().err
+    assert f"warning: the daemon on {path} (process {os.getpid()}) does not answer within 0.1 s" in output
+    assert "continue to train" in output
 
 
 def test_who_changes_something_or_names_it_is_refused(path):

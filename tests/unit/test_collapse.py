@@ -7,17 +7,17 @@ import pytest
 from hookd.tool.reports.collapse import collapse, same
 
 
-def told(message, kind="nan", module="fc1", **more):
+def reported(message, kind="nan", module="fc1", **more):
     return {"seq": 1, "time": 1.0, "kind": kind, "module": module, "message": message, **more}
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (told("loss 3.1 at step 70"), told("loss 22,000.25 at step 8")),
-        (told("loss 1e-07"), told("loss 3.5E+20")),
-        (told("x", step=1), told("x", step=2)),
-        (told("x", module=None), told("x", module="")),
+        (reported("loss 3.1 at step 70"), reported("loss 22,000.25 at step 8")),
+        (reported("loss 1e-07"), reported("loss 3.5E+20")),
+        (reported("x", step=1), reported("x", step=2)),
+        (reported("x", module=None), reported("x", module="")),
     ],
 )
 def test_numbers_and_steps_do_not_count(one, other):
@@ -27,12 +27,12 @@ def test_numbers_and_steps_do_not_count(one, other):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (told("x", module="layers.3"), told("x", module="layers.4")),
-        (told("x", kind="nan"), told("x", kind="inf")),
-        (told("loss is NaN"), told("loss is inf")),
-        (told("x", seq=-2), told("x", seq=-3)),
-        (told("b", kind="a", module=""), told("", kind="a", module="b")),
-        (told("max_norm=1.0", kind="training_changed"), told("max_norm=0.25", kind="training_changed", seq=2)),
+        (reported("x", module="layers.3"), reported("x", module="layers.4")),
+        (reported("x", kind="nan"), reported("x", kind="inf")),
+        (reported("loss is NaN"), reported("loss is inf")),
+        (reported("x", seq=-2), reported("x", seq=-3)),
+        (reported("b", kind="a", module=""), reported("", kind="a", module="b")),
+        (reported("max_norm=1.0", kind="training_changed"), reported("max_norm=0.25", kind="training_changed", seq=2)),
     ],
 )
 def test_kind_module_and_words_count_and_what_the_daemon_has_seen_is_never_equal(one, other):
@@ -40,7 +40,7 @@ def test_kind_module_and_words_count_and_what_the_daemon_has_seen_is_never_equal
 
 
 def test_the_first_stands_for_all_with_their_count_and_the_last_time():
-    first, other, again = told("loss 1"), told("loss is gone"), told("loss 2", time=5.0)
+    first, other, again = reported("loss 1"), reported("loss is gone"), reported("loss 2", time=5.0)
     assert collapse([first, other, again]) == [{**first, "count": 2, "last": 5.0}, {**other, "count": 1, "last": 1.0}]
     assert "count" not in first
 

@@ -131,7 +131,7 @@ def test_a_mistake_in_the_file_is_named_with_what_was_meant(tmp_path, text, word
     assert str(path) in caught.value.message
 
 
-def test_all_mistakes_are_told_at_once(tmp_path):
+def test_all_mistakes_are_reported_at_once(tmp_path):
     path = tmp_path / "hookd.toml"
     path.write_text('[serve]\nlinger_s = "x"\npoll_s = 0\n[nope]\n')
     with pytest.raises(ConfigError) as caught:

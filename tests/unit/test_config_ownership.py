@@ -36,7 +36,7 @@ def refused(path, *words):
 
 @pytest.mark.parametrize("is_root", [True, False])
 def test_a_file_that_everybody_can_write_is_refused(file, is_root, monkeypatch):
-    if not is_root:  # who is told nothing of what leads to it
+    if not is_root:  # the check of the path is for root only
         monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     file.chmod(0o666)
     refused(file, "other users can write", f"chmod go-w {file}")

@@ -30,7 +30,7 @@ IN_PODS = {
     "containerd, cgroupfs driver": f"0::{POD_V1}\n",
     "containerd, version 1": v1(POD_V1),
     "containerd, version 1, systemd driver": v1(f"{SYSTEMD}/cri-containerd-{ID}.scope"),
-    "containerd told of systemd by the kubelet alone": v1(
+    "containerd with systemd set by the kubelet alone": v1(
         f"/system.slice/containerd.service/kubepods-burstable-pod{ESCAPED}.slice:cri-containerd:{ID}"
     ),
     "guaranteed, no class of service": f"0::/kubepods.slice/kubepods-pod{ESCAPED}.slice/cri-containerd-{ID}.scope\n",

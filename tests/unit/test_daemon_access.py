@@ -135,7 +135,7 @@ def test_only_certificates_with_an_allowed_name_are_answered(serve, directory):
     assert refused(serve(served.web_config(directory, text.format("grafana"))), context)
 
 
-def test_a_name_and_a_password_are_asked_for_and_it_is_not_told_which_is_wrong(serve, directory):
+def test_a_name_and_a_password_are_asked_for_and_it_is_not_revealed_which_is_wrong(serve, directory):
     url = serve(served.web_config(directory, USERS))
     status, answer = served.get(url)
     assert status == 401

@@ -39,7 +39,7 @@ def word(n):
     return "".join(chr(ord("a") + int(digit)) for digit in str(n))
 
 
-def told(count, begin=1, **more):
+def reported(count, begin=1, **more):
     return [{"seq": n, "kind": "nan", "message": f"in {word(n)}", **more} for n in range(begin, begin + count)]
 
 
@@ -59,14 +59,14 @@ def test_of_equal_incidents_the_first_is_new_and_the_others_are_counted_without_
 
 def test_what_a_target_tells_beyond_its_limit_is_dropped_and_one_incident_and_line_says_so(admit, store, clock, caplog):
     burst = LIMITS["target"].burst
-    new, lost = admit.add(source(), told(burst + 50))
+    new, lost = admit.add(source(), reported(burst + 50))
     assert (len(new), lost) == (burst, 50)
     admit.sum_up()
     said = f"50 more incidents of run r, rank 0 (process 1 of user {user_name(7)}) were dropped in 1 s"
     assert dropped(store) == [(said, 7)]
     assert caplog.messages == [said]
     number = store.query(kind="dropped")[0]["seq"]
-    admit.add(source(), told(20, begin=1000))
+    admit.add(source(), reported(20, begin=1000))
     admit.sum_up()
     assert dropped(store) == [(said, 7)], "not before a while has passed"
     clock.now += SUM_UP_S
@@ -83,30 +83,30 @@ def test_what_a_target_tells_beyond_its_limit_is_dropped_and_one_incident_and_li
 
 def test_room_comes_back_with_time(admit, clock):
     limit = LIMITS["target"]
-    admit.add(source(), told(limit.burst))
-    assert admit.add(source(), told(1, begin=1000))[1] == 1
+    admit.add(source(), reported(limit.burst))
+    assert admit.add(source(), reported(1, begin=1000))[1] == 1
     clock.now += 3 / limit.per_s
-    assert admit.add(source(), told(5, begin=2000))[1] == 2
+    assert admit.add(source(), reported(5, begin=2000))[1] == 2
 
 
 def test_targets_of_one_run_and_runs_of_one_user_have_a_limit_together_and_another_user_is_not_concerned(admit, store):
     for pid in range(1, 21):
-        admit.add(source(pid), told(100))
+        admit.add(source(pid), reported(100))
     assert len(store.query(run="r")) == LIMITS["run"].burst
     for pid in range(100, 200):
-        admit.add(source(pid, run=f"r{pid}"), told(100))
+        admit.add(source(pid, run=f"r{pid}"), reported(100))
     assert len(admit._losses) <= 2, "what says so does not grow with targets and runs"
     admit.sum_up()
     assert sorted(row["message"].partition(" were")[0].split(" ", 1)[1] for row in store.query(kind="dropped")) == [
         f"more incidents of run r of user {user_name(7)}",
         f"more incidents of user {user_name(7)}",
     ]
-    new, lost = admit.add(source(999, run="victim", owner=8), told(1))
+    new, lost = admit.add(source(999, run="victim", owner=8), reported(1))
     assert (len(new), lost) == (1, 0)
 
 
 def test_the_daemon_itself_is_heard_where_a_target_has_used_its_room_and_has_a_limit_of_its_own(admit, store):
-    admit.add(source(), told(10_000))
+    admit.add(source(), reported(10_000))
     assert admit.add_own(source(), {"kind": "lost", "message": "died", "seq": -1})
     assert [row["kind"] for row in store.query(kind="lost")] == ["lost"]
     answers = [admit.add_own(source(pid), {"kind": "lost", "message": "died", "seq": -1}) for pid in range(2, 1000)]
@@ -114,7 +114,7 @@ def test_the_daemon_itself_is_heard_where_a_target_has_used_its_room_and_has_a_l
     assert set(answers) == {True, None}
 
 
-def test_what_a_page_had_no_room_for_is_told_and_costs_the_room_of_a_row(admit, store, caplog):
+def test_what_a_page_had_no_room_for_is_reported_and_costs_the_room_of_a_row(admit, store, caplog):
     for pid in range(1, 5000):
         admit.missed(source(pid, run=f"r{pid}"), 10**18)
     assert len(admit._losses) <= LIMITS["user"].burst + 1
@@ -125,15 +125,15 @@ def test_what_a_page_had_no_room_for_is_told_and_costs_the_room_of_a_row(admit, 
 
 
 def test_at_the_end_it_is_written_how_many_were_dropped(admit, store):
-    admit.add(source(), told(LIMITS["target"].burst + 1))
+    admit.add(source(), reported(LIMITS["target"].burst + 1))
     admit.sum_up()
-    admit.add(source(), told(1, begin=5000))
+    admit.add(source(), reported(1, begin=5000))
     admit.sum_up(is_last=True)
     assert dropped(store)[0][0].startswith("2 more")
 
 
 def test_what_is_over_is_forgotten(admit, clock):
-    admit.add(source(), told(1000))
+    admit.add(source(), reported(1000))
     admit.sum_up()
     clock.now += 1000
     admit.sum_up()

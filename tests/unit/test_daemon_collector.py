@@ -488,7 +488,7 @@ class Failing:
         raise KeyError(target.pid)
 
 
-def test_a_watcher_that_fails_is_told_once_and_takes_neither_the_others_nor_the_scrape_with_it(join, fleet, caplog):
+def test_a_watcher_that_fails_is_reported_once_and_takes_neither_the_others_nor_the_scrape_with_it(join, fleet, caplog):
     put(join(), "hookd_steps", "counter", 5)
     guarded = Guarded(Failing())
     collector = FleetCollector(fleet, AttachCounter(), Limits(), watchers=[guarded, Waiting()])

@@ -84,7 +84,7 @@ def test_a_signal_is_named_with_its_core_dump_and_one_without_a_name_by_its_numb
     assert death(page, signal.SIGSEGV, "pidfd").message.endswith("during Python's own exit")
 
 
-def test_where_it_was_last_is_told_with_step_module_phase_and_the_last_events(page):
+def test_where_it_was_last_is_reported_with_step_module_phase_and_the_last_events(page):
     module = page.module("layers.2.fc", "Linear", 1)
     beat(page, module, "forward")
     for step in range(100):
@@ -120,7 +120,7 @@ def test_a_page_full_of_text_makes_no_large_incident(page):
     assert len(json.dumps(dict(death(page, 1, "pidfd").fields))) < 100_000
 
 
-def test_one_whose_page_never_was_good_is_told_by_the_kernel_alone():
+def test_one_whose_page_never_was_good_is_classified_by_the_kernel_alone():
     found = judge(Evidence(3 << 8, "zombie"), None)
     assert (found.reason, dict(found.fields)) == (
         "exit 3",

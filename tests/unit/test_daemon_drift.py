@@ -83,7 +83,7 @@ def test_of_many_ranks_the_first_are_named_and_the_others_counted(job):
         assert named(reversed(job(count).targets)) == words
 
 
-def test_it_is_told_once_and_once_more_when_they_are_alike_again(job, fleet):
+def test_it_is_reported_once_and_once_more_when_they_are_alike_again(job, fleet):
     training = job()
     for mark in range(100, 1500, 100):
         for rank in range(3):

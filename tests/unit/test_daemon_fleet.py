@@ -42,7 +42,9 @@ def pair(stack, fleet):
     return targets
 
 
-def test_a_target_that_cannot_be_looked_at_is_told_once_and_the_others_are_looked_at(fleet, pair, monkeypatch, caplog):
+def test_a_target_that_cannot_be_looked_at_is_reported_once_and_the_others_are_looked_at(
+    fleet, pair, monkeypatch, caplog
+):
     bad, good = pair
     good.pid = os.getpid()
     monkeypatch.setattr(bad, "poll", lambda: 1 // 0)
@@ -77,7 +79,7 @@ def test_whose_a_target_is_stays_known_when_its_process_ends_in_the_middle_of_a_
     assert target.identity.uid == os.getuid()
 
 
-def test_whether_a_process_holds_its_page_is_told_without_opening_one_and_of_a_spoilt_one_by_its_memory_file(stack):
+def test_whether_a_process_holds_its_page_is_known_without_opening_one_and_of_a_spoilt_one_by_its_memory_file(stack):
     ranks = Ranks(stack, 2)
     one, other = ranks.targets
     assert one.holds_page()

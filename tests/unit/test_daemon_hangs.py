@@ -116,7 +116,7 @@ class Node:
                 rank.target.read()
             self.hangs.look([rank.target for rank in self.ranks])
 
-    def told(self):
+    def reported_kinds(self):
         """Return the kinds of all incidents, in order."""
         return [row["kind"] for row in reversed(self.fleet.store.query())]
 
@@ -138,13 +138,13 @@ def stall(node, step=20):
     node.ranks[1].at("forward", "blocks.2", step=step)
 
 
-def test_a_rank_that_stands_is_told_once_with_its_module_phase_and_step_and_again_when_it_goes_on(node):
+def test_a_rank_that_stands_is_reported_once_with_its_module_phase_and_step_and_again_when_it_goes_on(node):
     (rank,) = node.job(1)
     rank.at("forward", "blocks.2", step=20)
     node.watch(59)
-    assert node.told() == []
+    assert node.reported_kinds() == []
     node.watch(300)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
     found = node.last()
     assert (found["module"], found["step"], found["detail"]["phase"]) == ("blocks.2", 20, "forward")
     assert found["message"].startswith("rank 0 stands in forward of blocks.2 (step 20) for 60 s")
@@ -152,11 +152,11 @@ def test_a_rank_that_stands_is_told_once_with_its_module_phase_and_step_and_agai
     assert samples(node, rank) == {"stands": 1.0, "waits": 0.0}
     rank.at("backward")
     node.watch(50)
-    assert node.told() == ["hang", "hang_over"]
+    assert node.reported_kinds() == ["hang", "hang_over"]
     assert node.last()["detail"]["lasted_s"] == pytest.approx(359, abs=2)
     assert samples(node, rank) == {"stands": 0.0, "waits": 0.0}
     node.watch(300)
-    assert node.told() == ["hang", "hang_over", "hang"], "it is told again when it hangs again"
+    assert node.reported_kinds() == ["hang", "hang_over", "hang"], "it is reported again when it hangs again"
     assert rank.target.reported == {"hang": 2, "hang_over": 1}
 
 
@@ -165,11 +165,11 @@ def samples(node, rank):
     return {sample.labels["role"]: sample.value for sample in found if sample.family.name == "hookd_hang"}
 
 
-def test_the_rank_that_is_waited_for_is_named_and_who_waits_for_it_is_told_nothing_of_its_own(node):
+def test_the_rank_that_is_waited_for_is_named_and_a_waiting_rank_has_no_report_of_its_own(node):
     ranks = node.job(4)
     stall(node)
     node.watch(120)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
     found = node.last()
     assert (found["rank"], found["module"]) == ("1", "blocks.2")
     assert found["message"].startswith(
@@ -187,12 +187,12 @@ def test_when_the_rank_that_was_waited_for_goes_on_first_its_run_does_not_hang_a
     node.watch(900, every=5)
     ranks[1].at("backward")
     node.watch(3)
-    assert node.told() == ["hang", "hang_over"]
+    assert node.reported_kinds() == ["hang", "hang_over"]
     assert [rank.target.hang for rank in ranks] == [None] * 4
     for rank in ranks:
         rank.steps(1)
     node.watch(50)
-    assert node.told() == ["hang", "hang_over"]
+    assert node.reported_kinds() == ["hang", "hang_over"]
 
 
 def test_a_launcher_that_has_an_agent_of_its_own_is_not_waited_for(node):
@@ -223,15 +223,15 @@ def test_a_rank_that_is_being_detached_is_neither_waited_for_nor_takes_a_hang_wi
     second.at("forward", "blocks.1", step=11)
     second.page.set_state("detaching")
     node.watch(600)
-    assert node.told() == []
+    assert node.reported_kinds() == []
     second.page.set_state("running")
     node.watch(200)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
     for rank in (first, second):
         rank.page.set_state("detaching")
     node.restart()
     node.watch(100)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
 
 
 def test_a_restarted_daemon_finds_the_same_hang_again_and_tells_of_it_once(node):
@@ -240,13 +240,13 @@ def test_a_restarted_daemon_finds_the_same_hang_again_and_tells_of_it_once(node)
     node.watch(90)
     node.restart()
     node.watch(200)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
     assert [rank.target.hang["role"] for rank in ranks] == ["waits", "stands"]
     assert ranks[1].target.hang["at_least"]
     assert ranks[1].target.hang["for_s"] >= 200 + 60 - 2, "what was known before counts"
     ranks[1].at("backward")
     node.watch(5)
-    assert node.told() == ["hang", "hang_over"]
+    assert node.reported_kinds() == ["hang", "hang_over"]
     assert "at least" in node.last()["message"]
 
 
@@ -258,7 +258,7 @@ def test_a_hang_that_ended_while_no_daemon_looked_is_closed_by_the_next_one(node
         rank.steps(3)
     node.restart()
     node.watch(20)
-    assert node.told() == ["hang", "hang_over"]
+    assert node.reported_kinds() == ["hang", "hang_over"]
 
 
 def test_a_daemon_that_comes_into_a_hang_says_that_it_may_be_older(node):
@@ -278,9 +278,9 @@ def test_no_time_in_which_the_daemon_did_not_look_is_held_against_a_target(node,
     node.watch(20)
     node.now += gap
     node.watch(30)
-    assert node.told() == []
+    assert node.reported_kinds() == []
     node.watch(40)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
 
 
 def test_a_silence_that_is_usual_in_its_phase_is_no_hang_there_but_is_in_another(node):
@@ -292,20 +292,20 @@ def test_a_silence_that_is_usual_in_its_phase_is_no_hang_there_but_is_in_another
         node.watch(5)
     rank.at("other")
     node.watch(200)
-    assert node.told() == []
+    assert node.reported_kinds() == []
     rank.at("backward")
     node.watch(70)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
 
 
-def test_what_was_told_as_a_hang_is_usual_from_the_second_time_on(node):
+def test_what_was_reported_as_a_hang_is_usual_from_the_second_time_on(node):
     (rank,) = node.job(1)
     for expected in (2, 4, 4, 4):
         rank.at("other")
         node.watch(300, every=5)
         rank.steps(100)
         node.watch(5)
-        assert len(node.told()) == expected
+        assert len(node.reported_kinds()) == expected
 
 
 def test_before_a_training_is_known_and_while_torch_compiles_more_time_is_given(node):
@@ -316,13 +316,13 @@ def test_before_a_training_is_known_and_while_torch_compiles_more_time_is_given(
     rank.page.cells[rank.compiling] = 1.0
     rank.at("forward", "(root)")
     node.watch(300)  # a batch of another shape
-    assert node.told() == []
+    assert node.reported_kinds() == []
     node.watch(310)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
     rank.page.cells[rank.compiling] = 0.0
     rank.at("forward", "(root)")
     node.watch(65)
-    assert node.told() == ["hang", "hang_over", "hang"], "what it took to compile is not what a forward takes"
+    assert node.reported_kinds() == ["hang", "hang_over", "hang"], "what it took to compile is not what a forward takes"
 
 
 def test_who_waits_for_a_rank_that_still_works_does_not_hang(node):
@@ -336,7 +336,7 @@ def test_who_waits_for_a_rank_that_still_works_does_not_hang(node):
     ranks[0].page.cells[ranks[0].compiling] = 1.0
     ranks[0].at("forward", "blocks.1", step=12)
     node.watch(180)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 def test_who_waits_for_a_rank_whose_long_silence_is_usual_does_not_hang(node):
@@ -350,7 +350,7 @@ def test_who_waits_for_a_rank_whose_long_silence_is_usual_does_not_hang(node):
             rank.at(phase, step=rank.page.cells[rank.done] + 1)
         ranks[0].at("data")
         node.watch(seconds)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 def test_that_the_gil_is_held_is_seen_by_hookds_own_thread_which_does_not_run(node):
@@ -374,7 +374,7 @@ def test_who_waits_for_a_paused_rank_does_not_hang_nor_when_it_goes_on(node):
     node.watch(900, every=5)
     ranks[0].at("backward")
     node.watch(30)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 @pytest.mark.parametrize("identity", [{}, {"script": "/usr/lib/python3/ipykernel_launcher.py"}])
@@ -383,7 +383,7 @@ def test_a_process_that_only_waits_for_a_person_does_not_hang(node, identity):
     (rank,) = node.job(1, steps=50 if identity else 0, **identity)
     rank.at("other")
     node.watch(3600, every=5)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 def test_a_rank_that_goes_on_alone_when_the_others_have_ended_is_given_more_time(node):
@@ -393,7 +393,7 @@ def test_a_rank_that_goes_on_alone_when_the_others_have_ended_is_given_more_time
     ranks[1].target.lose()
     ranks[0].at("other")
     node.watch(500, every=5)
-    assert node.told() == []
+    assert node.reported_kinds() == []
     ranks[0].at("backward")
     node.watch(70)
     assert "; rank 0 waits for it in backward" in node.last()["message"]
@@ -406,7 +406,7 @@ def test_other_threads_events_do_not_hide_that_the_training_stands(node):
     for _ in range(70):
         rank.page.cells[other + EVENTS] += 1
         node.watch(1)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
 
 
 def test_autograds_own_threads_count_for_the_training(node):
@@ -416,7 +416,7 @@ def test_autograds_own_threads_count_for_the_training(node):
     for _ in range(120):
         rank.page.cells[engine + MODULE] = 1 + rank.page.cells[engine + MODULE] % 3
         node.watch(1)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 def test_a_training_loop_inside_of_a_modules_forward_is_not_silent(node):
@@ -426,11 +426,11 @@ def test_a_training_loop_inside_of_a_modules_forward_is_not_silent(node):
     for n in range(120):
         rank.page.cells[rank.base + STEP] = n
         node.watch(1)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_healthy_trainings_are_never_told_of(node, seed):
+def test_healthy_trainings_are_never_reported(node, seed):
     """Steps of any speed with a spread, checkpoints of 30 s, evaluations; ranks meet in each backward."""
     ranks, chance = node.job(2), random.Random(seed)
     usual = chance.choice([0.5, 8.0, 25.0])
@@ -448,7 +448,7 @@ def test_healthy_trainings_are_never_told_of(node, seed):
                 node.watch(2, every=2)
         for rank in ranks:
             rank.steps(1, 4 * usual)
-    assert node.told() == []
+    assert node.reported_kinds() == []
 
 
 def test_a_process_that_is_stopped_is_the_one_that_is_waited_for(node):
@@ -469,7 +469,7 @@ def test_a_process_that_is_stopped_is_the_one_that_is_waited_for(node):
         process.wait()
         stopped.target.lose()
         node.watch(100)
-        assert node.told() == ["hang", "hang_over", "hang"]
+        assert node.reported_kinds() == ["hang", "hang_over", "hang"]
         assert "rank 1 has ended (signal SIGKILL); rank 0 waits for it in backward" in node.last()["message"]
 
 
@@ -533,9 +533,9 @@ def test_a_daemon_that_has_just_come_knows_slow_steps_from_the_page(node):
     node.restart()
     rank.at("backward")
     node.watch(190)
-    assert node.told() == []
+    assert node.reported_kinds() == []
     node.watch(15)
-    assert node.told() == ["hang"]
+    assert node.reported_kinds() == ["hang"]
 
 
 def test_the_usual_time_of_a_step_is_not_spoilt_by_one_long_one(node):

@@ -60,11 +60,11 @@ def test_a_line_says_whose_process_it_is(incident_log, caplog):
     ]
 
 
-def test_of_many_of_one_kind_the_first_are_told_and_the_others_counted(incident_log, clock, caplog):
+def test_of_many_of_one_kind_the_first_are_reported_and_the_others_counted(incident_log, clock, caplog):
     incident_log.add(TARGET, [dead(n) for n in range(13)])
     incident_log.add(TARGET, [{"kind": "nan", "message": "a NaN"}])
-    told = [line for line in caplog.messages if "is dead" in line]
-    assert len(told) == LINES
+    texts = [line for line in caplog.messages if "is dead" in line]
+    assert len(texts) == LINES
     assert "a NaN" in caplog.messages[-1]
     clock.now += WINDOW_S
     incident_log.add(TARGET, [])

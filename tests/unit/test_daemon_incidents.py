@@ -160,16 +160,16 @@ def test_what_lasts_is_stored_once_by_however_many_daemons_until_it_is_over(tmp_
     heard = Heard()
     there.listen(heard)
 
-    def told(store, kind):
+    def announced(store, kind):
         is_new = store.add_own(TARGET, "a", "0", {"kind": kind, "message": kind})
         assert store.flush()
         return is_new
 
-    assert [told(one, "hang") for one in (here, there)] == [True, False]
+    assert [announced(one, "hang") for one in (here, there)] == [True, False]
     assert list(there.own(TARGET).ongoing) == ["hang"]
-    assert [told(one, "hang_over") for one in (there, here)] == [True, False]
+    assert [announced(one, "hang_over") for one in (there, here)] == [True, False]
     assert there.own(TARGET).ongoing == {}
-    assert [told(one, "hang") for one in (here, there)] == [True, False]
+    assert [announced(one, "hang") for one in (here, there)] == [True, False]
     assert [row["kind"] for row in here.query(order="id")] == ["hang", "hang_over", "hang"]
     wait_until(lambda: len(heard.rows) == 3, what="who listens to the slower one hears of all")
     assert [row["id"] for row in heard.rows] == [row["id"] for row in here.query(order="id")[::-1]]
@@ -285,7 +285,7 @@ def test_what_is_being_written_is_counted_with_what_has_come_since(tmp_path, mon
     store.close()
 
 
-def test_a_receiver_is_told_again_when_the_count_has_one_more_digit(tmp_path):
+def test_a_receiver_is_notified_again_when_the_count_has_one_more_digit(tmp_path):
     heard = Heard()
     store = listening(tmp_path / incidents.NAME, heard)
     for seq in range(1, 121):
@@ -369,8 +369,8 @@ def test_of_a_run_of_one_user_the_newest_are_listed_whichever_rank_they_are_of(s
 
 
 def test_every_row_that_leaves_the_store_says_whose_it_is(store):
-    told = []
-    receiver = FunctionReceiver("pager", told.append, store)
+    announced = []
+    receiver = FunctionReceiver("pager", announced.append, store)
     store.listen(receiver)
     for pid, owner in ((11, 0), (12, 4_000_000_001), (13, -1)):
         store.add((pid, 1, 1), "llama", "0", [nan(1)], owner=owner)
@@ -379,12 +379,12 @@ def test_every_row_that_leaves_the_store_says_whose_it_is(store):
     users = {11: "root", 12: "4000000001", 13: ""}
     for rows in (waiting, store.query(), store.query(run="llama"), store.query(id=1)):
         assert {row["pid"]: row["user"] for row in rows}.items() <= users.items()
-    wait_until(lambda: len(told) == 3)
-    assert {row["pid"]: row["user"] for row in told} == users
+    wait_until(lambda: len(announced) == 3)
+    assert {row["pid"]: row["user"] for row in announced} == users
     receiver.close()
 
 
-def test_what_is_told_after_a_restart_says_whose_it_is(store):
+def test_what_is_reported_after_a_restart_says_whose_it_is(store):
     class Deaf:
         name = "deaf"
         wants = staticmethod(lambda _: True)
@@ -582,7 +582,7 @@ def test_a_file_that_another_daemon_has_replaced_is_not_set_aside(tmp_path):
 # ---- a disk that is full, or slow
 
 
-def test_a_full_disk_is_told_once_and_what_came_meanwhile_is_stored_when_there_is_room(tmp_path, caplog):
+def test_a_full_disk_is_reported_once_and_what_came_meanwhile_is_stored_when_there_is_room(tmp_path, caplog):
     store = IncidentStore(tmp_path / incidents.NAME, retry_s=0.01)
     store.add(TARGET, "r", "0", [nan(1)])
     assert store.flush()
@@ -746,7 +746,7 @@ def listening(path, heard):
     return store
 
 
-def test_a_receiver_is_told_once_and_what_it_has_not_dealt_with_is_given_out_after_a_restart(tmp_path):
+def test_a_receiver_is_notified_once_and_what_it_has_not_dealt_with_is_given_out_after_a_restart(tmp_path):
     heard = Heard()
     store = listening(tmp_path / incidents.NAME, heard)
     for _ in range(2):
@@ -765,12 +765,12 @@ def test_a_receiver_is_told_once_and_what_it_has_not_dealt_with_is_given_out_aft
     store.close()
 
 
-def test_receivers_are_told_while_the_disk_is_full_too(tmp_path):
+def test_receivers_are_notified_while_the_disk_is_full_too(tmp_path):
     heard = Heard()
     store = listening(tmp_path / incidents.NAME, heard)
     store._queue._writer.execute("PRAGMA max_page_count = 1")
     store.add(TARGET, "r", "0", [nan(seq, note="x" * 1000) for seq in range(1, 30)])
-    wait_until(lambda: len(heard.rows) == 29, what="the receiver is told")
+    wait_until(lambda: len(heard.rows) == 29, what="the receiver is notified")
     assert not store.flush()
     store.delivered("heard", heard.rows)
     store._queue._writer.execute("PRAGMA max_page_count = 1000000")
@@ -794,7 +794,7 @@ def test_a_function_that_fails_or_hangs_holds_up_nobody(store):
     store.listen(heard)
     store.add(TARGET, "r", "0", [nan(seq) for seq in range(1, 30)])
     assert store.flush()
-    wait_until(lambda: called == [1, 2] and len(heard.rows) == 29, what="the other is told")
+    wait_until(lambda: called == [1, 2] and len(heard.rows) == 29, what="the other is notified")
     hold.set()
     caller.close()
     assert store.flush()
@@ -811,8 +811,8 @@ def test_every_kind_of_incident_stands_in_the_documentation():
     calls = re.compile(
         r'(?:\.incident|report_incident|\.report|\bsee)\((?:\s*(?:loaded\.name|change\.name|"hookd"|target|one),)?\s*"([a-z_]+)"'
     )
-    told = {kind for path in sources for kind in calls.findall(path.read_text())}
-    told |= {hangs.HANG, hangs.OVER, stragglers.STRAGGLER, stragglers.OVER, drift.DRIFT, drift.OVER, "nan", "inf"}
-    assert told >= {"corrupt", "eval", "leak", "lost", "loss_spike", "quarantine", "training_changed"}
+    announced = {kind for path in sources for kind in calls.findall(path.read_text())}
+    announced |= {hangs.HANG, hangs.OVER, stragglers.STRAGGLER, stragglers.OVER, drift.DRIFT, drift.OVER, "nan", "inf"}
+    assert announced >= {"corrupt", "eval", "leak", "lost", "loss_spike", "quarantine", "training_changed"}
     known = (root / "docs" / "incidents.md").read_text()
-    assert {kind for kind in told if f"`{kind}`" not in known} == set()
+    assert {kind for kind in announced if f"`{kind}`" not in known} == set()

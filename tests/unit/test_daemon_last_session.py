@@ -38,18 +38,18 @@ def note(tmp_path):
     return write
 
 
-def told(fleet):
+def reported(fleet):
     return [(row["pid"], row["rank"], row["step"], row["message"]) for row in fleet.incidents(kind="lost")]
 
 
-def test_who_has_gone_is_told_with_the_step_and_the_time_at_which_it_was_last_seen(fleet, note, caplog):
+def test_who_has_gone_is_reported_with_the_step_and_the_time_at_which_it_was_last_seen(fleet, note, caplog):
     LastSession(note(), fleet).look([])
     pid = 2**22 + 1
     message = (
         f"process {pid} was gone when the daemon came back: last seen alive at 2001-09-09 01:46:40 UTC, how it ended is "
         "unknown"
     )
-    assert told(fleet) == [(pid, "3", 41, message)]
+    assert reported(fleet) == [(pid, "3", 41, message)]
     assert f"lost in process {pid} (run job, rank 3) at step 41: {message}" in caplog.messages
 
 
@@ -57,29 +57,29 @@ def test_who_was_noted_in_another_time_namespace_is_the_same_process(fleet, note
     hours_10 = 36_000 * os.sysconf("SC_CLK_TCK")
     shifted = proc.start_ticks(os.getpid()) + hours_10
     LastSession(note(pid=os.getpid(), start_ticks=shifted, offset=hours_10), fleet).look([])
-    assert told(fleet) == []
+    assert reported(fleet) == []
     LastSession(note(pid=os.getpid(), start_ticks=shifted), fleet).look([])
-    assert len(told(fleet)) == 1, "as an older hookd has written it: it is another process then"
+    assert len(reported(fleet)) == 1, "as an older hookd has written it: it is another process then"
 
 
 def test_of_the_time_before_a_boot_all_are_gone_whatever_runs_under_their_pids(fleet, note):
     LastSession(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).look([])
-    ((_, _, _, message),) = told(fleet)
+    ((_, _, _, message),) = reported(fleet)
     assert message.endswith("; the machine has been booted since")
 
 
-def test_who_still_runs_is_not_told_and_another_process_of_that_pid_is_another(fleet, note):
+def test_a_process_that_still_runs_is_not_reported_and_another_process_of_that_pid_is_another(fleet, note):
     ticks = proc.start_ticks(os.getpid())
     LastSession(note(pid=os.getpid(), start_ticks=ticks), fleet).look([])
-    assert told(fleet) == []
+    assert reported(fleet) == []
     LastSession(note(pid=os.getpid(), start_ticks=ticks + 1), fleet).look([])
-    assert [row[0] for row in told(fleet)] == [os.getpid()]
+    assert [row[0] for row in reported(fleet)] == [os.getpid()]
 
 
-def test_it_is_told_once_even_if_the_daemon_is_killed_before_the_next_note(fleet, note):
+def test_it_is_reported_once_even_if_the_daemon_is_killed_before_the_next_note(fleet, note):
     for _ in range(2):
         LastSession(note(), fleet).look([])
-    assert len(told(fleet)) == 1
+    assert len(reported(fleet)) == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[3]", '[{"pid": 1}]', '{"pid": 1}', "[[]]", "\x00" * 100, "[1e999]"])

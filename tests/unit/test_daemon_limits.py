@@ -157,7 +157,7 @@ def test_connections_that_ask_nothing_give_way_to_one_that_does(serve):
         assert b"hello" in idle[-1].recv(4096)
 
 
-def test_where_all_connections_are_busy_the_next_is_told_to_come_again(serve):
+def test_where_all_connections_are_busy_the_next_is_asked_to_come_again(serve):
     url = serve(limits=tcp.Limits(connections=4))
     with contextlib.ExitStack() as stack:
         for _ in range(4):

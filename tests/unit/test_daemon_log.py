@@ -72,13 +72,13 @@ def test_a_full_disk_costs_lines_and_nothing_else():
 
 
 def test_what_a_target_says_is_one_line_that_no_terminal_obeys():
-    told = record("run %s")
-    told.args = ("\x1b[2Jx\nhookd WARNING: lost",)
+    reported = record("run %s")
+    reported.args = ("\x1b[2Jx\nhookd WARNING: lost",)
     try:
         raise ValueError("\x9b31m")
     except ValueError as error:
-        told.exc_info = (type(error), error, error.__traceback__)
-    first, *traceback = Plain("hookd %(message)s").format(told).split("\n")
+        reported.exc_info = (type(error), error, error.__traceback__)
+    first, *traceback = Plain("hookd %(message)s").format(reported).split("\n")
     assert first == "hookd run  [2Jx hookd WARNING: lost"
     assert traceback[0].startswith("Traceback")
     assert traceback[-1] == "ValueError:  31m"

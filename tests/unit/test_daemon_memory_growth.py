@@ -31,21 +31,21 @@ class Scene:
             self.ranks.targets[0].read()
             self.watcher.look(self.ranks.targets)
 
-    def told(self):
+    def reported(self):
         return [(row["kind"], row["message"]) for row in reversed(self.fleet.incidents())]
 
 
 def test_a_leak_that_ends_the_job_soon_is_reported_once_and_its_end(stack):
     scene = Scene(stack)
     scene.grow(360, 14)  # 72 MiB a second
-    ((kind, message),) = scene.told()
+    ((kind, message),) = scene.reported()
     assert kind == "memory_growth"
     assert message.startswith(
         "its memory grows by 72 MiB a second, 4.2 GiB in the last minute: the 5.4 GiB that are left are used"
     )
     scene.grow(360, 1)
     scene.grow(0, 13)
-    assert [kind for kind, _ in scene.told()] == ["memory_growth", "memory_growth_over"]
+    assert [kind for kind, _ in scene.reported()] == ["memory_growth", "memory_growth_over"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_other_growth_is_not_reported(stack, more, mib, times):
     scene = Scene(stack, **more)
     scene.grow(mib, times)
     scene.grow(0, 20)
-    assert not scene.told()
+    assert not scene.reported()
 
 
 def test_memory_that_is_freed_again_and_again_does_not_grow(stack):
@@ -65,7 +65,7 @@ def test_memory_that_is_freed_again_and_again_does_not_grow(stack):
     for _ in range(10):
         scene.grow(700, 2)
         scene.grow(-400, 2)
-    assert not scene.told()
+    assert not scene.reported()
 
 
 def test_readings_before_a_pause_do_not_count(stack):
@@ -73,7 +73,7 @@ def test_readings_before_a_pause_do_not_count(stack):
     scene.grow(360, 10)
     scene.now += 60
     scene.grow(360, 10)
-    assert not scene.told()
+    assert not scene.reported()
 
 
 def test_what_is_private_and_what_is_left_are_read_from_the_system():

@@ -72,11 +72,11 @@ def test_names_of_the_configuration_and_patterns_are_known():
 
 @pytest.mark.parametrize("name", ["gpu1.example.org", "10.0.0.7"])
 def test_on_loopback_a_refusal_names_what_is_answered_and_no_address_that_is_not(name):
-    told = HostNames(is_local=True).refusal(f"{name}:9465")
-    assert "localhost or 127.0.0.1" in told
-    assert "address of this machine" not in told
-    assert f"--allow-host {name}" in told
-    assert f'allow_hosts = ["{name}"]' in told
+    reported = HostNames(is_local=True).refusal(f"{name}:9465")
+    assert "localhost or 127.0.0.1" in reported
+    assert "address of this machine" not in reported
+    assert f"--allow-host {name}" in reported
+    assert f'allow_hosts = ["{name}"]' in reported
     allowed = load({"allow_hosts": (name,)}, {}).allow_hosts
     assert HostNames(allowed, is_local=True).refusal(f"{name}:9465") is None
 

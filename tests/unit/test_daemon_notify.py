@@ -46,8 +46,8 @@ def test_a_watchdog_hears_of_a_loop_that_turns_and_of_none_that_hangs(manager):
 
     async def serve():
         async with notify.serving({**environ, "WATCHDOG_USEC": "20000"}):
-            told = [await asyncio.to_thread(listener.recv, 100) for _ in range(4)]
-            assert told == [b"READY=1", *[b"WATCHDOG=1"] * 3]
+            reported = [await asyncio.to_thread(listener.recv, 100) for _ in range(4)]
+            assert reported == [b"READY=1", *[b"WATCHDOG=1"] * 3]
             drain(listener)
             listener.settimeout(0.1)
             with pytest.raises(TimeoutError):  # this loop does not run while it waits here
@@ -72,5 +72,5 @@ def test_the_watchdog_is_asked_for_by_the_environment(environ, limit_s):
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/at/all", "relative", "vsock:2:1"])
-def test_where_nobody_listens_nothing_is_told_and_nothing_fails(address):
+def test_where_nobody_listens_nothing_is_reported_and_nothing_fails(address):
     assert not notify.send("READY=1", {"NOTIFY_SOCKET": address} if address else {})

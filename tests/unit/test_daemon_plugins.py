@@ -124,7 +124,7 @@ def test_torch_is_refused_with_the_authors_line(made):
         ("test", r"No module named 'absent_library' \(.*hookd_mine_two\.py:1\)$"),
     ],
 )
-def test_an_import_that_the_extra_brings_is_told_with_it(tmp_path, monkeypatch, extra, said):
+def test_an_import_that_the_extra_brings_is_reported_with_it(tmp_path, monkeypatch, extra, said):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "hookd_mine_two.py").write_text("import absent_library\n")
     info = tmp_path / "hookd_two-1.0.dist-info"
@@ -146,7 +146,7 @@ def test_an_import_that_the_extra_brings_is_told_with_it(tmp_path, monkeypatch, 
         ("1 / 0\n", "ZeroDivisionError"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_the_authors_line(made, body, said):
+def test_what_is_wrong_is_reported_with_the_authors_line(made, body, said):
     half = made(body)
     with pytest.raises(PluginError, match=said):
         half.load()
@@ -264,19 +264,19 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
 
 
 @pytest.mark.parametrize("hook", ["__init__", "configure", "incident"])
-def test_what_a_library_raises_is_told_with_the_authors_line(made, clock, hook):
+def test_what_a_library_raises_is_reported_with_the_authors_line(made, clock, hook):
     mark = "" if hook == "__init__" else "@hookimpl\n"
     argument = {"__init__": "", "configure": ", options", "incident": ", incident"}[hook]
     one = begun(made(f"{mark}def {hook}(self{argument}):\n    json.loads('{{')\n", head="import json"), clock)
     if hook == "incident":
         one.call("incident", incident=0)
-    told = one.last_error["where"] or one.last_error["text"]
+    reported = one.last_error["where"] or one.last_error["text"]
     line = 7 if hook == "__init__" else 8
-    assert f"{one.available.path}:{line}" in told
-    assert "decoder.py" not in told
+    assert f"{one.available.path}:{line}" in reported
+    assert "decoder.py" not in reported
 
 
-def test_what_the_import_of_a_half_raises_in_a_library_is_told_with_its_line(made):
+def test_what_the_import_of_a_half_raises_in_a_library_is_reported_with_its_line(made):
     half = made("pass\n", head="import json; json.loads('{')")
     with pytest.raises(PluginError, match=r"JSONDecodeError.*\(.*hookd_mine_\d\.py:1\)$"):
         half.load()
@@ -414,7 +414,7 @@ def test_targets_metrics_and_panels(made, stack, tmp_path, clock):
     assert panel == {"plugin": "mine", "title": "<b>Ranks</b> ", "columns": ["run", "ranks"], "rows": [["a", 2]]}
     assert "hookd_mine_ranks" not in {f.name for f in all_of_them.families(lambda name, _: name != "hookd_mine_ranks")}
     clock.now += host.FRESH_S
-    assert "hookd_mine_ranks" not in served(all_of_them), "what nobody has told lately is not served"
+    assert "hookd_mine_ranks" not in served(all_of_them), "numbers that were not set lately are not served"
     assert not all_of_them.panels()
     all_of_them.close()
 
@@ -444,7 +444,7 @@ def test_collect_comes_as_seldom_as_its_plugin_says_and_is_served_until_then(mad
     all_of_them.close()
 
 
-def test_what_hookd_itself_refuses_is_told_without_a_way_through_its_code(made, clock):
+def test_what_hookd_itself_refuses_is_reported_without_a_way_through_its_code(made, clock):
     one = begun(made("@hookimpl\ndef colect(self, metrics):\n    pass\n"), clock)
     assert (one.state, one.last_error["traceback"]) == ("refused", "")
     assert "did you mean 'collect'?" in one.last_error["text"]
@@ -493,8 +493,8 @@ def test_a_reading_gives_all_its_numbers_and_no_histogram(stack):
     page = ranks.pages[0]
     page.series(page.family("hookd_took_seconds", "histogram", "Help.", (), (0.1, 1.0)), ())
     ranks.targets[0].poll()
-    told = [(f.name, f.kind, labels, value) for f, labels, value in host._reading(ranks.targets[0]).numbers()]
-    mine = [one for one in told if one[0] in ("hookd_calls", "hookd_loss", "hookd_took_seconds")]
+    reported = [(f.name, f.kind, labels, value) for f, labels, value in host._reading(ranks.targets[0]).numbers()]
+    mine = [one for one in reported if one[0] in ("hookd_calls", "hookd_loss", "hookd_took_seconds")]
     assert mine == [("hookd_calls", "counter", {"module": "a"}, 2.0), ("hookd_loss", "gauge", {}, 0.5)]
 
 

@@ -47,7 +47,7 @@ def collector(stack, tmp_path):
 
 
 def play(collector, story):
-    async def told():
+    async def reported():
         shared = Scrapes(collector)
         try:
             return await asyncio.wait_for(story(shared), PATIENCE_S)
@@ -55,7 +55,7 @@ def play(collector, story):
             collector.gate.set()
             shared.close()
 
-    return asyncio.run(told())
+    return asyncio.run(reported())
 
 
 async def begun(collector):

@@ -74,7 +74,7 @@ def test_each_is_compared_with_the_median_of_the_others(count):
     assert _late(seconds) == [own - statistics.median(rest) for own, rest in zip(seconds, others, strict=True)]
 
 
-def told(fleet):
+def reported(fleet):
     return [(one["rank"], one["kind"]) for one in reversed(fleet.incidents())]
 
 
@@ -121,14 +121,14 @@ def test_the_score_is_the_time_outside_of_waiting_over_the_median(job):
     assert training.samples(0)["hookd_straggler_score"] == pytest.approx(1.0)
 
 
-def test_it_is_told_once_and_once_more_when_it_is_over(job, fleet):
+def test_it_is_reported_once_and_once_more_when_it_is_over(job, fleet):
     training = job()
     for _ in range(20):
         training.steps(extra={1: {"data": 50.0}})
-    assert told(fleet) == [("1", "straggler")]
+    assert reported(fleet) == [("1", "straggler")]
     for _ in range(10):
         training.steps()
-    assert told(fleet) == [("1", "straggler"), ("1", "straggler_over")]
+    assert reported(fleet) == [("1", "straggler"), ("1", "straggler_over")]
     assert not training.slow()
 
 
@@ -142,7 +142,7 @@ def test_a_daemon_after_this_one_does_not_tell_it_again(job, fleet):
     training.watcher = Stragglers(fleet, lambda: training.now)
     for _ in range(8):
         training.steps(extra={1: {"forward": 50.0}})
-    assert told(fleet) == [("1", "straggler")]
+    assert reported(fleet) == [("1", "straggler")]
     assert training.slow() == [1]
 
 
@@ -181,7 +181,7 @@ def test_a_slow_forward_with_collectives_is_found_if_nobody_is_late_elsewhere(jo
         training.add(rank, "hookd_collectives_phase_ratio", 1.0, phase="forward")
     for _ in range(8):
         training.steps(extra={1: {"forward": 50.0}})
-    assert told(fleet) == [("1", "straggler")]
+    assert reported(fleet) == [("1", "straggler")]
 
 
 def test_two_of_four_may_be_slow(job, fleet):

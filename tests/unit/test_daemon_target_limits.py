@@ -32,7 +32,9 @@ def pids(stack):
     return sorted(process.pid for process in started)  # leaving them closes what they read
 
 
-def test_it_is_told_once_while_there_is_room_for_some_only_and_again_after_there_was_room_for_all(limit, pids, caplog):
+def test_it_is_reported_once_while_there_is_room_for_some_only_and_again_after_there_was_room_for_all(
+    limit, pids, caplog
+):
     one, other, late = pids
     limit(2 * MARGIN)
     now = [100.0]

@@ -44,7 +44,7 @@ async def until(condition):
 
 
 class Hook:
-    """A server that answers as it is told; `posts` are the headers and bodies that it got."""
+    """A server with given answers; `posts` are the headers and bodies that it got."""
 
     def __init__(self):
         self.posts = []
@@ -101,7 +101,7 @@ async def sending(state, url, pace=QUICK, clock=time.monotonic, **config):
 
 
 async def settled(store):
-    """Wait until nothing is left to be told."""
+    """Wait until no notice is left."""
     name = store._receivers[0].name
     await until(lambda: not store.undelivered(name, 10))
 
@@ -166,8 +166,11 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
         assert not snippet["is_genuine"](headers, body + b" ", SECRET)
         assert not snippet["is_genuine"]({**headers, "webhook-timestamp": "1"}, body, SECRET)
         assert json.loads(body)["labels"] == critical
-    told = [record.message for record in caplog.records if "webhook" in record.name]
-    assert [("cannot be sent" in one, "takes incidents again" in one) for one in told] == [(True, False), (False, True)]
+    messages = [record.message for record in caplog.records if "webhook" in record.name]
+    assert [("cannot be sent" in one, "takes incidents again" in one) for one in messages] == [
+        (True, False),
+        (False, True),
+    ]
     assert "/x" not in caplog.text, "an address may hold a secret"
 
 
@@ -184,8 +187,8 @@ def test_each_time_that_a_receiver_fails_and_recovers_is_logged_once(tmp_path, c
             await settled(store)
 
     asyncio.run(run())
-    told = [record.message for record in caplog.records if "webhook" in record.name]
-    assert ["takes incidents again" in one for one in told] == [False, True] * 2
+    messages = [record.message for record in caplog.records if "webhook" in record.name]
+    assert ["takes incidents again" in one for one in messages] == [False, True] * 2
 
 
 def test_what_was_not_delivered_is_after_a_restart_and_only_that(tmp_path):
@@ -242,7 +245,7 @@ def test_more_than_memory_holds_waits_in_the_store(tmp_path, monkeypatch):
     assert {seq for seqs in asyncio.run(run()) for seq in seqs} == set(range(1, 31))
 
 
-def test_a_refusal_is_told_and_the_next_comes_and_a_redirect_is_one(tmp_path, caplog):
+def test_a_refusal_is_reported_and_the_next_comes_and_a_redirect_is_one(tmp_path, caplog):
     async def run():
         async with listening() as hook, sending(tmp_path, hook.url, kinds=frozenset({"nan", "hang"})) as store:
             hook.answers = [400, 302]

@@ -32,8 +32,8 @@ so a choice of job or instance would split a run. No other exporter uses hookd's
 
 @needs_sdk
 def test_the_dashboards_are_those_that_the_generator_makes(tmp_path):
-    code, told = run(sys.executable, DEPLOY / "grafana" / "generate.py", tmp_path)
-    assert code == 0, told
+    code, output = run(sys.executable, DEPLOY / "grafana" / "generate.py", tmp_path)
+    assert code == 0, output
     made = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text() for path in PATHS}, "old: run python deploy/grafana/generate.py"
 
@@ -114,8 +114,8 @@ def test_every_query_is_promql(tmp_path):
     rules = [{"record": f"hookd:query:{n}", "expr": chosen(query.expr)} for n, query in enumerate(found)]
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
-    code, told = run("promtool", "check", "rules", file)
-    assert code == 0, told
+    code, output = run("promtool", "check", "rules", file)
+    assert code == 0, output
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": [{"record": "a", "expr": "rate(a)"}]}]}))
     assert run("promtool", "check", "rules", file)[0] != 0
 

@@ -21,9 +21,9 @@ def test_a_slow_process_is_waited_for_as_long_as_it_gets_on(tmp_path, monkeypatc
     monkeypatch.setattr(program, "TELL_S", 1.0)
     with program.started(python(SLOW), tmp_path / "slow") as slow:
         assert slow.line("^done$", "the end of the training")[0] == "done"
-    told = capfd.readouterr().err
-    assert "slow: waiting for the end of the training" in told
-    assert "now at 'step " in told
+    output = capfd.readouterr().err
+    assert "slow: waiting for the end of the training" in output
+    assert "now at 'step " in output
 
 
 def test_one_that_prints_nothing_is_given_up_in_words(tmp_path, monkeypatch):

@@ -48,9 +48,9 @@ def test_without_one_of_the_rights_the_processes_of_others_stay_closed(missing, 
     wait_until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "sleep\n")
     kept = "-all" + "".join(f",+{right.lower()}" for right in RIGHTS - {missing})
     hookd = [sys.executable, "-m", "hookd", "attach", "--json", "--listen", "127.0.0.1:0", str(other.pid)]
-    code, told = run(*shed, kept, *hookd, env=tool_environment())
-    assert (code, json.loads(told[: told.rindex("}") + 1])["reason"]) == (5, "ptrace-refused"), told
-    assert missing in told
+    code, output = run(*shed, kept, *hookd, env=tool_environment())
+    assert (code, json.loads(output[: output.rindex("}") + 1])["reason"]) == (5, "ptrace-refused"), output
+    assert missing in output
 
 
 # ---- systemd
@@ -64,13 +64,13 @@ def settings(section):
 
 
 def test_the_unit_is_as_hardened_as_it_says():
-    code, told = run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", UNIT)
-    assert code == 0, told
+    code, output = run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", UNIT)
+    assert code == 0, output
 
 
 def test_the_unit_has_no_mistake():
-    _, told = run("systemd-analyze", "verify", UNIT)
-    assert not [line for line in told.splitlines() if "is not executable" not in line]
+    _, output = run("systemd-analyze", "verify", UNIT)
+    assert not [line for line in output.splitlines() if "is not executable" not in line]
 
 
 def test_the_unit_starts_what_there_is():
@@ -89,8 +89,8 @@ def test_the_unit_starts_what_there_is():
 
 
 def test_the_dockerfile_is_clean():
-    code, told = run(tool("hadolint"), DOCKERFILE)
-    assert code == 0, told
+    code, output = run(tool("hadolint"), DOCKERFILE)
+    assert code == 0, output
 
 
 def test_the_image_is_pinned_and_nobodys_by_default():
@@ -98,9 +98,7 @@ def test_the_image_is_pinned_and_nobodys_by_default():
     last = lines[max(n for n, line in enumerate(lines) if line.startswith("FROM ")) :]
     assert re.search(r"^ARG PYTHON=\d+\.\d+\.\d+-", DOCKERFILE.read_text(), re.MULTILINE)
     assert f"ARG VERSION={__version__}" in last
-    assert "LISTEN" not in "".join(line for line in last if not line.startswith("#")), (
-        "on loopback unless told otherwise"
-    )
+    assert "LISTEN" not in "".join(line for line in last if not line.startswith("#")), "on loopback by default"
     assert "USER 65532:65532" in last
     assert any(line.startswith("HEALTHCHECK ") for line in last)
     variables = set(re.findall(r"\bHOOKD_([A-Z_]+)=", "\n".join(last)))
@@ -233,8 +231,8 @@ def test_the_compose_file_names_what_there_is():
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "prometheus").glob("prometheus*.yml")), ids=lambda path: path.name)
 def test_prometheus_accepts_the_configuration(path):
-    code, told = run("promtool", "check", "config", path)
-    assert code == 0, told
+    code, output = run("promtool", "check", "config", path)
+    assert code == 0, output
 
 
 # ---- Slurm
@@ -242,8 +240,8 @@ def test_prometheus_accepts_the_configuration(path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_clean(path):
-    code, told = run("shellcheck", path)
-    assert code == 0, told
+    code, output = run("shellcheck", path)
+    assert code == 0, output
     assert os.access(path, os.X_OK) or path.suffix == ".sbatch"
 
 
@@ -281,7 +279,7 @@ def test_a_task_is_watched_unless_its_user_says_no():
 def test_an_epilog_removes_the_sockets_of_dead_trainings_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path may not be long
     dead, live, other = (Path(f"hookd-{n}-{n:012x}.sock") for n in (1, 2, 3))
-    told = {
+    reported = {
         "HOOKD_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "HOOKD_SOCKET_DIRECTORIES": f"/nowhere {tmp_path}",
     }  # fmt: skip
     other.write_text("no socket")
@@ -290,11 +288,11 @@ def test_an_epilog_removes_the_sockets_of_dead_trainings_alone(tmp_path, monkeyp
         listener.listen()
         with socket.socket(socket.AF_UNIX) as gone:
             gone.bind(str(dead))
-        assert script("epilog.sh", SLURM_JOB_UID=str(os.getuid() + 1), **told) == (0, "")
+        assert script("epilog.sh", SLURM_JOB_UID=str(os.getuid() + 1), **reported) == (0, "")
         assert dead.exists()  # it is another user's
-        assert script("epilog.sh", SLURM_JOB_UID=str(os.getuid()), **told) == (0, "")
+        assert script("epilog.sh", SLURM_JOB_UID=str(os.getuid()), **reported) == (0, "")
         assert [path.exists() for path in (dead, live, other)] == [False, True, True]
-    assert script("epilog.sh", **told) == (0, "")
+    assert script("epilog.sh", **reported) == (0, "")
     assert (
         script("epilog.sh", SLURM_JOB_UID="0", HOOKD_PYTHON="/nowhere", HOOKD_SOCKET_DIRECTORIES=str(tmp_path))[0] == 0
     )

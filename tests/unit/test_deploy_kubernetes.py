@@ -22,9 +22,9 @@ VERSIONS = ("1.29", "1.33")
 
 def rendered(directory):
     """Render a kustomization with kubectl."""
-    code, told = run("kubectl", "kustomize", directory)
-    assert code == 0, told
-    return documents(told)
+    code, output = run("kubectl", "kustomize", directory)
+    assert code == 0, output
+    return documents(output)
 
 
 @pytest.mark.parametrize("name", ["base", "example", "monitoring", "sidecar", "sidecar-policy", "web-config"])

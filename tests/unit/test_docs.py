@@ -34,9 +34,9 @@ def site(tmp_path_factory):
     directory = tmp_path_factory.mktemp("site")
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
-    code, told = run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", directory)
-    assert code == 0, told
-    return directory, told
+    code, output = run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", directory)
+    assert code == 0, output
+    return directory, output
 
 
 def test_the_site_is_made_without_a_warning(site):
@@ -70,8 +70,8 @@ def test_links_work_on_a_code_host_as_well(page):
 
 
 def test_what_the_code_says_is_written_as_it_says_it(tmp_path):
-    code, told = run(sys.executable, REPOSITORY / "docs" / "generate.py", tmp_path)
-    assert code == 0, told
+    code, output = run(sys.executable, REPOSITORY / "docs" / "generate.py", tmp_path)
+    assert code == 0, output
     made = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
     assert made == {path.name: path.read_text("utf-8") for path in REFERENCE.iterdir()}, (
         "old: run python docs/generate.py"
@@ -106,8 +106,8 @@ def test_troubleshooting_has_every_reason_of_an_error_and_no_other():
 
 def test_troubleshooting_has_the_words_that_are_printed():
     known = reasons()
-    for reason, told, _ in rows():
-        for message in told:
+    for reason, reported, _ in rows():
+        for message in reported:
             pattern = ".*?".join(re.escape(part) for part in message.split("…"))
             assert any(re.search(pattern, one) for one in known[reason]), f"no error with {reason} says: {message}"
 

@@ -80,7 +80,7 @@ def test_a_collector_gets_gauges_and_sums_of_those_that_live(stack, fake_daemon)
     assert "hookd_mine_loss" not in exported()
 
 
-def test_slack_is_told_once_and_how_many_more_there_were(stack, fake_daemon):
+def test_slack_is_notified_once_and_of_how_many_more_there_were(stack, fake_daemon):
     server = stack.enter_context(Server())
     fake_daemon.start(EXAMPLES / "hookd_slack.py", url=server.url, kinds="nan|hang")
     bad, modules = "the loss is <!channel>\nNaN", iter("abcde")  # equal incidents are one
@@ -99,7 +99,7 @@ def test_slack_is_told_once_and_how_many_more_there_were(stack, fake_daemon):
     fake_daemon.assert_metrics({"hookd_slack_posts_total": 3})
 
 
-def test_slack_is_told_of_two_users_with_one_run(stack, fake_daemon):
+def test_slack_is_notified_of_two_users_with_one_run(stack, fake_daemon):
     server = stack.enter_context(Server())
     fake_daemon.start(EXAMPLES / "hookd_slack.py", url=server.url)
     for owner in (1, 2, 1):

@@ -13,9 +13,9 @@ def test_the_table_in_html_escapes_what_a_model_says():
         "incidents": [{"kind": "nan", "message": MARKUP}],
         "modules": [{"name": MARKUP, "type": MARKUP, "metrics": {}}],
     }  # fmt: skip
-    told = Table(report)._repr_html_()
-    assert MARKUP not in told
-    assert told.count("&lt;script&gt;") == 3
+    reported = Table(report)._repr_html_()
+    assert MARKUP not in reported
+    assert reported.count("&lt;script&gt;") == 3
 
 
 def test_a_time_that_is_not_a_number_is_not_shown():

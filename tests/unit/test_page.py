@@ -682,8 +682,8 @@ class PageMachine(RuleBasedStateMachine):
         assert snapshot.modules == self.modules
         assert sorted(snapshot.heartbeats) == sorted(self.threads.values())
         assert snapshot.identity == reader.identity() == self.identity
-        told = [{k: v for k, v in incident.items() if k not in ("seq", "time")} for incident in snapshot.incidents]
-        assert told == self.incidents
+        reported = [{k: v for k, v in incident.items() if k not in ("seq", "time")} for incident in snapshot.incidents]
+        assert reported == self.incidents
         assert snapshot.dropped == 0
 
 

@@ -255,8 +255,8 @@ def test_the_page_of_an_incident_says_whose_it_is(scene):
 def test_the_page_of_a_run_has_the_incidents_of_its_user_alone_and_of_all_once_it_is_gone(stack, scene, is_watched):
     fleet = new_fleet(stack)
     for pid, owner in ((11, 1), (12, 2)):
-        told = {"seq": 1, "time": 5.0, "kind": "nan", "message": f"first NaN of {pid}"}
-        fleet.store.add((pid, 1, 1), "job", "0", [told], owner=owner)
+        incident = {"seq": 1, "time": 5.0, "kind": "nan", "message": f"first NaN of {pid}"}
+        fleet.store.add((pid, 1, 1), "job", "0", [incident], owner=owner)
     scene.targets[0].claim.uid = 2
     fleet.targets = lambda: scene.targets if is_watched else []
     service = SimpleNamespace(fleet=fleet, history=scene.history)

@@ -100,12 +100,12 @@ class TestSignatures:
         body = "mutates = True\n@hookimpl\ndef forward(self, output):\n    return output\n"
         assert not found(signatures.problems, tmp_path, body)
 
-    def test_a_missing_name_is_told_at_the_class(self, tmp_path):
+    def test_a_missing_name_is_reported_at_the_class(self, tmp_path):
         ((line, rule, *_),) = found(signatures.problems, tmp_path, "", HEAD.replace('name = "widths"', "other = 1"))
         assert rule == "name"
         assert HEAD.splitlines()[HEAD.count("\n") + line - 1].startswith("class Widths")
 
-    def test_another_api_is_told(self, tmp_path):
+    def test_another_api_is_reported(self, tmp_path):
         ((_, rule, message, _),) = found(signatures.problems, tmp_path, 'requires_api = "9.0"\n')
         assert rule == "api"
         assert "needs API 9.0" in message
@@ -244,8 +244,8 @@ class TestMetrics:
 
     @pytest.mark.parametrize(("labels", "warnings"), [(["a", "b", "c", "d"], 0), (["a", "b", "c", "d", "e"], 1)])
     def test_more_than_four_labels_are_warned_of(self, labels, warnings):
-        told = list(names.lint("gauge", "loss", "A loss.", labels, file="x.py", line=1))
-        assert [problem.is_warning for problem in told] == [True] * warnings
+        reported = list(names.lint("gauge", "loss", "A loss.", labels, file="x.py", line=1))
+        assert [problem.is_warning for problem in reported] == [True] * warnings
 
     def test_the_wrong_number_of_label_values_is_found(self, tmp_path):
         one, offset = subject(tmp_path, "\n@hookimpl\ndef forward(self, module):\n    self.calls.labels().inc()\n")
@@ -273,7 +273,7 @@ class TestImports:
             ("import hookd.target", "not part of hookd's public API"),
         ],
     )
-    def test_what_does_not_come_along_is_told_on_its_line(self, tmp_path, line, words):
+    def test_what_does_not_come_along_is_reported_on_its_line(self, tmp_path, line, words):
         ((_, rule, message, fix),) = found(packaging.problems, tmp_path, "", f"{line}\n{HEAD}")
         assert rule == "import"
         assert words in message
@@ -331,14 +331,14 @@ class TestTypes:
         def step_post(self, elapsed_ns: int) -> int:
             return 1
         """
-        told = {(line, message) for line, _, message, _ in found(types.problems, tmp_path, body)}
-        assert {line for line, _ in told} == {3, 7, 8, 11, 15}
-        text = "\n".join(message for _, message in sorted(told)).replace('"', "")
+        reported = {(line, message) for line, _, message, _ in found(types.problems, tmp_path, body)}
+        assert {line for line, _ in reported} == {3, 7, 8, 11, 15}
+        text = "\n".join(message for _, message in sorted(reported)).replace('"', "")
         assert "Argument module to forward of Widths has incompatible type Module; expected str" in text
         assert "Argument elapsed_ns to backward of Widths has incompatible type int; expected list[int]" in text
         assert "Module has no attribute nme" in text
 
-    def test_a_mypy_that_does_not_end_is_told(self, tmp_path, cache, monkeypatch):
+    def test_a_mypy_that_does_not_end_is_reported(self, tmp_path, cache, monkeypatch):
         monkeypatch.setattr(types, "TIMEOUT_S", 0.01)
         with pytest.raises(HookdError, match=r"types of widths for longer than 0\.01 s"):
             found(types.problems, tmp_path, "")
@@ -392,7 +392,7 @@ class TestSources:
         (problem,) = signatures.problems(one)
         assert (problem.file, problem.line) == (str(package / "base.py"), 5)
 
-    def test_problems_on_the_same_line_of_two_files_are_both_told(self, tmp_path):
+    def test_problems_on_the_same_line_of_two_files_are_both_reported(self, tmp_path):
         package = tmp_path / "hookd_two"
         package.mkdir()
         body = "    @hookimpl\n    def {}(self, output):\n        output.item()\n"
@@ -408,7 +408,7 @@ class TestSources:
         places = [(problem.file, problem.line) for problem in blocking.problems(one)]
         assert sorted(places) == [(str(package / "__init__.py"), 6), (str(package / "base.py"), 6)]
 
-    def test_what_is_no_python_is_told_with_its_line(self, tmp_path):
+    def test_what_is_no_python_is_reported_with_its_line(self, tmp_path):
         (tmp_path / "broken.py").write_text("x = 1\ndef (:\n")
         with pytest.raises(PluginError, match=r"broken\.py:2: not valid Python"):
             source.subjects(str(tmp_path / "broken.py"))
@@ -423,17 +423,17 @@ class TestSources:
             "    @hookimpl\n    def step_post(self): ...\n"
         )
         assert main(["plugin", "check", str(tmp_path), "--static", "--json"]) == 1
-        told = json.loads(capsys.readouterr().out)["plugins"]
+        reported = json.loads(capsys.readouterr().out)["plugins"]
         broken = [
-            (one["file"], one["line"]) for report in told for one in report["problems"] if one["rule"] == "source"
+            (one["file"], one["line"]) for report in reported for one in report["problems"] if one["rule"] == "source"
         ]
         assert broken == [(str(package / "__init__.py"), 1), (str(tmp_path / "hookd_broken.py"), 2)]
-        assert [report["plugin"] for report in told] == ["", "", "sound"]
+        assert [report["plugin"] for report in reported] == ["", "", "sound"]
         assert main(["plugin", "check", str(tmp_path), "--static"]) == 1
-        told = capsys.readouterr()
-        assert "hookd_broken.py:2: error: not valid Python" in told.out
-        assert "hookd_broken.py: no trial training was run; fix these problems first" in told.err
-        assert "sound: no problems found" in told.err
+        reported = capsys.readouterr()
+        assert "hookd_broken.py:2: error: not valid Python" in reported.out
+        assert "hookd_broken.py: no trial training was run; fix these problems first" in reported.err
+        assert "sound: no problems found" in reported.err
 
     def test_where_there_is_none_it_says_so(self, tmp_path):
         with pytest.raises(PluginError, match="there is no plugin in"):
@@ -454,9 +454,9 @@ class TestSources:
 class TestCommands:
     def test_new_writes_a_package_and_overwrites_nothing(self, tmp_path, capsys):
         assert main(["plugin", "new", "spread", "--dir", str(tmp_path), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
+        reported = json.loads(capsys.readouterr().out)
         home = tmp_path / "hookd-spread"
-        assert {str(path) for path in home.rglob("*") if path.is_file()} == set(told["files"])
+        assert {str(path) for path in home.rglob("*") if path.is_file()} == set(reported["files"])
         assert "$" not in "".join(path.read_text() for path in home.rglob("*.py"))
         ast.parse((home / "hookd_spread" / "__init__.py").read_text())
         assert (home / "hookd_spread" / "py.typed").exists()
@@ -547,7 +547,7 @@ class TestDaemonHalf:
         assert words in fix
 
     @pytest.mark.parametrize(
-        ("told", "words"),
+        ("reported", "words"),
         [
             ('gauge("spread_ms", "x", 1.0)', "base units"),
             ('gauge("ranks_count", "x", 1.0)', "belongs to histograms"),
@@ -558,8 +558,8 @@ class TestDaemonHalf:
             ('gauge("loss", "x", 1.0, {"rank": ranks[0].rank})', ""),
         ],
     )
-    def test_a_wrong_metric_is_found_on_its_line(self, tmp_path, told, words):
-        body = f"\n@hookimpl\ndef collect(self, run, ranks, metrics):\n    metrics.{told}\n"
+    def test_a_wrong_metric_is_found_on_its_line(self, tmp_path, reported, words):
+        body = f"\n@hookimpl\ndef collect(self, run, ranks, metrics):\n    metrics.{reported}\n"
         one, offset = subject(tmp_path, body, DAEMON_HEAD)
         problems = [
             (problem.line - offset, problem.message + problem.fix) for problem in names.declared(one.file, one.side)
@@ -580,9 +580,9 @@ class TestDaemonHalf:
         @hookimpl
         def target_lost(self, reason: str, target: Reading) -> None: ...
         """
-        told = {line: message for line, _, message, _ in found(types.problems, tmp_path, body, DAEMON_HEAD)}
-        assert set(told) == {3, 4, 7}
-        assert "expected" in told[3]
+        reported = {line: message for line, _, message, _ in found(types.problems, tmp_path, body, DAEMON_HEAD)}
+        assert set(reported) == {3, 4, 7}
+        assert "expected" in reported[3]
 
     def test_a_half_that_is_right_has_nothing_to_mend(self, tmp_path):
         one, _ = subject(tmp_path, "\n@hookimpl\ndef collect(self, ranks): ...\n", DAEMON_HEAD)
@@ -612,7 +612,7 @@ def both(tmp_path):
 
 class TestBothHalves:
     @staticmethod
-    def told(subjects):
+    def reported(subjects):
         return {
             (side, problem.file.rpartition("/")[2], problem.line): problem.message
             for side, one in subjects.items()
@@ -622,7 +622,7 @@ class TestBothHalves:
     def test_each_side_is_checked_against_its_own_rules(self, both):
         sides = both(daemon="from hookd_two import shared", target="from . import shared", shared="import json")
         assert {side: one.file.name for side, one in sides.items()} == {"target": "target.py", "daemon": "daemon.py"}
-        assert not self.told(sides)
+        assert not self.reported(sides)
         assert not [file for file in sides["daemon"].files if file.name == "target.py"]
 
     @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ class TestBothHalves:
         ],
     )  # fmt: skip
     def test_what_belongs_to_the_other_half_is_found_where_it_is_imported(self, both, heads, places):
-        assert set(self.told(both(**heads))) == places
+        assert set(self.reported(both(**heads))) == places
 
     def test_a_metric_that_both_declare_is_found(self, both):
         body = "def tell(metrics):\n    metrics.{}('calls', 'Calls.', {})\n"
@@ -698,7 +698,7 @@ class TestDaemonPlugin:
         assert "register_commands gave a int, which is not a command" in rest
         assert len(problems) == 4
 
-    def test_what_it_refuses_is_told_with_what_to_do(self, tmp_path, capsys):
+    def test_what_it_refuses_is_reported_with_what_to_do(self, tmp_path, capsys):
         body = "\n@hookimpl\ndef configure(self, options):\n    raise PluginError('spread: it needs an address')\n"
         _, report, ((_, rule, message),) = self.check(tmp_path, capsys, body)
         assert (rule, "it needs an address" in message) == ("refused", True)

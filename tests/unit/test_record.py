@@ -106,7 +106,7 @@ def test_steps_are_recorded_from_the_end_of_one_to_the_end_of_another(target):
     assert [stack for stack, _ in found.stacks(found.tracks[0])] == [("forward", "(root) (GPT)")]
 
 
-def test_steps_that_do_not_come_and_targets_that_are_none_are_told(target):
+def test_steps_that_do_not_come_and_targets_that_are_none_are_reported(target):
     with pytest.raises(NoSuchTarget, match="no agent in process") as none:
         sample(os.getpid(), rate_hz=10, seconds=1, steps=None, timeout_s=1)
     assert none.value.reason == "not-attached"
@@ -175,13 +175,13 @@ def test_the_file_for_speedscope_adds_up_thread_by_thread(hostile):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["--seconds", "1", "--steps", "2"], "not both"),
         (["-o", "x.txt"], "ends neither in .svg nor in .json"),
         (["--rate", "0"], "Invalid value for '--rate'"),
     ],
 )
-def test_words_that_contradict_are_refused(words, told, capsys):
+def test_words_that_contradict_are_refused(words, reported, capsys):
     assert main(["record", str(os.getpid()), *words]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_a_rule_chooses_where_all_its_conditions_hold(rule, is_chosen):
 @pytest.mark.parametrize(
     ("path", "is_one"), [("/tmp/hookd-run-ab1/site:/data", True), ("/data:/tmp/hookd-run-ab1", False), ("", False)]
 )
-def test_a_process_of_hookd_run_is_told_by_its_pythonpath(path, is_one):
+def test_a_process_of_hookd_run_is_recognized_by_its_pythonpath(path, is_one):
     assert is_launched({"PYTHONPATH": path} if path else {}) == is_one
 
 
@@ -66,7 +66,7 @@ def test_the_first_rule_that_fits_decides_and_the_process_itself_may_ask():
     assert decide((), Traits("python x.py", frozenset(), "", {"HOOKD": "0"})) is None
 
 
-def test_no_rule_is_asked_about_a_process_whose_environment_nobody_knows_and_a_person_is_told_once(monkeypatch, caplog):
+def test_no_rule_is_asked_about_a_process_whose_environment_nobody_knows_and_that_is_reported_once(monkeypatch, caplog):
     monkeypatch.setattr(environment, "of", lambda _: None)
     wanted = AutoAttach((Rule(match="*"),), lambda *_: False, lambda: 1e9)
     pid = os.getpid()

@@ -34,14 +34,14 @@ def lines(**detail):
     return list(run_report.incident(row))[3:]
 
 
-def test_an_event_is_told_with_the_time_of_day_and_without_what_says_nothing():
-    told = lines(events=[{"event": "call", "time": MOMENT, "step": 0, "module": None, "mute": False}])
-    assert told == ["events:", "  event call, time 03:04:05.250, step 0, mute no"]
+def test_an_event_is_reported_with_the_time_of_day_and_without_what_says_nothing():
+    reported = lines(events=[{"event": "call", "time": MOMENT, "step": 0, "module": None, "mute": False}])
+    assert reported == ["events:", "  event call, time 03:04:05.250, step 0, mute no"]
 
 
-def test_a_rank_with_its_collectives_is_told_in_words_and_no_number_of_ours():
-    told = lines(place=[1, 2], ranks=[{"rank": "1", "for_s": 6.026206493, "issued": {"0-1": 242.0}}])
-    assert told == ["ranks:", "  rank 1, for_s 6.02621, issued (0-1 242)"]
+def test_a_rank_with_its_collectives_is_reported_in_words_and_no_number_of_ours():
+    reported = lines(place=[1, 2], ranks=[{"rank": "1", "for_s": 6.026206493, "issued": {"0-1": 242.0}}])
+    assert reported == ["ranks:", "  rank 1, for_s 6.02621, issued (0-1 242)"]
 
 
 def test_a_time_that_is_none_and_what_is_nested_deeper_are_shown_all_the_same():

@@ -133,7 +133,7 @@ def test_one_that_only_the_daemon_can_read_is_shown_as_that_says():
     assert "only the daemon" in shown_row["message"]
 
 
-def test_a_page_that_is_spoilt_is_told_and_nothing_else_suffers(stack, job):
+def test_a_page_that_is_spoilt_is_reported_and_nothing_else_suffers(stack, job):
     other = Job(stack, run="other.py")
     os.pwrite(other.page.fd, b"\xff" * 4096, 0)
     state = State(Still(job, other), 1.0)
@@ -163,7 +163,7 @@ def test_a_run_shows_its_ranks_in_order_and_esc_shows_all(stack):
     assert "b.py" in "\n".join(shown(state, keys=("escape",)))
 
 
-def test_an_incident_is_counted_and_told_below(job):
+def test_an_incident_is_counted_and_reported_below(job):
     job.page.incident({"kind": "eval", "message": "somebody asked", "time": 1.0})
     job.page.incident({"kind": "nan", "message": "first NaN: blocks.0 output", "time": 2.0})
     job.page.incident({"kind": "hang", "message": "it hung", "time": 3.0})
@@ -247,17 +247,17 @@ def test_a_column_is_there_when_its_plugin_is(opened, job):
     assert "3M" in text[4]
 
 
-def test_findings_are_told_by_module(opened, job):
+def test_findings_are_reported_by_module(opened, job):
     job.add("nan_nonfinite", [0, 0, 0, 5.0, 2.0], where="output", kind="nan")
     job.add("nan_origin", [0, 0, 0, 1.0], "gauge", where="output", kind="nan")
     job.add("activations_finding", [0, 0, 0, 0, 0, 0, 0, 1.0], "gauge", kind="dead")
     opened.refresh(1.0)
     table = opened.view.table
-    told = dict(zip(NAMES, table.values["finding"], strict=True))
-    assert told["blocks.0.attn"] == "first NaN"
-    assert told["blocks.1"] == "NaN"
-    assert told["head"] == "dead"
-    assert told["(root)"] == ""
+    reported = dict(zip(NAMES, table.values["finding"], strict=True))
+    assert reported["blocks.0.attn"] == "first NaN"
+    assert reported["blocks.1"] == "NaN"
+    assert reported["head"] == "dead"
+    assert reported["(root)"] == ""
     assert table.styles[NAMES.index("head")] == "red"
     assert table.detail(NAMES.index("blocks.0.attn")) == "blocks.0.attn: Linear; first NaN (output)"
     assert table.detail(NAMES.index("blocks.1")) == "blocks.1: Linear; NaN (output) 2x"

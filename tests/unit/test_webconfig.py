@@ -98,7 +98,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path, text, line, words):
     assert "secret" not in caught.value.message
 
 
-def test_all_mistakes_are_told_at_once(tmp_path):
+def test_all_mistakes_are_reported_at_once(tmp_path):
     path = served.web_config(tmp_path, "a: 1\nb: 2\nbasic_auth_users:\n  c: d\n")
     with pytest.raises(ConfigError) as caught:
         webconfig.read(path)

@@ -49,7 +49,7 @@ class Calls:
         set_phase: switches a thread to another phase.
         begins: called at each outermost call.
         inference: decides whether an outermost call is inference.
-        micro_batches: is told of the other ones.
+        micro_batches: is notified of the other ones.
         require_alone: stops plugins that may change the training of one rank only.
 
     Attributes:

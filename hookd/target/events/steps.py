@@ -67,9 +67,9 @@ class Steps:
         set_phase: switches a thread to another phase.
         change: carries out the changes of plugins that are due at the beginning of a step.
         end_passing: ends the references to tensors that may be buffers of a model.
-        inference: is told of each backward.
-        micro_batches: is told of each backward, and of each optimizer.
-        collectives: is told of each backward, with the tensors that it starts from.
+        inference: is notified of each backward.
+        micro_batches: is notified of each backward, and of each optimizer.
+        collectives: is notified of each backward, with the tensors that it starts from.
     """
 
     def __init__(  # noqa: PLR0913

@@ -16,7 +16,7 @@ from typing import IO
 
 from hookd.errors import HookdError
 
-MOST_TOLD = 1 << 16
+MOST_OUTPUT = 1 << 16
 """Bytes of stderr that are kept, from its end."""
 _NOT_STARTED, _TOO_LONG = 77, 78
 _MARGIN_S = 15.0
@@ -93,8 +93,8 @@ class _Tail:
 
     def _read(self) -> None:
         assert self._stream is not None
-        while part := os.read(self._stream.fileno(), MOST_TOLD):
-            self._kept = (self._kept + part)[-MOST_TOLD:]
+        while part := os.read(self._stream.fileno(), MOST_OUTPUT):
+            self._kept = (self._kept + part)[-MOST_OUTPUT:]
 
     def text(self) -> str:
         self._thread.join(_MARGIN_S)

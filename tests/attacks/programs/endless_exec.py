@@ -32,10 +32,10 @@ def serve(fd):
     silent_files.serve(fd, answer)
 
 
-def become_another(path, told):
+def become_another(path, reader):
     os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     holder = page_holder.Holder({"run": f"endless-{os.getpid()}"})
-    os.read(told, 1)  # until the last who could write has closed its end
+    os.read(reader, 1)  # until the last who could write has closed its end
     holder.event()
     os.execv(sys.executable, [sys.executable, "-c", "input()"])
 
@@ -44,13 +44,13 @@ def main():
     fd, path = int(sys.argv[1]), os.path.join(sys.argv[2], silent_files.NAME.decode())
     threading.Thread(target=serve, args=(fd,), daemon=True).start()
     print("ready", flush=True)
-    told, tells = os.pipe()
+    reader, tells = os.pipe()
     count = int(sys.stdin.readline())
     for _ in range(count):
         if os.fork() == 0:
             os.close(fd)
             os.close(tells)
-            become_another(path, told)
+            become_another(path, reader)
     print(count, flush=True)
     line = sys.stdin.readline()
     os.close(tells)

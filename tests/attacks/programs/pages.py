@@ -17,7 +17,7 @@ from hookd.wire.page import PageWriter
 LARGE = 500
 
 
-def hold(number, modules, told):
+def hold(number, modules, writer):
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     page = PageWriter.create({
         "agent_version": "0", "protocol": 1, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": ticks,
@@ -32,7 +32,7 @@ def hold(number, modules, told):
     for hook in range(10 * modules):
         page.series(errors, ("fake", f"hook_{hook}"))
     page.set_state("running")
-    os.write(told, b"r")
+    os.write(writer, b"r")
     while True:
         ctypes.CDLL(None).pause()
 
@@ -41,14 +41,14 @@ def main():
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.disable()
     gc.freeze()
-    ready, told = os.pipe()
+    ready, writer = os.pipe()
     alive = []
     print("ready", flush=True)
     for line in sys.stdin:
         while len(alive) < int(line):
             pid = os.fork()
             if pid == 0:
-                hold(len(alive), int(sys.argv[1]) // (10 if len(alive) >= LARGE else 1), told)
+                hold(len(alive), int(sys.argv[1]) // (10 if len(alive) >= LARGE else 1), writer)
             alive.append(pid)
             os.read(ready, 1)
         print(len(alive), flush=True)

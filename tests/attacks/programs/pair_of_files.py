@@ -20,7 +20,7 @@ FLUSH = 25
 
 
 def serve(fd):
-    """Answer all but the flushes of others, who are told by the thread that asks (struct fuse_in_header)."""
+    """Answer all but the flushes of others, which the requesting thread signals (struct fuse_in_header)."""
 
     def answer(code, node, body, asker):
         if code == FLUSH:

@@ -3,7 +3,7 @@
 from tests.support.stub import EXACT
 
 KINDS = {
-    "busy": EXACT + "until_told(step)",
+    "busy": EXACT + "until_stopped(step)",
     "threads": EXACT
     + """
 def forever():
@@ -11,7 +11,7 @@ def forever():
         sum(range(200))
 for _ in range(4):
     threading.Thread(target=forever, daemon=True).start()
-until_told(step)
+until_stopped(step)
 """,
     "itimers": EXACT
     + """
@@ -19,7 +19,7 @@ signal.signal(signal.SIGALRM, lambda *_: None)
 signal.signal(signal.SIGPROF, lambda *_: None)
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
 signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
-until_told(step)
+until_stopped(step)
 signal.setitimer(signal.ITIMER_REAL, 0)
 signal.setitimer(signal.ITIMER_PROF, 0)
 """,
@@ -37,7 +37,7 @@ def storm():
         time.sleep(0.0002)
 thread = threading.Thread(target=storm)
 thread.start()
-until_told(step)
+until_stopped(step)
 storming = False
 thread.join()
 assert seen
@@ -47,7 +47,7 @@ def step():
     before = time.monotonic()
     time.sleep(0.01)
     assert time.monotonic() - before >= 0.01
-until_told(step)
+until_stopped(step)
 """,
     "select": """
 import select
@@ -56,7 +56,7 @@ def step():
     before = time.monotonic()
     assert select.select([ours], [], [], 0.01) == ([], [], [])
     assert time.monotonic() - before >= 0.01
-until_told(step)
+until_stopped(step)
 """,
     "events": """
 there, back = threading.Event(), threading.Event()
@@ -70,7 +70,7 @@ def step():
     there.set()
     assert back.wait(60)
     back.clear()
-until_told(step)
+until_stopped(step)
 """,
     "malloc": """
 libc = ctypes.CDLL(None)
@@ -79,7 +79,7 @@ def step():
     for n in range(50):
         libc.free(libc.malloc(n * 97 + 1))
     assert sum(map(len, [bytearray(n * 97) for n in range(100)])) == 97 * 4950
-until_told(step)
+until_stopped(step)
 """,
     "imports": """
 import importlib
@@ -87,13 +87,13 @@ def step():
     for name in ("json.scanner", "json.decoder", "colorsys", "textwrap"):
         sys.modules.pop(name, None)
         assert importlib.import_module(name).__name__ == name
-until_told(step)
+until_stopped(step)
 """,
     "subprocess": """
 import subprocess
 def step():
     assert subprocess.run([sys.executable, "-I", "-S", "-c", "print(7)"], stdout=subprocess.PIPE).stdout == b"7\\n"
-until_told(step)
+until_stopped(step)
 """,
     "fork": """
 def step():
@@ -101,7 +101,7 @@ def step():
     if not child:
         os._exit(len(sys._current_frames()) > 1)
     assert os.waitpid(child, 0)[1] == 0
-until_told(step)
+until_stopped(step)
 """,
 }
 LEFT = """

@@ -33,7 +33,7 @@ class Data(torch.utils.data.Dataset):
         return {"x": x, "labels": (x.sum() > 0).long()}
 
 
-class Told(TrainerCallback):
+class Recorder(TrainerCallback):
     def on_log(self, _args, state, _control, logs=None, **_):
         if "loss" in logs:
             print(f"step {state.global_step} loss {logs['loss'].hex()}", flush=True)
@@ -47,7 +47,7 @@ with tempfile.TemporaryDirectory() as folder:
         folder, max_steps=arguments.steps, per_device_train_batch_size=4, gradient_accumulation_steps=4, logging_steps=1,
         eval_strategy="epoch", save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, seed=0,
     )  # fmt: skip
-    trainer = Trainer(model, options, train_dataset=Data(), eval_dataset=Data(), callbacks=[Told()])
+    trainer = Trainer(model, options, train_dataset=Data(), eval_dataset=Data(), callbacks=[Recorder()])
     trainer.train()
 finish(model, steps=trainer.state.global_step, micro_batches=15 / 4, loss=losses[-1], samples=CALLS["samples"],
        calls_of={"(root)": CALLS["training"]}, inferred={"(root)": CALLS["inference"]})  # fmt: skip

@@ -31,7 +31,7 @@ class ChosenPair(nn.Module):
         return pair
 
 
-def told(name, change):
+def reported(name, change):
     def hook(grad):
         print(name, "had", grad.tolist())
         return change(grad)
@@ -42,15 +42,15 @@ def told(name, change):
 def run(name, leaf):
     a = torch.tensor([1.0, -2.0], requires_grad=True)
     x = a if leaf else a * 2
-    x.register_hook(told(name + ": the input", lambda g: g + 1))
-    x.register_hook(told(name + ": the input again", lambda g: None))
+    x.register_hook(reported(name + ": the input", lambda g: g + 1))
+    x.register_hook(reported(name + ": the input again", lambda g: None))
     if not leaf:
         x.retain_grad()
     y = ChosenTimes()(x)
-    y.register_hook(told(name + ": the output", lambda g: g * 10))
+    y.register_hook(reported(name + ": the output", lambda g: g * 10))
     first, rest = ChosenPair()(y)
     z = first + rest["deep"][0]
-    z.register_hook(told(name + ": the sum", lambda g: -g))
+    z.register_hook(reported(name + ": the sum", lambda g: -g))
     z.sum().backward()
     print(name, x.grad.tolist(), a.grad.tolist())
 
@@ -58,7 +58,7 @@ def run(name, leaf):
 def removed():
     a = torch.tensor([1.0], requires_grad=True)
     y = ChosenTimes()(a)
-    handle = y.register_hook(told("removed", lambda g: g * 1000))
+    handle = y.register_hook(reported("removed", lambda g: g * 1000))
     handle.remove()
     y.sum().backward()
     print("removed", a.grad.tolist())

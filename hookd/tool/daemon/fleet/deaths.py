@@ -225,7 +225,7 @@ class Death:
         reason: a word or two of a limited set, because it is a label. "exited" (0, or Python's own exit with an unknown
             status), "exit 3", "signal SIGSEGV", "oom", "exec", "page closed", "unknown".
         message: for a person, without the pid.
-        is_incident: whether a person should be told.
+        is_incident: whether it is reported as an incident.
         fields: further facts, as JSON.
     """
 

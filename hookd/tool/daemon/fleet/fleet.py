@@ -455,7 +455,7 @@ class Fleet:
         self._retire(target)
 
     def leave(self, target: Target) -> None:
-        """Take the last copy of a page whose agent was told to leave."""
+        """Take the last copy of a page whose agent was asked to leave."""
         target.detach()
         self._retire(target)
 

@@ -206,7 +206,7 @@ class Target:
 
     @property
     def was_sent_away(self) -> bool:
-        """Whether the agent was told to leave, and has not left by itself.
+        """Whether the agent was asked to leave, and has not left by itself.
 
         It leaves by itself after a lease that ended, or an attach that failed.
         """

@@ -107,7 +107,7 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX incidents_time ON incidents (time)",
         "CREATE INDEX incidents_run ON incidents (run, time)",
         """
-        CREATE TABLE notices (  -- who was to be told of what
+        CREATE TABLE notices (  -- which receiver is to get which incident
             receiver  TEXT    NOT NULL,  -- a webhook, by a digest of its address
             incident  INTEGER NOT NULL REFERENCES incidents (id) ON DELETE CASCADE,
             delivered REAL,              -- unix seconds; NULL: it still waits
@@ -127,8 +127,8 @@ STEPS: tuple[tuple[str, ...], ...] = (
         # Equal incidents of a process are one row; older ones stay as they are, each with a key of its own.
         "ALTER TABLE incidents ADD COLUMN owner INTEGER NOT NULL DEFAULT -1",  # uid of the process; -1: not known
         "ALTER TABLE incidents ADD COLUMN same TEXT NOT NULL DEFAULT ''",  # what equal ones have in common
-        "ALTER TABLE incidents ADD COLUMN count INTEGER NOT NULL DEFAULT 1",  # how often it was told
-        "ALTER TABLE incidents ADD COLUMN last REAL NOT NULL DEFAULT 0",  # when it was last told; `time` is the first
+        "ALTER TABLE incidents ADD COLUMN count INTEGER NOT NULL DEFAULT 1",  # how often it was reported
+        "ALTER TABLE incidents ADD COLUMN last REAL NOT NULL DEFAULT 0",  # when it was last reported; `time` is the first
         "ALTER TABLE incidents ADD COLUMN last_seq INTEGER NOT NULL DEFAULT 0",  # its number then
         "ALTER TABLE incidents ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0",  # of the row, about
         """

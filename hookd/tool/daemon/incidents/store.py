@@ -331,7 +331,7 @@ class IncidentStore:
                 try:
                     receiver.receive({**row, "id": self._number(row)})
                 except Exception:  # noqa: BLE001  a failing receiver must not stop the store
-                    _log.exception("%s cannot be told of an incident", receiver.name)
+                    _log.exception("%s cannot be notified of an incident", receiver.name)
 
         return announce
 

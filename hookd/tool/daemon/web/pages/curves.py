@@ -153,7 +153,7 @@ def _line(frame: _Frame, line: Line) -> Iterator[Markup]:
         yield from _piece(piece, line)
         piece = []
         x = frame.x(when)
-        if not math.isnan(value):  # NaN: no value was reported; otherwise one was, and is not finite
+        if not math.isnan(value):  # NaN: no value was shown; otherwise one was, and is not finite
             yield tag(
                 "path", tag("title", "not finite"), d=f"M{x - 4:.1f} {TOP - 8} l8 8 m0 -8 l-8 8", class_="notfinite"
             )
@@ -170,11 +170,11 @@ def _piece(points: Sequence[str], line: Line) -> Iterator[Markup]:
 def profile(column: Column, tree: Tree) -> Markup:
     """Draw one column as bars, one for each module with a value, in the order of the model."""
     named = [(name, column.values[name]) for name in tree.nodes if name in column.values]
-    told = [(name, value) for name, value in named if value or column.scale == "size"]
-    if len(told) < 2:
+    shown = [(name, value) for name, value in named if value or column.scale == "size"]
+    if len(shown) < 2:
         return Markup()
-    each = math.ceil(len(told) / BARS)
-    groups = [max(told[at : at + each], key=_size) for at in range(0, len(told), each)]
+    each = math.ceil(len(shown) / BARS)
+    groups = [max(shown[at : at + each], key=_size) for at in range(0, len(shown), each)]
     colour_scale, top = column.colour_scale(), max((abs(one) for _, one in groups if math.isfinite(one)), default=0.0)
     width = WIDTH * 2 / len(groups)
     bars = []

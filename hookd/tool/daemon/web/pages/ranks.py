@@ -98,14 +98,14 @@ def order(rank: Rank) -> tuple[str, int, str, int]:
 def state(rank: Rank) -> Markup:
     """Return the state of a target, problems first."""
     row = rank.row
-    told = row["state"] if row["reason"] in (None, row["state"], "exited") else f"{row['state']}: {row['reason']}"
+    message = row["state"] if row["reason"] in (None, row["state"], "exited") else f"{row['state']}: {row['reason']}"
     if row["hang"]:
         return tag("span", f"hangs {row['hang']['where']}", class_="bad")
     ongoing = [kind for kind in row["ongoing"] if kind not in ("hang", row["state"])]
     if ongoing:
-        return join(tag("span", ", ".join(ongoing), class_="bad"), f" ({told})")
+        return join(tag("span", ", ".join(ongoing), class_="bad"), f" ({message})")
     kinds = {"attached": "good", "ended": "soft", "detached": "soft"}
-    return tag("span", told, class_=kinds.get(row["state"], "bad"))
+    return tag("span", message, class_=kinds.get(row["state"], "bad"))
 
 
 def numbers(rank: Rank) -> list[object]:

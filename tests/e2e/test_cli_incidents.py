@@ -81,9 +81,9 @@ def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
         assert row_of(training)["state"] == "running"
         training.signal(signal.SIGUSR1)
         wait_until(lambda: row_of(training)["state"] == "paused", what="the pause")
-        told = f"it goes on after `hookd plugin config {pid} nan policy=report`"
-        assert told in " ".join(hookd("status", COLUMNS="400").split("\n"))
-        assert told in hookd("report", pid, COLUMNS="400")
+        reported = f"it goes on after `hookd plugin config {pid} nan policy=report`"
+        assert reported in " ".join(hookd("status", COLUMNS="400").split("\n"))
+        assert reported in hookd("report", pid, COLUMNS="400")
         assert "first NaN" in hookd("status", COLUMNS="400")
 
         assert re.search(
@@ -102,7 +102,7 @@ def test_a_paused_training_is_called_so_and_goes_on_as_is_said(training):
         watching.detach()
 
 
-def test_modules_that_were_selected_are_on_metrics_and_what_is_not_is_told(training):
+def test_modules_that_were_selected_are_on_metrics_and_what_is_not_is_reported(training):
     """`qkv` is three levels deep; no plugin measures the cost of modules."""
     words = ("-p", "activations:every=1,modules=*.qkv")
     with attached(training, *words, HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="1", HOOKD_MAX_SERIES="1000") as watching:
@@ -114,7 +114,7 @@ def test_modules_that_were_selected_are_on_metrics_and_what_is_not_is_told(train
 
 
 @pytest.mark.load
-def test_what_is_not_on_metrics_is_told_where_it_is_served_and_by_status_and_report(training):
+def test_what_is_not_on_metrics_is_reported_where_it_is_served_and_by_status_and_report(training):
     with attached(training, "-p", "activations:every=1", HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="0") as watching:
         wait_until(lambda: watching.metrics().total("hookd_series_dropped_total") > 0, what="series that are dropped")
         watching.process.expect(
