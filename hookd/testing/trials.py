@@ -48,7 +48,7 @@ class Refusal(TypedDict):
     """Advice for its author; empty if there is none."""
 
 
-class _Place(TypedDict):
+class _SourceLine(TypedDict):
     file: str
     """Of the plugin's line concerned; empty if the plugin has no part in it."""
     line: int
@@ -83,7 +83,7 @@ class BenchedHook(HookCost):
     """Median of the memory that a call has left allocated, in bytes."""
 
 
-class DeclaredMetric(_Place):
+class DeclaredMetric(_SourceLine):
     """A metric that a plugin declares, with the line that does."""
 
     kind: str
@@ -93,7 +93,7 @@ class DeclaredMetric(_Place):
     labels: list[str]
 
 
-class Raised(_Place):
+class Raised(_SourceLine):
     """An exception of a hook."""
 
     hook: str
@@ -169,7 +169,7 @@ class RehearsedMetric(TypedDict):
     labels: list[str]
 
 
-class RehearsalError(_Place):
+class RehearsalError(_SourceLine):
     """An error of a daemon plugin."""
 
     hook: str

@@ -162,7 +162,7 @@ class Activations(Plugin):
             self.below = context.gauge("below_ratio", text, ["module", "le"])
         self.cells: dict[int, Cells] = context.per_module()
         self.units: dict[int, outputs.Units] = context.per_module()  # only for rectifiers that may be dead
-        self.flat: dict[int, outputs.Place] = {}  # outputs, in this call of the root, that can saturate
+        self.flat: dict[int, outputs.OutputMatcher] = {}  # outputs, in this call of the root, that can saturate
         self.placed: dict[int, bool] = context.per_module()  # of these: does the model return it?
         self.norms: dict[int, Norm] = context.per_module()
         self.parameters = Parameters(context, self.selector.selected, self._publish_step)
@@ -204,7 +204,7 @@ class Activations(Plugin):
         if module.id in self.units:
             self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
         if module.type in outputs.SATURATION:
-            self.flat[module.id] = outputs.Place(tensor)
+            self.flat[module.id] = outputs.OutputMatcher(tensor)
             is_much = tensor.numel() >= findings.FEW
             ratio = outputs.saturation_ratio(tensor, module.type)
             self._read([ratio], lambda got: self._saturated(module, *got, is_much=is_much))

@@ -53,7 +53,7 @@ class Units:
         return never if self._samples >= ENOUGH else never.floor()
 
 
-class Place:
+class OutputMatcher:
     """Recognizes a module's output in the output of the model, by its memory or its graph.
 
     The tensor may be gone by the time the model returns; its graph node is kept until then.

@@ -80,7 +80,7 @@ def test_a_container_without_a_pod_has_its_id(text):
 
 @pytest.mark.parametrize("text", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_what_is_in_no_container_has_no_names(text):
-    assert container.where(text, {}) == container.NOWHERE
+    assert container.where(text, {}) == container.NO_CONTAINER
 
 
 def test_the_pod_of_a_file_of_the_kubelet_has_a_uid_without_dashes():
@@ -114,7 +114,7 @@ def test_the_manifests_names_come_before_the_ids():
 )
 def test_a_name_that_kubernetes_would_refuse_is_not_believed(value):
     environ = {"POD_NAME": value, "POD_NAMESPACE": value, "CONTAINER_NAME": value}
-    assert container.where("0::/\n", environ) == container.NOWHERE
+    assert container.where("0::/\n", environ) == container.NO_CONTAINER
 
 
 def test_a_pods_name_may_have_dots_and_a_namespaces_may_not():
@@ -130,9 +130,9 @@ def test_what_a_container_makes_below_its_own_cgroup_is_not_believed():
 
 def test_a_long_text_is_read_in_no_time():
     text = "0::" + "/kubepods-pod" * 5000 + "/" + "a-" * 30_000 + "\n"
-    assert container.where(text, {"POD_NAME": "a" * 100_000}) == container.NOWHERE
+    assert container.where(text, {"POD_NAME": "a" * 100_000}) == container.NO_CONTAINER
 
 
 def test_a_process_that_is_gone_is_nowhere():
-    assert container.of_process(2**22 + 1) == container.NOWHERE
+    assert container.of_process(2**22 + 1) == container.NO_CONTAINER
     assert isinstance(container.of_process(os.getpid()), Container)

@@ -236,7 +236,7 @@ def test_ranks_that_do_not_keep_step_are_not_compared(job, fleet):
     assert not training.samples(0)
 
 
-def test_the_verdict_on_ranks_that_keep_step_no_more_is_taken_back(job):
+def test_the_judgement_on_ranks_that_keep_step_no_more_is_withdrawn(job):
     training = job(2)
     for _ in range(8):
         training.steps(extra={1: {"forward": 50.0}})
@@ -276,7 +276,7 @@ def test_a_page_that_says_nonsense_does_no_harm(job, fleet, value):
     assert not fleet.incidents()
 
 
-def test_counters_that_begin_anew_make_no_verdict(job, fleet):
+def test_counters_that_begin_anew_make_no_judgement(job, fleet):
     training = job(2)
     for n in range(14):
         training.steps()

@@ -43,7 +43,7 @@ _is_leaf, _requires_grad, _grad = _Tensor.is_leaf.__get__, _Tensor.requires_grad
 _version = _Tensor._version.__get__
 
 
-class Place(NamedTuple):
+class ParameterRef(NamedTuple):
     """The module and the name of a parameter.
 
     It does not refer to the parameter, not even weakly, because then torch could not swap it.
@@ -94,7 +94,7 @@ class ManualUpdates:
                 self._by_backward = self._is_believed = True
             is_over, has_moved = False, False
             for model in self._models.values():
-                now = model.look()
+                now = model.read()
                 has_moved = has_moved or _have_moved(model.before, now)
                 is_over = is_over or _are_cleared(model.after, now)
                 model.before = now
@@ -111,7 +111,7 @@ class ManualUpdates:
         is_over = False
         try:
             for model in self._models.values():
-                model.before = model.look()  # parameters that the forward itself has changed do not make a step
+                model.before = model.read()  # parameters that the forward itself has changed do not make a step
                 is_over = is_over or _are_cleared(model.after, model.before)
         except Failure as failure:
             self._own_failure("steps without an optimizer", failure)
@@ -124,9 +124,9 @@ class ManualUpdates:
         self._has_backward = True
         try:
             for model in self._models.values():
-                if not model.places:
+                if not model.refs:
                     model.search()  # the model may have begun to train
-                model.after = model.look()
+                model.after = model.read()
         except Failure as failure:
             self._own_failure("steps without an optimizer", failure)
 
@@ -161,11 +161,11 @@ class ManualUpdates:
         if live.keys() == self._models.keys():
             return
         self._models = {key: watched for key, watched in self._models.items() if key in live}
-        room = MOST - sum(len(watched.places) for watched in self._models.values())
+        room = MOST - sum(len(watched.refs) for watched in self._models.values())
         for key, root in live.items():
             if key not in self._models:
                 watched = self._models[key] = Watched(root, max(0, min(WATCHED, room)))
-                room -= len(watched.places)
+                room -= len(watched.refs)
         # A loss or a metric has no parameters, so it does not count as a model.
         sizes = {ordinal: watched.size for (ordinal, _), watched in self._models.items() if watched.size}
         self._main = max(sizes, key=sizes.__getitem__, default=0)
@@ -176,7 +176,7 @@ class Watched:
 
     Attributes:
         size: number of its parameters, up to SEARCHED.
-        places: the watched parameters.
+        refs: the watched parameters.
         before: their state when the last forward or backward began.
         after: their state at the end of the last backward.
     """
@@ -184,7 +184,7 @@ class Watched:
     def __init__(self, root: nn.Module, most: int) -> None:
         self._root, self._most = weakref.ref(root), most
         self.size = 0
-        self.places: list[Place] = []
+        self.refs: list[ParameterRef] = []
         self.before: list[ParameterState | None] = []
         self.after: list[ParameterState | None] = []
         self.search()
@@ -194,27 +194,27 @@ class Watched:
         root = self._root()
         if root is None or not self._most:
             return
-        places = list(islice(_places(root), SEARCHED))
-        self.size = len(places)
+        refs = list(islice(_parameter_refs(root), SEARCHED))
+        self.size = len(refs)
         with plainly():
-            self.places = list(islice((place for place in places if _look(place) is not None), self._most))
-        self.before = self.after = self.look()
+            self.refs = list(islice((ref for ref in refs if _state_of(ref) is not None), self._most))
+        self.before = self.after = self.read()
 
-    def look(self) -> list[ParameterState | None]:
+    def read(self) -> list[ParameterState | None]:
         """Return the current state of each watched parameter."""
         with plainly():
-            return list(map(_look, self.places))
+            return list(map(_state_of, self.refs))
 
 
-def _places(root: nn.Module) -> Iterator[Place]:
+def _parameter_refs(root: nn.Module) -> Iterator[ParameterRef]:
     for _, module in modules_in(root):
-        yield from (Place(weakref.ref(module), name) for name in parameters_of(module))
+        yield from (ParameterRef(weakref.ref(module), name) for name in parameters_of(module))
 
 
-def _look(place: Place) -> ParameterState | None:
+def _state_of(ref: ParameterRef) -> ParameterState | None:
     """Return a parameter's state; None if it is gone, not trained, or now replaced by a computed tensor."""
-    module = place.module()
-    parameter = None if module is None else entries(attributes_of(module).get("_parameters")).get(place.name)
+    module = ref.module()
+    parameter = None if module is None else entries(attributes_of(module).get("_parameters")).get(ref.name)
     if parameter is None or not (_requires_grad(parameter) and _is_leaf(parameter)) or _Tensor.is_inference(parameter):
         return None
     grad = _grad(parameter)

@@ -57,15 +57,15 @@ class Container:
     container: str = ""
 
 
-NOWHERE = Container()
+NO_CONTAINER = Container()
 
 
 def of_process(pid: int) -> Container:
-    """Return the container of a process; NOWHERE if the process is gone or hidden."""
+    """Return the container of a process; NO_CONTAINER if the process is gone or hidden."""
     try:
         text, environ = proc.read(pid, "cgroup", _MAX_CGROUP), environment.of(pid) or {}
     except (HookdError, OSError):
-        return NOWHERE
+        return NO_CONTAINER
     return where(text.decode("utf-8", "replace"), environ)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookd.wire.page.snapshot import ModuleEntry
 
 Stack = tuple[str, ...]
-Place = tuple[str, int]
+Position = tuple[str, int]
 """A phase and the id of a module, 0 for none."""
 NEVER_CALLED = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 """Containers of modules, which are never called and so have no frame."""
@@ -40,23 +40,23 @@ class Track:
     Attributes:
         name: that the program gave it.
         tid: in the target's pid namespace.
-        spans: its places and the seconds in each, in order; equal neighbours are merged.
+        spans: its positions and the seconds in each, in order; equal neighbours are merged.
     """
 
     name: str
     tid: int
-    spans: list[tuple[Place, float]] = field(default_factory=list)
+    spans: list[tuple[Position, float]] = field(default_factory=list)
 
-    def add(self, place: Place, seconds: float) -> None:
-        """Add time in a place."""
-        if self.spans and self.spans[-1][0] == place:
+    def add(self, position: Position, seconds: float) -> None:
+        """Add time in a position."""
+        if self.spans and self.spans[-1][0] == position:
             seconds += self.spans.pop()[1]
-        self.spans.append((place, seconds))
+        self.spans.append((position, seconds))
 
     @property
     def is_idle(self) -> bool:
         """Whether the thread was never seen in a module or in a phase."""
-        return all(place == ("other", 0) for place, _ in self.spans)
+        return all(position == ("other", 0) for position, _ in self.spans)
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Recording:
     ended: bool
 
     def stacks(self, track: Track) -> Iterator[tuple[Stack, float]]:
-        """Yield the places of a thread as frames, outermost first: its phase, then the modules from the root inward."""
+        """Yield the positions of a thread as frames, outermost first: its phase, then the modules from the root inward."""
         known = {(module.root, module.name): module for module in self.modules.values()}
-        made: dict[Place, Stack] = {}
-        for place, seconds in track.spans:
-            if place not in made:
-                made[place] = (place[0], *_frames(self.modules.get(place[1]), known))
-            yield made[place], seconds
+        made: dict[Position, Stack] = {}
+        for position, seconds in track.spans:
+            if position not in made:
+                made[position] = (position[0], *_frames(self.modules.get(position[1]), known))
+            yield made[position], seconds
 
 
 def _frames(module: ModuleEntry | None, known: Mapping[tuple[int, str], ModuleEntry]) -> Iterator[str]:
@@ -151,7 +151,7 @@ class _Samples:
     def __init__(self, reader: PageReader, clock: Callable[[], float], *, from_a_step: bool) -> None:
         self._reader, self._clock, self._waits = reader, clock, from_a_step
         self._modules = dict(reader.read().modules)
-        self._places: dict[tuple[int, str], Place] = {}
+        self._positions: dict[tuple[int, str], Position] = {}
         self._step = -1
         self._begin(clock())
 
@@ -161,11 +161,11 @@ class _Samples:
         self._samples, self._gap_s, self.steps = 0, 0.0, 0
 
     def sample(self) -> float:
-        """Take one sample and return its time; each thread is assumed to have stayed in its last place."""
+        """Take one sample and return its time; each thread is assumed to have stayed in its last position."""
         beats, now = self._reader.heartbeats(), self._clock()
-        for (tid, name), place in self._places.items():
-            self._tracks.setdefault((tid, name), Track(name, tid)).add(place, now - self._last)
-        self._places = {(beat.tid, beat.name): (beat.phase, beat.module) for beat in beats}
+        for (tid, name), position in self._positions.items():
+            self._tracks.setdefault((tid, name), Track(name, tid)).add(position, now - self._last)
+        self._positions = {(beat.tid, beat.name): (beat.phase, beat.module) for beat in beats}
         self._samples, self._gap_s, self._last = self._samples + 1, max(self._gap_s, now - self._last), now
         self._count(max((beat.step for beat in beats), default=0), now)
         return now

@@ -36,7 +36,7 @@ class _Loss(TypedDict):
     value: float | None
 
 
-class _Place(TypedDict):
+class _Nonfinite(TypedDict):
     """A value of the metric `origin` or `nonfinite` of `nan`."""
 
     where: str
@@ -155,8 +155,8 @@ def notable(rows: Sequence[ModuleRow], limit: int) -> list[ModuleRow]:
 def finding(row: ModuleRow) -> str:
     """Return what is wrong with a module in a few words, or ""."""
     metrics = row["metrics"].get("nan", {})
-    born: list[_Place] = metrics.get("origin", [])
-    seen: list[_Place] = metrics.get("nonfinite", [])
+    born: list[_Nonfinite] = metrics.get("origin", [])
+    seen: list[_Nonfinite] = metrics.get("nonfinite", [])
     origins = [series for series in born if series["value"]]
     if origins:
         what = "first" if origins[0]["value"] == 1 else "perhaps the first"
@@ -171,7 +171,7 @@ def looks_at(plugin: PluginRow) -> str:
     return "-" if not every else "every step" if every == 1 else f"one step in {every:.0f}"
 
 
-def _kind(place: _Place) -> str:
+def _kind(place: _Nonfinite) -> str:
     return {"nan": "NaN", "inf": "Inf"}.get(str(place["kind"]), str(place["kind"]))
 
 

@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookd_capture.bundle.manifest import Manifest, Settings, TensorRecord, TorchState
-    from hookd_capture.bundle.result import Count, FirstBad, NamedCount, Outcome, Place, Replayed, Request, Verdict
+    from hookd_capture.bundle.result import (
+        CallSite,
+        Count,
+        FirstBad,
+        JudgedOutcome,
+        NamedCount,
+        Outcome,
+        Replayed,
+        Request,
+    )
 
 FRAMES = 4
 _USUAL: TorchState = {"random": {}, "grad": True, "inference": False, "autocast": {}}
@@ -99,7 +108,7 @@ class Replay:
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise BundleError(f"bundle.json is invalid: {type(error).__name__}: {error}") from error
 
-    def result(self) -> Verdict:
+    def result(self) -> JudgedOutcome:
         """Make the call, compare its output, and find the first bad value."""
         scene = self._scene()
         before = {"inputs": self._counts((scene.inputs, scene.kwargs)), "parameters": self._bad_of(scene.module)}
@@ -114,7 +123,7 @@ class Replay:
             "is_state_known": self._state is not None, "first": None if raised else self._first_bad(),
             "notes": self._notes + scene.notes,
         })  # fmt: skip
-        return cast("Verdict", {**found, "is_reproduced": _is_reproduced(found)})
+        return cast("JudgedOutcome", {**found, "is_reproduced": _is_reproduced(found)})
 
     def _scene(self) -> Scene:
         return Scene(self._text, self._stored, self._classes, self._device)
@@ -228,7 +237,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
                 self.found = {"operation": str(func), **self._where(), **self._count(bad)}
         return made
 
-    def _where(self) -> Place:
+    def _where(self) -> CallSite:
         node = _node()
         if node is not None:
             lines = [f"the backward of an operation in its forward: {node.name()}"]

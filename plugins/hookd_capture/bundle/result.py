@@ -36,7 +36,7 @@ class NamedCount(Count):
     name: str
 
 
-class Place(TypedDict):
+class CallSite(TypedDict):
     """Where an operation was called."""
 
     module: str
@@ -46,14 +46,14 @@ class Place(TypedDict):
     """Lines of Python, the innermost last."""
 
 
-class FirstBad(Place, Count):
+class FirstBad(CallSite, Count):
     """The first operation that made a bad value of good inputs, and what it made."""
 
     operation: str
 
 
 class Outcome(TypedDict):
-    """The outcome of a replay, without the verdict."""
+    """The outcome of a replay, without the judgement."""
 
     module: str
     """The module of the call, as in the incident; as `where` and `kind`."""
@@ -91,14 +91,14 @@ class Outcome(TypedDict):
 ModuleClass = TypedDict("ModuleClass", {"class": str})
 
 
-class Verdict(Outcome, ModuleClass):
-    """The outcome of a replay, with the `class` of the module."""
+class JudgedOutcome(Outcome, ModuleClass):
+    """The outcome of a replay, with the `class` of the module and whether the bad value came again."""
 
     is_reproduced: bool
     """Whether the place that the incident names is bad again."""
 
 
-class Replayed(Verdict, total=False):
+class Replayed(JudgedOutcome, total=False):
     """A replay."""
 
     bundle: str

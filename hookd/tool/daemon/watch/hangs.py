@@ -164,8 +164,8 @@ class Hangs:
         return snapshot is not None and silence.is_overdue(target, snapshot, self._now, is_deserted=is_deserted)
 
     def _is_paused(self, target: Target) -> bool:
-        place = self._silences[target].place
-        return place is not None and place.phase == "paused"
+        progress = self._silences[target].progress
+        return progress is not None and progress.phase == "paused"
 
     def _verdict(self, silent: Sequence[Target], gone: Sequence[Target] = ()) -> Verdict:
         ended = [
@@ -186,7 +186,7 @@ class Hangs:
         ranks = [dataclasses.asdict(own) for own in (*verdict.guilty, *verdict.waiting)]
         fields = {**(target.hang or {}), "is_step_absolute": here.is_absolute, "ranks": ranks}
         del fields["message"]
-        self._fleet.report(target, HANG, text, place=self._silences[target].place, **fields)
+        self._fleet.report(target, HANG, text, place=self._silences[target].progress, **fields)
 
     @staticmethod
     def _describe(verdict: Verdict, silent: Sequence[Target], text: str) -> None:
@@ -238,8 +238,8 @@ class Hangs:
                 rows = self._fleet.store.query({(target.pid, target.start_ticks)}, kind=HANG, limit=1)
                 detail = rows[0]["detail"] if rows else {}
                 reported = _Reported(target, detail.get("for_s", 0.0), detail.get("for_s", 0.0), at_least=True)
-                place = self._silences[target].place
-                if place is not None and detail.get("place") == list(place):  # it has not moved since
+                progress = self._silences[target].progress
+                if progress is not None and detail.get("place") == list(progress):  # it has not moved since
                     self._reported[target] = reported
                     self._describe(self._verdict(silent), silent, rows[0]["message"])
                 return reported

@@ -34,7 +34,7 @@ _ENGINE = "thread"
 _NOTEBOOKS = ("ipykernel_launcher.py", "ipykernel")
 
 
-class Place(NamedTuple):
+class Progress(NamedTuple):
     """The fields of a heartbeat that change with the events, see `hookd.wire.page.Heartbeat`."""
 
     tid: int
@@ -44,8 +44,8 @@ class Place(NamedTuple):
     step: int
 
 
-NOWHERE = Place(0, 0, 0, "other", 0)
-"""The place of a target that has not called a module yet."""
+NO_PROGRESS = Progress(0, 0, 0, "other", 0)
+"""The progress of a target that has not called a module yet."""
 
 
 class Patience(NamedTuple):
@@ -62,13 +62,13 @@ class Silence:
     Attributes:
         since: when the last event was seen.
         at_least: whether the silence may be older than `since`, because no event was seen yet.
-        place: of the target since then; None until it has called a module.
+        progress: the target's progress since then; None until it has called a module.
     """
 
     def __init__(self, now: float, patience: Patience) -> None:
         self.since = now
         self.at_least = True
-        self.place: Place | None = None
+        self.progress: Progress | None = None
         self._patience = patience
         self._rest: tuple[object, ...] = ()
         self._is_start = False  # the training was starting or torch compiled during this silence: it is not typical
@@ -89,16 +89,16 @@ class Silence:
             Whether there was an event.
         """
         beat = training_thread(snapshot)
-        place = None if beat is None else Place(beat.tid, beat.module, beat.events, beat.phase, beat.step)
+        progress = None if beat is None else Progress(beat.tid, beat.module, beat.events, beat.phase, beat.step)
         rest = tuple((beat.tid, beat.module, beat.events) for beat in snapshot.heartbeats if beat.name == _ENGINE)
-        if (place, rest) == (self.place, self._rest):
+        if (progress, rest) == (self.progress, self._rest):
             self._is_start = self._is_start or (self._is_long(now - self.since) and _is_start(snapshot))
             return False
-        is_first = self.place is None
-        if self.place is not None:
-            self._learn(self.place.phase, now - self.since, was_reported=was_reported)
+        is_first = self.progress is None
+        if self.progress is not None:
+            self._learn(self.progress.phase, now - self.since, was_reported=was_reported)
             self.at_least = False
-        self.place, self._rest, self.since = place, rest, now
+        self.progress, self._rest, self.since = progress, rest, now
         self._middle, self._is_start = None, False
         return not is_first
 
@@ -149,10 +149,10 @@ class Silence:
 
     @property
     def _phase(self) -> str:
-        return (self.place or NOWHERE).phase
+        return (self.progress or NO_PROGRESS).phase
 
     def patience_s(self, snapshot: Snapshot, *, is_deserted: bool = False) -> float:
-        """Return the seconds that the target may be silent at its place; see `is_overdue`."""
+        """Return the seconds that the target may be silent at this point; see `is_overdue`."""
         usual: float = max([*self._long.get(self._phase, ()), step_s(snapshot)])
         enough: float = max(self._patience.after_s, self._patience.factor * usual)
         # A rank whose peers have ended may wait for them, or do alone the work that follows the training.
@@ -163,19 +163,19 @@ class Silence:
 
     def position(self, target: Target, snapshot: Snapshot, now: float) -> RankPosition:
         """Return where the target stands, with the facts of the operating system and the agent."""
-        place = self.place or NOWHERE
-        entry = snapshot.modules.get(place.module)
+        progress = self.progress or NO_PROGRESS
+        entry = snapshot.modules.get(progress.module)
         cpu, is_mute = self._meanwhile(target, snapshot, now)
         return RankPosition(
             rank=target.claim.rank,
             for_s=self.age_s(now),
             at_least=self.at_least,
-            phase=place.phase,
+            phase=progress.phase,
             module=one_line(entry.name) if entry is not None else None,
             type=one_line(entry.type) if entry is not None else "",
-            place=place.module,
+            place=progress.module,
             model=_model(snapshot),
-            step=place.step,
+            step=progress.step,
             is_absolute=target.identity.step_offset is not None,
             state=_state(target.pid),
             cpu=cpu,

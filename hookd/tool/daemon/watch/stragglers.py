@@ -46,7 +46,7 @@ STAGES = (1, 2, len(PARTS))
 BLOCK_STEPS, BLOCK_S = 5, 0.5
 """Minimum distance between two cuts, in steps and in seconds, because a cut may fall into the middle of a step."""
 FEWEST_BLOCKS, FEWEST_STEPS, FEWEST_S = 4, 30, 8.0
-"""Minimum data for a verdict; `FEWEST_S` does not apply to a clear one."""
+"""Minimum data for a judgement; `FEWEST_S` does not apply to a clear one."""
 MOST_BLOCKS, MOST_S = 8, 20.0
 """Length of the window, whichever is longer: a core that is busy with other work for some seconds must not make a straggler."""
 SHARE, CLEAR, LEAST_S = 0.08, 0.3, 0.001
@@ -55,7 +55,7 @@ SHARE, CLEAR, LEAST_S = 0.08, 0.3, 0.001
 Healthy ranks under load reach 6.5 % over 8 s.
 """
 MARK_BLOCKS, MARKS = 2, 2
-"""The oldest mark is two or three blocks old; a verdict needs at least four blocks."""
+"""The oldest mark is two or three blocks old; a judgement needs at least four blocks."""
 AGREE = 0.75
 """Share of a window's blocks that must show at least half of that lateness."""
 CERTAIN = 3.5
@@ -93,8 +93,8 @@ class Share(NamedTuple):
     behind: tuple[float, ...]
 
 
-class Verdict(NamedTuple):
-    """The judgement on a rank.
+class Lateness(NamedTuple):
+    """How late a rank is.
 
     `part` is the one of PARTS in which the rank is latest; `part_s` and `others_s` are its own and the others' seconds per
     step there. `noise_s` is the standard error of `late_s`. `agreeing` is the share of blocks that show half of the
@@ -177,7 +177,7 @@ class Run:
             self.waits = waits
             self._begin({}, 0.0)
 
-    def verdicts(self) -> dict[Target, Verdict]:
+    def lateness(self) -> dict[Target, Lateness]:
         """Judge every rank; return nothing until there is enough data."""
         blocks = list(self._blocks)
         count = next((n for n in range(FEWEST_BLOCKS, len(blocks) + 1) if _steps(blocks[-n:]) >= FEWEST_STEPS), 0)
@@ -188,30 +188,30 @@ class Run:
             return recent
         whole = self._judged(blocks, SHARE)
         return {
-            target: verdict if verdict.is_slow else whole[target]._replace(is_well=verdict.is_well)
-            for target, verdict in recent.items()
+            target: late if late.is_slow else whole[target]._replace(is_well=late.is_well)
+            for target, late in recent.items()
         }
 
-    def _judged(self, blocks: Sequence[_Block], share: float) -> dict[Target, Verdict]:
+    def _judged(self, blocks: Sequence[_Block], share: float) -> dict[Target, Lateness]:
         """Judge every rank by its own time.
 
         A phase with collectives may be long because another rank was late before it. So a rank that is late outside of these
         phases decides; only if there is none, all phases count.
         """
         if self.waits:
-            verdicts = self._judged_by([block.certain for block in blocks], share)
-            if not all(verdict.is_well for verdict in verdicts.values()):
-                return verdicts
+            lateness = self._judged_by([block.certain for block in blocks], share)
+            if not all(late.is_well for late in lateness.values()):
+                return lateness
         return self._judged_by([block.shares for block in blocks], share)
 
-    def _judged_by(self, blocks: Sequence[Mapping[Target, Share]], share: float) -> dict[Target, Verdict]:
+    def _judged_by(self, blocks: Sequence[Mapping[Target, Share]], share: float) -> dict[Target, Lateness]:
         rows = {target: [block[target] for block in blocks] for target in self.members}
         typical_s = statistics.median(statistics.median(sum(part.parts) for part in row) for row in rows.values())
         noise_s = _noise_s([[part.behind[-1] for part in row] for row in rows.values()])
         return {target: _judge(row, share, typical_s, noise_s) for target, row in rows.items()}
 
     def forget(self) -> None:
-        """Drop the blocks so far: later verdicts look back to now, and no further."""
+        """Drop the blocks so far: later judgements look back to now, and no further."""
         self._blocks.clear()
 
 
@@ -280,7 +280,7 @@ def _noise_s(late: Sequence[Sequence[float]]) -> float:
     return 1.4826 * 1.2533 * statistics.median(deviations) / math.sqrt(len(late[0]))
 
 
-def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: float) -> Verdict:
+def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: float) -> Lateness:
     """Judge a rank by its shares of some blocks; `typical_s` is the median of all ranks' own time."""
     step_s = statistics.median(share.total_s for share in row)
     at_stages = [statistics.median(share.behind[k] for share in row) for k in range(len(STAGES))]
@@ -290,7 +290,7 @@ def _judge(row: Sequence[Share], threshold: float, typical_s: float, noise_s: fl
     half_s = max(SHARE * step_s, LEAST_S) / 2
     agreeing = sum(share.behind[stage] >= enough_s / 2 for share in row) / len(row)
     at = max(range(STAGES[stage]), key=lambda at: statistics.median(share.late[at] for share in row))
-    return Verdict(
+    return Lateness(
         score=1 + late_s / typical_s if typical_s > 0 else 1.0,
         late_s=late_s,
         noise_s=noise_s,
@@ -313,22 +313,22 @@ class Stragglers:
         self._fleet = fleet
         self._clock = clock
         self._runs: dict[str, Run] = {}
-        self._verdicts: dict[Target, tuple[float, bool]] = {}
+        self._judged_before: dict[Target, tuple[float, bool]] = {}
 
     def look(self, targets: Sequence[Target]) -> None:
         """Record the progress of each rank, and judge the runs; see `watch.Watcher`."""
         by_run = ranks.by_run(targets)
         self._runs = {run: self._run(run, members) for run, members in by_run.items()}
         living = {target for members in by_run.values() for target in members}
-        self._verdicts = {target: verdict for target, verdict in self._verdicts.items() if target in living}
+        self._judged_before = {target: late for target, late in self._judged_before.items() if target in living}
         for run in self._runs.values():
             run.note_waits(phase for target in run.members for phase in _waiting_in(target))
             cuts = {target: cut for target in run.members if (cut := cut_of(target)) is not None}
             if run.see(cuts, self._clock()):
                 self._settle(run, cuts)
             elif run.is_new:
-                self._verdicts = {
-                    target: known for target, known in self._verdicts.items() if target not in run.members
+                self._judged_before = {
+                    target: known for target, known in self._judged_before.items() if target not in run.members
                 }
                 if not run.calm and len(cuts) == len(run.members):
                     run.calm = _modules(cuts)
@@ -339,22 +339,22 @@ class Stragglers:
 
     def samples(self, target: Target) -> Iterable[Sample]:
         """Return the score of a rank, once there is one; see `watch.Watcher`."""
-        known = self._verdicts.get(target)
+        known = self._judged_before.get(target)
         return () if known is None else (Sample(SCORE, {}, known[0]), Sample(SLOW, {}, float(known[1])))
 
     def _settle(self, run: Run, cuts: Mapping[Target, Cut]) -> None:
-        verdicts = run.verdicts()
-        was = {target: self._is_reported(target) for target in verdicts}
-        slow = {target for target, known in verdicts.items() if known.is_slow or (was[target] and not known.is_well)}
-        for target, verdict in verdicts.items():
+        lateness = run.lateness()
+        was = {target: self._is_reported(target) for target in lateness}
+        slow = {target for target, known in lateness.items() if known.is_slow or (was[target] and not known.is_well)}
+        for target, late in lateness.items():
             if target in slow and not was[target]:
-                self._report(run, target, verdict, cuts, [other for other in run.members if other not in slow])
+                self._report(run, target, late, cuts, [other for other in run.members if other not in slow])
             elif was[target] and target not in slow:
                 message = f"rank {target.claim.rank} is as quick as the others again"
                 self._fleet.report(target, OVER, message, step=ranks.step_of(target, cuts[target].steps))
                 run.forget()
-        self._verdicts |= {target: (verdict.score, target in slow) for target, verdict in verdicts.items()}
-        if not any(verdict.agreeing >= 0.5 and verdict.late_s >= LEAST_S for verdict in verdicts.values()):
+        self._judged_before |= {target: (late.score, target in slow) for target, late in lateness.items()}
+        if not any(late.agreeing >= 0.5 and late.late_s >= LEAST_S for late in lateness.values()):
             run.calm = _modules(cuts)
 
     @staticmethod
@@ -363,7 +363,7 @@ class Stragglers:
         return STRAGGLER in target.ongoing
 
     def _report(
-        self, run: Run, target: Target, known: Verdict, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
+        self, run: Run, target: Target, known: Lateness, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
     ) -> None:
         ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
         late_s, module = known.part_s - known.others_s, None
