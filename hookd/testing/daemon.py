@@ -156,7 +156,7 @@ class FakeDaemon:
             self._store.undelivered(receiver.name, 1) for receiver in self._receivers
         ):
             for worker in self._workers:
-                worker.look()
+                worker.poll()
             time.sleep(0.002)
 
     def stop_clean(self) -> None:
@@ -221,7 +221,7 @@ class FakeDaemon:
         for _ in range(times):
             self._ahead_s += PANEL_EVERY_S
             self._fleet.poll()
-            self._host.look(self._fleet.targets())
+            self._host.poll(self._fleet.targets())
             self._settle()
 
     def incident(self, kind: str, message: str, *, run: str = RUN, rank: str = "0", **fields: object) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _OURS = (__file__.rpartition("wire/")[0], "<hookd", "<frozen ")
 _ROOT = "/hookd-payload/"
 """Prefix of the file names in a payload; left out of messages."""
-_ROOM = re.compile(r"@[0-9a-f]{6}(?=[./])")
+_TAG = re.compile(r"@[0-9a-f]{6}(?=[./])")
 """Suffix that distinguishes files of the same name from two directories, see `hookd/target/boot/loader.py`."""
 
 
@@ -67,7 +67,7 @@ def _authors(frames: Iterable[tuple[FrameType, int]], plugin: object) -> traceba
     innermost = (plugins or foreign)[-1:]
     for summary in traceback.StackSummary.extract(iter(innermost)):
         return traceback.FrameSummary(
-            _ROOM.sub("", summary.filename.removeprefix(_ROOT)), summary.lineno or 0, summary.name, line=summary.line
+            _TAG.sub("", summary.filename.removeprefix(_ROOT)), summary.lineno or 0, summary.name, line=summary.line
         )
     return None
 

@@ -202,7 +202,7 @@ class Activations(Plugin):
         is_half, is_learning = tensor.dtype is torch.float16, tensor.requires_grad
         self.context.summary(tensor, lambda summary: self._publish_output(module, summary, is_half=is_half))
         if module.id in self.units:
-            self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
+            self._read([self.units[module.id].add(tensor)], lambda got: self._dead(module, *got))
         if module.type in outputs.SATURATION:
             self.flat[module.id] = outputs.OutputMatcher(tensor)
             is_much = tensor.numel() >= findings.FEW
@@ -220,7 +220,7 @@ class Activations(Plugin):
         if tensor is not None:
             self._judge(module, summary, is_half=tensor.dtype is torch.float16)
             if module.id in self.units:
-                self._read([self.units[module.id].look(tensor)], lambda got: self._dead(module, *got))
+                self._read([self.units[module.id].add(tensor)], lambda got: self._dead(module, *got))
 
     @hookimpl
     def root_forward(self, output: Any) -> None:

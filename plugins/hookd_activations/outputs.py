@@ -37,8 +37,8 @@ class Units:
         self._fired: Tensor | None = None
         self._samples = 0
 
-    def look(self, tensor: Tensor) -> Tensor:
-        """Return [] the share of units that have not fired so far.
+    def add(self, tensor: Tensor) -> Tensor:
+        """Add an output; return [] the share of units that have not fired so far.
 
         Before ENOUGH samples it is 0, or 1 if no unit at all has fired.
         """

@@ -23,7 +23,7 @@ class Selector:
             raise PluginError(f"activations: depth must be 0 or more, or -1 for all modules, not {self.depth}")
         self.selected: dict[str, Module] = {}
         self._order: list[int] = []
-        self._turn = 0
+        self._index = 0
         self._steps = 0
 
     def take(self, module: Module) -> bool:
@@ -38,11 +38,11 @@ class Selector:
 
     def is_due(self, module: Module) -> bool:
         """Whether `module` is observed in this step: always, unless `rotate` makes modules take turns."""
-        return not self.rotate or self._order[self._turn % len(self._order)] == module.id
+        return not self.rotate or self._order[self._index % len(self._order)] == module.id
 
     def next(self) -> None:
         """End a sampled step: the next module has its turn."""
-        self._turn += 1
+        self._index += 1
 
     def complaints(self) -> list[str]:
         """End a step; after KNOWN_STEPS steps return, once, a message for each option that selects nothing."""

@@ -70,9 +70,9 @@ class Drift(Plugin):
         mark, before = self.context.mark, self.before
         self.before = mark
         if before and is_due(before, mark, self.interval):
-            self._look(mark)
+            self._checksum(mark)
 
-    def _look(self, mark: int) -> None:
+    def _checksum(self, mark: int) -> None:
         tensors = self._replicas()
         if not tensors:
             return

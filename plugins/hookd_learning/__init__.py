@@ -93,7 +93,7 @@ class Learning(Plugin):
     def step_pre(self, optimizer: Optimizer) -> None:
         """Look at the gradients and settings that the optimizer is about to use."""
         self.ownership.step_begins(optimizer)
-        self._look_at_rates(optimizer)
+        self._read_rates(optimizer)
 
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
@@ -102,7 +102,7 @@ class Learning(Plugin):
         self.modes.step_over(optimizer)
         self.ownership.step_over(self.context.optimizers())
 
-    def _look_at_rates(self, optimizer: Optimizer) -> None:
+    def _read_rates(self, optimizer: Optimizer) -> None:
         groups = [group for group in groups_of(optimizer) if group["params"]]
         rates = [_rate(group) for group in groups]
         if not rates or None in rates:

@@ -57,9 +57,9 @@ class Clearing:
                 record = self._open[id(optimizer)] = Record(optimizer)
             record.backwards += 1
             if not record.is_cleared:
-                self._look(record, _spread(optimizer))
+                self._sample(record, _spread(optimizer))
 
-    def _look(self, record: Record, parameters: Sequence[Any]) -> None:
+    def _sample(self, record: Record, parameters: Sequence[Any]) -> None:
         found = [grad for p in parameters if (grad := of_tensor(p, "grad")) is not None]
         gradients = [grad.detach().reshape(-1)[:ELEMENTS].clone() for grad in found if self._context.is_readable(grad)]
         if gradients:

@@ -115,7 +115,7 @@ class Memory(Plugin):
     @hookimpl
     def step_done(self) -> None:
         """Read CUDA's statistics, and report outputs that are retained."""
-        self.cuda.look()
+        self.cuda.publish()
         self._listen()
         if self.unreported:
             leaks, self.unreported = self.unreported, []
@@ -139,7 +139,7 @@ class Memory(Plugin):
     @hookimpl
     def tick(self, now_s: float) -> None:  # noqa: ARG002 - a hook's arguments go by name
         """Read the memory of the process, and check every place for growth."""
-        for place, value in [*self.resident.look().items(), *self.cuda.lowest().items()]:
+        for place, value in [*self.resident.publish().items(), *self.cuda.lowest().items()]:
             if place not in self.trends:
                 self.trends[place] = Trend(self.least_growth)
             self._follow(place, self.trends[place], value)

@@ -31,7 +31,7 @@ class Resident:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._error = ""
 
-    def look(self) -> dict[str, int]:
+    def publish(self) -> dict[str, int]:
         """Publish the resident memory; return the place to follow for leaks, with its bytes."""
         try:
             # Opened each time: the program may close a descriptor that is not its own, and reuse its number.
@@ -75,7 +75,7 @@ class CUDA:
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         return int(stats["allocated_bytes"]["all"]["current"]) if stats else 0
 
-    def look(self) -> None:
+    def publish(self) -> None:
         """Publish the memory of all devices, at the end of every `interval`th step."""
         self._steps += 1
         if self._steps < self._context.interval or not is_cuda_initialized():

@@ -88,7 +88,7 @@ class Optimizers(Plugin):
             self.steps.labels(watched.label).inc()
         scaler = scaler_of(optimizer)
         if scaler is not None:
-            self.scale.look(scaler, optimizer)
+            self.scale.request(scaler, optimizer)
 
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
@@ -105,7 +105,7 @@ class Optimizers(Plugin):
         for at, group in enumerate(groups):
             for name, value in settings(group):
                 self._store(self.gauges[name], value, watched.label, str(at))
-        watched.norms.look([group["params"] for group in groups], self.elements)
+        watched.norms.advance([group["params"] for group in groups], self.elements)
 
     def _store(self, gauge: Gauge, value: Any, *labels: str) -> None:
         if issubclass(type(value), Tensor):  # a `capturable` optimizer has its learning rate on the device

@@ -31,7 +31,7 @@ class Norms:
         self._group = self._parameter = 0  # the next parameter
         self._sum = _Sum(store, 0)
 
-    def look(self, groups: Sequence[Sequence[Tensor]], most: int) -> None:
+    def advance(self, groups: Sequence[Sequence[Tensor]], most: int) -> None:
         """Add the next parameters until they have `most` elements together: at least one, and each at most once."""
         left = most
         for _ in range(sum(map(len, groups)) + len(groups)):

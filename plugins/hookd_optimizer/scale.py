@@ -58,7 +58,7 @@ class Scale:
         self._counter = context.counter("skipped_steps", "Steps that the GradScaler skipped.")
         self._before: Seen | None = None
 
-    def look(self, scaler: Any, optimizer: Optimizer) -> None:
+    def request(self, scaler: Any, optimizer: Optimizer) -> None:
         """Request the scale of the step that begins; it arrives later."""
         scale, tracker = peek(scaler, "_scale"), peek(scaler, "_growth_tracker")
         if type(scale) is not torch.Tensor or type(tracker) is not torch.Tensor:

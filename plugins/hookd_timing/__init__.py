@@ -113,7 +113,7 @@ class Timing(Plugin):
         context.add_up_phases(context.counter("phase_seconds", "Wall time of the training thread by phase.", ["phase"]))
         self.throughput = Throughput(context)
         self.device = Device(context)
-        self.has_turns = is_in_use()
+        self.rotates = is_in_use()
         self._listen()
 
     @hookimpl
@@ -166,8 +166,8 @@ class Timing(Plugin):
     def backward(self, module: Module, elapsed_ns: int, self_ns: int) -> None:
         """Count the operations of a backward, and on a device its time, for all the steps that this one represents."""
         self.throughput.see_backward(module)
-        # With turns hookd adds up nothing by itself: a sampled step also represents those of the other direction.
-        if self.has_turns:
+        # With a rotation hookd adds up nothing by itself: a sampled step also represents those of the other direction.
+        if self.rotates:
             self.device.end_backward(module)
             _add(
                 self.backwards, self.of_backward, module, elapsed_ns, self_ns, float(DIRECTIONS * self.context.interval)
@@ -178,19 +178,19 @@ class Timing(Plugin):
         """End a step."""
         self.throughput.step_done(elapsed_ns)
         if is_in_use():  # a model may move to the device at any time
-            self.has_turns = True
+            self.rotates = True
             self.device.step_done()
         self._listen()
 
     def _listen(self) -> None:
         """Enable the hooks of the next turn on a device; without one, those that read shapes, when that is due."""
         forward, listen = self.device.is_forward, self.context.listen
-        looks = self.has_turns or self.throughput.is_due()
+        looks = self.rotates or self.throughput.is_due()
         listen("forward_pre", wanted=looks)
-        listen("forward", wanted=self.has_turns)
-        listen("backward_pre", wanted=self.has_turns and not forward)
+        listen("forward", wanted=self.rotates)
+        listen("backward_pre", wanted=self.rotates and not forward)
         listen("backward", wanted=looks and not forward)
-        listen("backward_totals", wanted=not self.has_turns)
+        listen("backward_totals", wanted=not self.rotates)
         listen("root_forward", wanted=self.device.is_root)
 
 

@@ -45,7 +45,7 @@ class Calls(threading.local):
         self.spans: list[Span] = []
 
 
-class Turns:
+class Rotation:
     """Selects the depth whose modules are timed in a step; all others wait, so that no span has events inside.
 
     No depth has a turn in steps that other plugins sample, because their launches would lie inside the spans, nor in
@@ -64,7 +64,7 @@ class Turns:
         self._met: set[int] = set()  # the depths at which modules were called in it
         self._depths = 0  # how many depths take turns
         self._owed: dict[int, int] = {}  # by depth: steps not represented yet; below 0: in advance
-        self._turns: dict[int, int] = {}  # by depth: the number of its last turn
+        self._last_turn: dict[int, int] = {}  # by depth: the number of its last turn
 
     def meet(self, depth: int) -> bool:
         """Note a call in the step in progress, and return whether to measure it."""
@@ -82,10 +82,10 @@ class Turns:
         for depth in self._met:
             represented = self.weight() if self._has_measured and depth == self._depth else 0
             self._owed[depth] = self._owed.get(depth, 0) + self._steps - represented
-        waiting, self._depth = sorted(self._met, key=lambda depth: (self._turns.get(depth, 0), depth)), -1
+        waiting, self._depth = sorted(self._met, key=lambda depth: (self._last_turn.get(depth, 0), depth)), -1
         if waiting and self._context.is_alone:
             self._depth = waiting[0]
-            self._turns[self._depth] = max(self._turns.values(), default=0) + 1
+            self._last_turn[self._depth] = max(self._last_turn.values(), default=0) + 1
         self._depths = len(waiting)
         self._step, self._steps = self._context.step, self._context.interval * self._every
         self._has_measured = False
@@ -108,7 +108,7 @@ class Device:
         self._of_forward = _family(context, "forward")
         self._of_backward = _family(context, "backward")
         self._calls = Calls()
-        self._forwards, self._backwards = Turns(context, DIRECTIONS), Turns(context, DIRECTIONS)
+        self._forwards, self._backwards = Rotation(context, DIRECTIONS), Rotation(context, DIRECTIONS)
         self._open: dict[int, list[Span]] = {}  # backwards, by module
         self._seen: dict[int, torch.device] = {}  # where modules have run
         self._roots: dict[int, Span] = {}

@@ -33,7 +33,7 @@ WORKLOADS = ("mlp", "charlm", "convnet")
 
 
 @dataclass(frozen=True)
-class Claim:
+class Overhead:
     """The measured and the reported overhead, as shares of the CPU time of a plain step."""
 
     claimed: float
@@ -46,7 +46,7 @@ class Claim:
         return max(self.claimed / self.real.value, self.real.value / self.claimed)
 
 
-class Claims:
+class ReportedOverhead:
     """Adds up the reported overhead of some blocks."""
 
     def __init__(self, job: workloads.Job) -> None:
@@ -67,7 +67,7 @@ class Claims:
         return sum(series.cells[0] for series in families["hookd_overhead_seconds"].series)
 
 
-def measure(workload: str, pairs: int) -> Claim:
+def measure(workload: str, pairs: int) -> Overhead:
     """Measure one workload in this process."""
     workloads.steady()
     job = workloads.Job(workload)
@@ -75,11 +75,11 @@ def measure(workload: str, pairs: int) -> Claim:
     with Attached(hookd.api.inprocess.DEFAULT, budget=BUDGET) as attached:
         attached.settle(job.step, SETTLED_STEPS)
         attached.leave()
-        claims = Claims(job)
-        found: Pairs = alternate(claims.block, attached.on, pairs, job.step)
+        reported = ReportedOverhead(job)
+        found: Pairs = alternate(reported.block, attached.on, pairs, job.step)
     mean, control = found.mean, found.control
     real = Estimate(*(one - 1 for one in (mean.value, mean.low, mean.high)), tuple(one - 1 for one in mean.quarters))
-    return Claim(claims.seconds * 1e9 / claims.steps / (sum(found.plain) / len(found.plain)), real, control)
+    return Overhead(reported.seconds * 1e9 / reported.steps / (sum(found.plain) / len(found.plain)), real, control)
 
 
 def report(*, quick: bool) -> Report:

@@ -93,7 +93,7 @@ def learning_s(modules: int, steps: int) -> list[float]:
     try:
         models = bootstrap._agent.parts.models
         models.learn_on, models._plan_for = timed(models.learn_on), timed(models._plan_for)
-        models.coverage.look = timed(models.coverage.look)
+        models.coverage.update = timed(models.coverage.update)
         with no_fastbins():
             for _ in range(steps):
                 next(training)

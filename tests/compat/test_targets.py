@@ -16,7 +16,7 @@ import pluggy
 import pytest
 
 from hookd.errors import TargetUnsupported
-from hookd.wire import proven
+from hookd.wire import tested_versions
 from tests.compat.trainings import assert_nothing_is_left, training_on
 from tests.support import interpreters, made_up, stub
 from tests.support.environment import REPOSITORY, TARGETS, target_environment
@@ -57,8 +57,10 @@ def test_an_injection_with_a_stub_for_torch(minor, build):
 
 def newest():
     """Return those of the newest version that hookd was tried on."""
-    found = [one for one in interpreters.found() if one.minor == proven.NEWEST_PYTHON]
-    return found or pytest.skip(f"no CPython {proven.version_text(proven.NEWEST_PYTHON)} here: untested")
+    found = [one for one in interpreters.found() if one.minor == tested_versions.NEWEST_PYTHON]
+    return found or pytest.skip(
+        f"no CPython {tested_versions.version_text(tested_versions.NEWEST_PYTHON)} here: untested"
+    )
 
 
 @pytest.mark.compat

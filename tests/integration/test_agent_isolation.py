@@ -353,21 +353,21 @@ class SlowAndChanging(Slow):
 
 
 @pytest.fixture
-def looks(monkeypatch):
-    """Make two looks enough to judge a hook, and signal LOOKED after each."""
-    look = slow_hooks.SlowHooks.look
+def polls(monkeypatch):
+    """Make two polls enough to judge a hook, and signal LOOKED after each."""
+    poll = slow_hooks.SlowHooks.poll
 
-    def looked(self):
-        before = self._looked
-        look(self)
-        if self._looked != before:
+    def polled(self):
+        before = self._polled
+        poll(self)
+        if self._polled != before:
             LOOKED.set()
 
-    monkeypatch.setattr(slow_hooks, "LOOKS", 2)
-    monkeypatch.setattr(slow_hooks.SlowHooks, "look", looked)
+    monkeypatch.setattr(slow_hooks, "POLLS", 2)
+    monkeypatch.setattr(slow_hooks.SlowHooks, "poll", polled)
 
 
-def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks) -> None:
+def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(polls) -> None:
     model = nn.Sequential(*[nn.Identity() for _ in range(40)])
     with running(Slow, SlowToo, Steady, budget=0.01) as agent:
         model(torch.ones(1))
@@ -385,7 +385,7 @@ def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(looks)
         assert entry.last_error["where"].endswith("in wait: LOOKED.clear() or LOOKED.wait(PATIENCE_S)")
 
 
-def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(looks) -> None:
+def test_what_is_sampled_is_called_as_seldom_as_the_budget_asks_for(polls) -> None:
     model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(40)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with running(SlowAndSampled, budget=0.01) as agent:
@@ -410,18 +410,18 @@ class Pausing(SlowAndChanging):
         self.context.pause()
 
 
-def test_a_pause_is_nothing_that_takes_too_long(looks) -> None:
+def test_a_pause_is_nothing_that_takes_too_long(polls) -> None:
     with running(Pausing) as agent:
         thread = threading.Thread(target=nn.Identity(), args=(torch.ones(1),))
         thread.start()
         slow_hooks = agent.parts.slow_hooks
-        wait_until(lambda: len(slow_hooks._looks) >= 3, what="some looks")
-        assert not any(slow_hooks._looks)
+        wait_until(lambda: len(slow_hooks._polls) >= 3, what="some polls")
+        assert not any(slow_hooks._polls)
         agent.parts.loading.unload("pausing")
         thread.join(PATIENCE_S)
 
 
-def test_what_changes_the_training_is_reported_and_goes_on(looks) -> None:
+def test_what_changes_the_training_is_reported_and_goes_on(polls) -> None:
     model = nn.Sequential(*[nn.Identity() for _ in range(8)])
     with running(SlowAndChanging) as agent:
         model(torch.ones(1))
@@ -455,7 +455,7 @@ class Returning(Plugin):
         LOOKED.clear() or LOOKED.wait(PATIENCE_S)
 
 
-def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when_it_takes_long(looks) -> None:
+def test_what_is_called_back_with_numbers_is_the_plugins_own_and_is_noticed_when_it_takes_long(polls) -> None:
     model = nn.Sequential(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with running(Returning) as agent:

@@ -507,7 +507,7 @@ class HoardsAndChanges(Hoards):
 
 def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.EVERY_TICKS", 1)
-    monkeypatch.setattr("hookd.target.plugins.plugin_memory.LOOKS", 2)
+    monkeypatch.setattr("hookd.target.plugins.plugin_memory.MEASUREMENTS", 2)
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 9000)
     module = nn.Identity()
     with running(Hoards, HoardsAndChanges, Steady) as agent:
@@ -532,7 +532,7 @@ def test_one_that_keeps_much_and_no_more_is_left_alone(monkeypatch) -> None:
         nn.Identity()(torch.ones(1))
         watch = agent.parts.memory_watch
         for _ in range(10):
-            watch._look(agent.parts.registry.named("hoards"))
+            watch._measure(agent.parts.registry.named("hoards"))
         assert agent.state("hoards") == "active"
         assert agent.values("hookd_plugin_held_bytes")["hoards",] == 4000
 

@@ -116,7 +116,7 @@ def test_words_that_are_wrong_are_an_error_of_the_callers():
 
 def test_an_agent_that_came_from_outside_is_read_there(monkeypatch, caplog):
     # As the agent of another hookd says that it is there.
-    monkeypatch.setattr(sys, loader.CLAIM, (os.getpid(), object()), raising=False)
+    monkeypatch.setattr(sys, loader.AGENT_LOCK, (os.getpid(), object()), raising=False)
     with hookd.observe() as seen:
         for ask in (hookd.read, hookd.stop):
             with pytest.raises(hookd.HookdError, match="from outside") as caught:

@@ -164,7 +164,7 @@ def test_wall_times_of_backwards_stand_for_all_steps(hook, cuda):
 
 def test_what_is_measured_stands_for_all_steps_however_often_the_plugin_looks():
     context = SimpleNamespace(step=0, interval=1, is_alone=True)
-    turns = hookd_timing.device.Turns(context, 1)
+    rotation = hookd_timing.device.Rotation(context, 1)
     stood_for = dict.fromkeys(range(3), 0)
     for interval in (1, 20, 2, 1):
         context.interval = interval
@@ -172,7 +172,7 @@ def test_what_is_measured_stands_for_all_steps_however_often_the_plugin_looks():
             context.step += 1
             context.is_alone = context.step % 7 != 0
             for depth in range(3) if context.step % interval == 0 else ():
-                stood_for[depth] += turns.weight() if turns.meet(depth) else 0
+                stood_for[depth] += rotation.weight() if rotation.meet(depth) else 0
     assert stood_for == dict.fromkeys(range(3), pytest.approx(800, abs=3))
 
 

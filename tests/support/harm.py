@@ -35,7 +35,7 @@ class Observed:
             hookd.start(self.plugins, budget=100.0)
             # It ticks below, in this thread. A hookd thread that looks at stacks keeps the objects of their frames alive a
             # moment longer, and autograd copies a gradient that has another reference: the same bits, but another version.
-            bootstrap._agent._control._tick = bootstrap._agent._control.look = _nothing
+            bootstrap._agent._control._tick = bootstrap._agent._control.poll = _nothing
         elif step == STEPS - 1:
             self.problems = _errors()
             residue = hookd.stop()
@@ -44,7 +44,7 @@ class Observed:
         if 0 < step < STEPS - 1:
             agent = bootstrap._agent
             agent.parts.ticks.tick(time.time() + 60 * step)
-            agent.parts.models.coverage.look(is_training_thread=False)
+            agent.parts.models.coverage.update(is_training_thread=False)
             _toured(agent)
 
 

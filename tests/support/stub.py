@@ -55,8 +55,8 @@ def start(config, loader=None):
 LEAVES_AT_ONCE = b"""
 def start(config, loader=None, begin=start):
     begin(config, loader)
-    from hookd.target.boot import loader as claims
-    claims.release()
+    from hookd.target.boot import loader as agent_lock
+    agent_lock.release()
 def stop():
     pass
 def orphan():

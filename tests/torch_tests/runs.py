@@ -46,7 +46,7 @@ class Result:
     changed: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
-    def look(self, page: Page) -> None:
+    def read(self, page: Page) -> None:
         """Record the agent's figures, and its errors."""
         values, snapshot = page.values(), page.read()
         families = {"modules": "hookd_modules", "forward calls": "hookd_timing_forward_calls"}
@@ -129,7 +129,7 @@ class _Start:
                 self._result.detached(hookd_json("detach", str(self._pid()))["targets"][0])
             self._go("finished")
             self._until("ended", end)
-            self._result.look(page)
+            self._result.read(page)
 
     def _come_and_go(self, end: float) -> None:
         """Attach before the first test, and then attach and detach again and again while tests run."""
@@ -138,7 +138,7 @@ class _Start:
                 with self._attached() as page:
                     self._go("collected")
                     self._until("finished", min(end, time.monotonic() + STAYS_S))
-                    self._result.look(page)
+                    self._result.read(page)
             except (AssertionError, HookdError) as exc:
                 if not self._is_running():  # a test has ended the process, and with it the attach
                     break

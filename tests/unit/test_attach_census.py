@@ -29,7 +29,7 @@ class Machine:
         self.now += self.takes_s.get(pid, 0.0)
         return Candidate(pid, pid, (), self.users[pid], "skipped", self.why.get(pid, ""), has_torch=False)
 
-    def look(self, after_s=1.0):
+    def scan(self, after_s=1.0):
         """Look once more, after all sizes have changed; return the processes that were inspected."""
         self.now += after_s
         self.seen.clear()
@@ -45,39 +45,39 @@ def machine(monkeypatch):
 def test_one_users_processes_do_not_keep_a_look_from_anothers(machine):
     machine.users.update(dict.fromkeys(range(10, 20), 20002) | {50: 20001})
     machine.takes_s.update(dict.fromkeys(range(10, 20), 0.3))
-    first = machine.look()
+    first = machine.scan()
     assert first == [10, 11, 50], "two are more than half a second"
-    assert machine.look() == [12, 13, 50], "those that have waited longest come first"
+    assert machine.scan() == [12, 13, 50], "those that have waited longest come first"
 
 
 def test_roots_processes_are_all_looked_at(machine):
     machine.users.update(dict.fromkeys(range(10, 15), 0))
     machine.takes_s.update(dict.fromkeys(range(10, 15), 0.3))
-    assert machine.look() == [10, 11, 12, 13, 14]
+    assert machine.scan() == [10, 11, 12, 13, 14]
 
 
 def test_of_older_processes_some_of_each_user_have_their_turn(machine):
     machine.users.update(dict.fromkeys(range(10, 20), 20002) | {50: 20001})
-    machine.look()
-    assert machine.look(census.YOUNG_S) == [10, 11, 12, 50]
-    assert machine.look() == [13, 14, 15, 50]
+    machine.scan()
+    assert machine.scan(census.YOUNG_S) == [10, 11, 12, 50]
+    assert machine.scan() == [13, 14, 15, 50]
 
 
 def test_a_process_that_cannot_be_read_is_asked_less_and_less_often(machine):
     machine.users.update({10: 20002, 50: 20001})
     machine.why[10] = discover.SILENT
-    asked = [n for n in range(20) if 10 in machine.look()]
+    asked = [n for n in range(20) if 10 in machine.scan()]
     assert asked == [0, 1, 3, 7, 15]
     machine.why.clear()
-    machine.look(60)
-    assert 10 in machine.look(), "it answers again"
+    machine.scan(60)
+    assert 10 in machine.scan(), "it answers again"
 
 
 def test_after_an_error_a_process_is_looked_at_again_although_its_size_is_the_same(machine, monkeypatch):
     monkeypatch.setattr(census.proc, "size", lambda _: b"7")
     machine.users.update({10: 20002, 50: 20001})
     machine.errors[10] = NoSuchTarget("there is no process 10")
-    assert machine.look() == [10, 50]
+    assert machine.scan() == [10, 50]
     machine.errors.clear()
-    assert machine.look() == [10]
-    assert machine.look() == []
+    assert machine.scan() == [10]
+    assert machine.scan() == []

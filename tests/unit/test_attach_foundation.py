@@ -13,12 +13,12 @@ from hookd.errors import TargetUnsupported
 from hookd.target.boot import foundation as of_torch
 from hookd.tool.inject import debug_table, foundation, remote_debug
 from hookd.tool.inject.interpreter import DEBUG_COOKIE, RUNTIME, Interpreter
-from hookd.wire import proven
+from hookd.wire import tested_versions
 from tests.support.stub import own_memory
 
 SIZE = 4096
 FINAL, BETA = 0xF0, 0xB0
-NEWER = (3, proven.NEWEST_PYTHON[1] + 1)
+NEWER = (3, tested_versions.NEWEST_PYTHON[1] + 1)
 
 
 class MadeUp:
@@ -104,7 +104,7 @@ def test_a_newer_version_that_is_otherwise_is_refused_by_the_name_of_the_check(c
     assert check in refused(one)
     assert remote_debug.find(own_memory(), one.python) is None
     one.require(is_forced=True)  # enters with a stop, which needs no table
-    MadeUp(proven.NEWEST_PYTHON, **otherwise).require()  # enters with a stop, as such builds always did
+    MadeUp(tested_versions.NEWEST_PYTHON, **otherwise).require()  # enters with a stop, as such builds always did
 
 
 def test_a_newer_version_without_a_table_is_refused():
@@ -114,16 +114,16 @@ def test_a_newer_version_without_a_table_is_refused():
 
 
 def test_versions_are_compared_by_their_minor_and_named_when_they_are_newer():
-    newest = (f"{proven.NEWEST_PYTHON[0]}.{proven.NEWEST_PYTHON[1]}.9", "2.15.3+cu132")
-    assert proven.unproven(*newest) == ""
+    newest = (f"{tested_versions.NEWEST_PYTHON[0]}.{tested_versions.NEWEST_PYTHON[1]}.9", "2.15.3+cu132")
+    assert tested_versions.untested(*newest) == ""
     assert (
-        proven.unproven("3.16.0", newest[1])
-        == "not yet proven on CPython 3.16 (the newest tried is 3.15); all checks hold"
+        tested_versions.untested("3.16.0", newest[1])
+        == "not yet tested on CPython 3.16 (the newest tested is 3.15); all checks hold"
     )
-    both = proven.unproven("3.16.0", "3.0.0a1")
+    both = tested_versions.untested("3.16.0", "3.0.0a1")
     assert "CPython 3.16" in both
     assert "torch 3.0" in both
-    assert proven.minor("none") == (0, 0)
+    assert tested_versions.minor("none") == (0, 0)
 
 
 def a_torch(**changed):

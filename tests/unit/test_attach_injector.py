@@ -91,20 +91,20 @@ def test_there_are_three_at_a_time_for_one_user_however_many_attaches(tmp_path, 
 
 
 def test_a_slot_that_the_first_who_waits_may_not_have_is_the_next_ones():
-    turns, came = helper.Turns(), []
+    slots, came = helper.Slots(), []
 
     def attach(user):
-        with turns.of(user):
+        with slots.of(user):
             came.append(user)
 
     with contextlib.ExitStack() as others, contextlib.ExitStack() as last:
         for number in range(helper.MOST - 1):
-            others.enter_context(turns.of(20001 if number < helper.WIDTH else 20002))
-        last.enter_context(turns.of(20002))
+            others.enter_context(slots.of(20001 if number < helper.WIDTH else 20002))
+        last.enter_context(slots.of(20002))
         waiting = [threading.Thread(target=attach, args=(user,)) for user in (20001, 20003)]
         for number, thread in enumerate(waiting, 1):
             thread.start()
-            wait_until(lambda number=number: len(turns._changed._waiters) == number, what="one who waits")
+            wait_until(lambda number=number: len(slots._changed._waiters) == number, what="one who waits")
         last.close()
         wait_until(lambda: came == [20003], what="the turn of another user")
     for thread in waiting:
@@ -114,15 +114,15 @@ def test_a_slot_that_the_first_who_waits_may_not_have_is_the_next_ones():
 
 def test_an_attach_whose_turn_does_not_come_says_so(monkeypatch):
     monkeypatch.setattr(helper, "WAIT_S", 0.05)
-    turns = helper.Turns()
+    slots = helper.Slots()
     with contextlib.ExitStack() as stack:
         for _ in range(helper.WIDTH):
-            stack.enter_context(turns.of(20001))
+            stack.enter_context(slots.of(20001))
         with (
             pytest.raises(AttachError, match="3 attaches are under way and do not end, 3 of them") as caught,
-            turns.of(20001),
+            slots.of(20001),
         ):
             pass
         assert caught.value.reason == "busy"
-        with turns.of(20002):
+        with slots.of(20002):
             pass

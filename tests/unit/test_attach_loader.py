@@ -67,8 +67,8 @@ def test_modules_of_one_name_from_two_directories_are_two_and_import_themselves_
         "part.py": b"import mine\nvalue = %d\n",
     }
     files = {
-        f"mine@{room}/{name}": text.replace(b"%d", str(at).encode())
-        for at, room in enumerate(("00000a", "00000b"))
+        f"mine@{tag}/{name}": text.replace(b"%d", str(at).encode())
+        for at, tag in enumerate(("00000a", "00000b"))
         for name, text in package.items()
     }
     loader = Loader({**files, "mine.py": b"value = 2\n", "other.py": b"import mine\nvalue = mine.value\n"}, codes)

@@ -20,8 +20,8 @@ NAME = "a-mailbox-of-this-test"
 """This name identifies it, even if the process maps something else at the same address after it was given back."""
 
 
-def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
-    """In the other order, a tool may see that it ran but not that it claimed, and queue it again: the first page stays."""
+def test_it_has_set_the_state_before_it_counts_itself(monkeypatch):
+    """In the other order, a tool may see that it ran but not that it started, and queue it again: the first page stays."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     libc = proc.libc()
     libc.mmap.restype = ctypes.c_void_p
@@ -35,7 +35,7 @@ def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
     seen = []
 
     def look(*_):
-        seen.append((mailbox.word(box, mailbox.RAN), mailbox.word(box, mailbox.CLAIMED)))
+        seen.append((mailbox.word(box, mailbox.RAN), mailbox.word(box, mailbox.STATE)))
         return look
 
     code = queued.code(os.getpid(), 7, wait_s=60).replace("@BOX@", str(address))
@@ -47,7 +47,7 @@ def test_it_has_claimed_its_mailbox_before_it_counts_itself(monkeypatch):
         sys.settrace(before)
     assert (1, 0) not in seen
     assert mailbox.word(box, mailbox.RAN) == 1
-    wait_until(lambda: mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS, what="the thread")
+    wait_until(lambda: mailbox.word(box, mailbox.STATE) == mailbox.RUNS, what="the thread")
     box.write(mailbox.CANCELLED, struct.pack("<Q", 1))
     wait_until(lambda: not is_mapped(), what="it is given back")
 

@@ -95,12 +95,12 @@ def test_a_kill_is_reported_once_and_not_when_it_was_long_ago(tmp_path):
     memory = MemoryCgroup(file, lambda: now)
     assert not memory.take(), "those before the target was there"
     counter(tmp_path, count=6)
-    memory.look()
+    memory.poll()
     now += LATELY_S - 1
     assert memory.take()
     assert not memory.take(), "one kill has one victim"
     counter(tmp_path, count=7)
-    memory.look()
+    memory.poll()
     now += LATELY_S + 1
     assert not memory.take()
     file.unlink()
@@ -113,7 +113,7 @@ def test_targets_of_one_cgroup_share_what_is_known_of_it(tmp_path, monkeypatch):
     memories = MemoryCgroups(lambda: 0.0)
     first = memories.of(NOBODY)
     counter(tmp_path, count=1)
-    memories.look()
+    memories.poll()
     assert memories.of(NOBODY + 1) is first
     assert first.take()
     monkeypatch.setattr(oom, "counter_of", lambda _: None)

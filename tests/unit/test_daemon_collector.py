@@ -446,7 +446,7 @@ WAITED = Declared("hookd_test_waited_seconds", "counter", "Of this test.")
 class Waiting:
     families = (WAITED,)
 
-    def look(self, targets):
+    def poll(self, targets):
         """Look at nothing."""
 
     def samples(self, target):
@@ -480,7 +480,7 @@ def test_a_watchers_samples_are_served_and_no_page_may_use_their_name(join, flee
 class Failing:
     families = (WAITED,)
 
-    def look(self, targets):
+    def poll(self, targets):
         raise ValueError(f"{len(targets)} targets are too many")
 
     def samples(self, target):
@@ -493,7 +493,7 @@ def test_a_watcher_that_fails_is_reported_once_and_takes_neither_the_others_nor_
     guarded = Guarded(Failing())
     collector = FleetCollector(fleet, AttachCounter(), Limits(), watchers=[guarded, Waiting()])
     for _ in range(3):
-        guarded.look(fleet.targets())
+        guarded.poll(fleet.targets())
         text = render(collector, "", frozenset(), is_gzip=False)[0].decode()
     values = [
         value for (name, *_), value in samples_of(parse_text(text)).items() if "waited" in name or "steps" in name

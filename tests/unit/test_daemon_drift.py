@@ -24,11 +24,11 @@ class Job(Ranks):
         for name, value in (("layout", layout), ("step", mark / 2), ("mark", mark)):
             self.set(rank, f"hookd_drift_{name}", value)
 
-    def look(self, times=1):
+    def poll(self, times=1):
         for _ in range(times):
             for target in self.targets:
                 target.read()
-            self.watcher.look(self.targets)
+            self.watcher.poll(self.targets)
 
     def diverged(self):
         return [value for target in self.targets for _, _, value in self.watcher.samples(target)]
@@ -49,7 +49,7 @@ def test_replicas_that_are_alike_are_said_to_be(job, fleet):
     for mark in range(100, 1000, 100):
         for rank in range(3):
             training.publish(rank, mark)
-        training.look()
+        training.poll()
     assert training.diverged() == [0, 0, 0]
     assert not fleet.incidents()
 
@@ -59,7 +59,7 @@ def test_the_rank_that_differs_is_named_with_its_module_and_since_when(job, flee
     for mark in (100, 200, 300):
         for rank in range(3):
             training.publish(rank, mark, **({"second": 18.0} if rank == 1 and mark > 200 else {}))
-        training.look(3)
+        training.poll(3)
     (incident,) = fleet.incidents()
     assert (incident["rank"], incident["module"], incident["step"]) == ("1", "second", 150)
     assert incident["message"] == (
@@ -72,7 +72,7 @@ def test_of_two_that_differ_nobody_can_tell_which_is_right(job, fleet):
     training = job(2)
     training.publish(0, 100)
     training.publish(1, 100, first=1.0)
-    training.look(2)
+    training.poll(2)
     (incident,) = fleet.incidents()
     assert "nobody can tell which" in incident["message"]
     assert training.diverged() == [1, 1]
@@ -88,7 +88,7 @@ def test_it_is_reported_once_and_once_more_when_they_are_alike_again(job, fleet)
     for mark in range(100, 1500, 100):
         for rank in range(3):
             training.publish(rank, mark, **({"first": float(mark)} if rank == 2 and 300 <= mark < 1000 else {}))
-        training.look(2)
+        training.poll(2)
     assert [(one["rank"], one["kind"]) for one in reversed(fleet.incidents())] == [("2", "drift"), ("2", "drift_over")]
 
 
@@ -98,7 +98,7 @@ def test_ranks_are_compared_at_the_same_mark_only(job, fleet):
     for mark in range(100, 1000, 100):
         for rank in range(3):
             training.publish(rank, mark - 100 * (rank == 0), **({"second": 1.0} if rank == 1 and mark > 500 else {}))
-        training.look(2)
+        training.poll(2)
     (incident,) = fleet.incidents()
     assert (incident["rank"], incident["step"]) == ("1", 300)
 
@@ -108,9 +108,9 @@ def test_what_was_being_written_when_it_was_read_is_no_difference(job, fleet):
     for mark in range(100, 1000, 100):
         training.publish(0, mark)
         training.set(1, "hookd_drift_checksum", 4.0, module="first")
-        training.look()
+        training.poll()
         training.publish(1, mark)
-        training.look()
+        training.poll()
     assert not fleet.incidents()
 
 
@@ -118,10 +118,10 @@ def test_a_rank_that_is_just_writing_is_not_forgotten(job, fleet):
     training = job(2)
     for mark in (100, 200):
         training.set(1, "hookd_drift_mark", 0.0)
-        training.look()
+        training.poll()
         for rank in (0, 1):
             training.publish(rank, mark, **({"first": 1.0} if rank and mark == 200 else {}))
-        training.look(2)
+        training.poll(2)
     (incident,) = fleet.incidents()
     assert incident["detail"]["agreed_at_step"] == 50
 
@@ -132,7 +132,7 @@ def test_ranks_that_hold_different_things_are_not_compared(job, fleet):
     for mark in (100, 200, 300):
         for rank in range(4):
             training.publish(rank, mark, layout=1.0 + rank // 2, first=5.0 + rank // 2)
-        training.look(2)
+        training.poll(2)
     assert not fleet.incidents()
     assert training.diverged() == [0, 0, 0, 0]
 
@@ -141,9 +141,9 @@ def test_a_daemon_after_this_one_does_not_tell_it_again(job, fleet):
     training = job()
     for rank in range(3):
         training.publish(rank, 100, **({"first": 1.0} if rank == 2 else {}))
-    training.look(3)
+    training.poll(3)
     training.watcher = Drift(fleet)
-    training.look(3)
+    training.poll(3)
     assert len(fleet.incidents()) == 1
     assert training.diverged() == [0, 0, 1]
 
@@ -155,11 +155,11 @@ def test_a_page_that_says_nonsense_does_no_harm(job, fleet, name, value):
     for rank in (0, 1):
         training.publish(rank, 100)
     training.set(0, f"hookd_drift_{name}", value)
-    training.look(3)
+    training.poll(3)
     assert not fleet.incidents()
 
 
 def test_without_the_plugin_nothing_is_said(job):
     training = job()
-    training.look(2)
+    training.poll(2)
     assert training.diverged() == []

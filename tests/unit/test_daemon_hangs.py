@@ -114,7 +114,7 @@ class Node:
             self.now += min(every, end - self.now)
             for rank in self.ranks:
                 rank.target.read()
-            self.hangs.look([rank.target for rank in self.ranks])
+            self.hangs.poll([rank.target for rank in self.ranks])
 
     def reported_kinds(self):
         """Return the kinds of all incidents, in order."""

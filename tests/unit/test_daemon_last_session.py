@@ -43,7 +43,7 @@ def reported(fleet):
 
 
 def test_who_has_gone_is_reported_with_the_step_and_the_time_at_which_it_was_last_seen(fleet, note, caplog):
-    LastSession(note(), fleet).look([])
+    LastSession(note(), fleet).poll([])
     pid = 2**22 + 1
     message = (
         f"process {pid} was gone when the daemon came back: last seen alive at 2001-09-09 01:46:40 UTC, how it ended is "
@@ -56,29 +56,29 @@ def test_who_has_gone_is_reported_with_the_step_and_the_time_at_which_it_was_las
 def test_who_was_noted_in_another_time_namespace_is_the_same_process(fleet, note):
     hours_10 = 36_000 * os.sysconf("SC_CLK_TCK")
     shifted = proc.start_ticks(os.getpid()) + hours_10
-    LastSession(note(pid=os.getpid(), start_ticks=shifted, offset=hours_10), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=shifted, offset=hours_10), fleet).poll([])
     assert reported(fleet) == []
-    LastSession(note(pid=os.getpid(), start_ticks=shifted), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=shifted), fleet).poll([])
     assert len(reported(fleet)) == 1, "as an older hookd has written it: it is another process then"
 
 
 def test_of_the_time_before_a_boot_all_are_gone_whatever_runs_under_their_pids(fleet, note):
-    LastSession(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=proc.start_ticks(os.getpid()), boot="earlier"), fleet).poll([])
     ((_, _, _, message),) = reported(fleet)
     assert message.endswith("; the machine has been booted since")
 
 
 def test_a_process_that_still_runs_is_not_reported_and_another_process_of_that_pid_is_another(fleet, note):
     ticks = proc.start_ticks(os.getpid())
-    LastSession(note(pid=os.getpid(), start_ticks=ticks), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=ticks), fleet).poll([])
     assert reported(fleet) == []
-    LastSession(note(pid=os.getpid(), start_ticks=ticks + 1), fleet).look([])
+    LastSession(note(pid=os.getpid(), start_ticks=ticks + 1), fleet).poll([])
     assert [row[0] for row in reported(fleet)] == [os.getpid()]
 
 
 def test_it_is_reported_once_even_if_the_daemon_is_killed_before_the_next_note(fleet, note):
     for _ in range(2):
-        LastSession(note(), fleet).look([])
+        LastSession(note(), fleet).poll([])
     assert len(reported(fleet)) == 1
 
 
@@ -86,7 +86,7 @@ def test_it_is_reported_once_even_if_the_daemon_is_killed_before_the_next_note(f
 def test_a_note_that_is_damaged_is_replaced(fleet, tmp_path, text, caplog):
     path = tmp_path / "held.json"
     path.write_text(text)
-    LastSession(path, fleet).look([])
+    LastSession(path, fleet).poll([])
     assert json.loads(path.read_text()) == []
     assert "the targets that were alive when the last daemon ended are unknown" in caplog.text
 
@@ -94,12 +94,12 @@ def test_a_note_that_is_damaged_is_replaced(fleet, tmp_path, text, caplog):
 def test_the_file_is_written_when_somebody_comes_and_then_now_and_then(fleet, tmp_path):
     now, path = [0.0], tmp_path / "held.json"
     session = LastSession(path, fleet, lambda: now[0])
-    session.look([])
+    session.poll([])
     path.unlink()
-    session.look([])
+    session.poll([])
     assert not path.exists(), "nothing has changed"
     now[0] += NOTE_S
-    session.look([])
+    session.poll([])
     assert path.exists()
 
 
@@ -110,7 +110,7 @@ def test_the_file_is_its_owners_alone_whatever_the_umask_and_whatever_lay_there(
         old.chmod(0o666)
     before = os.umask(0)
     try:
-        LastSession(path, fleet).look([])
+        LastSession(path, fleet).poll([])
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -29,7 +29,7 @@ class Scene:
             self.used += int(mib * MIB)
             self.left -= int(mib * MIB)
             self.ranks.targets[0].read()
-            self.watcher.look(self.ranks.targets)
+            self.watcher.poll(self.ranks.targets)
 
     def reported(self):
         return [(row["kind"], row["message"]) for row in reversed(self.fleet.incidents())]

@@ -175,18 +175,18 @@ def test_an_error_is_counted_and_ten_put_it_aside_until_it_comes_back_on_probati
     one.call("incident", incident=1)
     assert one.skipped == 1
     clock.now += BACK_OFF_S - 1
-    one.look()
+    one.poll()
     assert one.state == "quarantined"
     clock.now += 1
-    one.look()
+    one.poll()
     assert one.state == "active"
     one.call("incident", incident=0)
     assert one.state == "quarantined", "one error is enough on probation"
     clock.now += BACK_OFF_S
-    one.look()
+    one.poll()
     assert one.state == "quarantined", "it stays out for twice as long"
     clock.now += BACK_OFF_S
-    one.look()
+    one.poll()
     assert one.state == "active"
     clock.now += 2 * BACK_OFF_S
     one.call("incident", incident=0)
@@ -198,7 +198,7 @@ def test_one_that_says_so_stays_out(made, clock):
     for _ in range(MAX_ERRORS):
         one.call("incident", incident=0)
     clock.now += 1e6
-    one.look()
+    one.poll()
     assert one.state == "quarantined"
 
 
@@ -209,16 +209,16 @@ def test_a_hook_that_never_returns_keeps_nobody(made, clock):
     one.ask("collect", [{"metrics": release}], lambda: kept.append(1))
     wait_until(lambda: one._under_way, what="the call")
     clock.now += hookspecs.TIMES_S["collect"]
-    one.look()
-    one.look()
+    one.poll()
+    one.poll()
     assert (one.state, one.errors["collect"]) == ("quarantined", 1)
     assert one.last_error["where"].endswith("in collect: metrics.wait()"), "the author's line, not that of threading"
     clock.now += 10 * BACK_OFF_S
-    one.look()
+    one.poll()
     assert one.state == "quarantined", "it is still inside"
     release.set()
     settle(one)
-    one.look()
+    one.poll()
     assert one.state == "active"
     assert not kept, "what comes too late is not served"
 
@@ -233,7 +233,7 @@ def test_configure_may_refuse_and_an_import_that_hangs_is_refused(made, clock):
     )
     wait_until(lambda: slow._under_way, what="its import")
     clock.now += hookspecs.TIMES_S["configure"]
-    slow.look()
+    slow.poll()
     release.set()
     settle(slow)
     assert slow.state == "refused"
@@ -250,17 +250,17 @@ def test_an_import_that_hangs_keeps_the_others_for_its_own_time_alone(made, cloc
     assert begun.wait(60)
     good = PluginWorker(made("@hookimpl\ndef collect(self):\n    pass\n"), {}, clock)
     clock.now += hookspecs.TIMES_S["configure"]
-    good.look()
+    good.poll()
     assert good.state == "starting", "its time has not begun"
-    slow.look()
+    slow.poll()
     assert slow.state == "refused"
     wait_until(lambda: good.state == "active", what="the next one's turn")
-    good.look()
+    good.poll()
     assert not good.errors
     assert slow.last_error["where"].endswith("in <module>: hookd_mine_release.hang()")
     release.set()
     settle(slow)
-    assert not hosted._TURN.locked(), "given back once"
+    assert not hosted._IMPORT_LOCK.locked(), "given back once"
 
 
 @pytest.mark.parametrize("hook", ["__init__", "configure", "incident"])
@@ -402,11 +402,11 @@ def test_targets_metrics_and_panels(made, stack, tmp_path, clock):
     wait_until(lambda: one.state == "active", what="its import")
     ranks = Ranks(stack, 2, run="a")
     for _ in range(2):
-        all_of_them.look(ranks.targets)
+        all_of_them.poll(ranks.targets)
         settle(one)
     ranks.targets[1].detach()
     for _ in range(2):
-        all_of_them.look(ranks.targets)
+        all_of_them.poll(ranks.targets)
         settle(one)
     assert served(all_of_them)["hookd_mine_ranks"] == ({"run": "a"}, 1.0)
     assert served(all_of_them)["hookd_mine_seen_total"] == ({"run": "a", "what": "events"}, 3.0)
@@ -438,7 +438,7 @@ def test_collect_comes_as_seldom_as_its_plugin_says_and_is_served_until_then(mad
     ranks = Ranks(stack, 1, run="a")
     for wait_s, looks in ((0, 1), (59, 1), (1, 2), (59, 2)):
         clock.now += wait_s
-        all_of_them.look(ranks.targets)
+        all_of_them.poll(ranks.targets)
         settle(one)
         assert served(all_of_them)["hookd_mine_looks_total"] == ({"run": "a"}, looks)
     all_of_them.close()

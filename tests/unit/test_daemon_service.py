@@ -31,7 +31,7 @@ class Slow:
         self.began, self.may_go_on = threading.Event(), threading.Event()
         self.was_closed = None
 
-    def look(self, targets):
+    def poll(self, targets):
         self.began.set()
         self.may_go_on.wait(600)
         self.was_closed = self.service.fleet._is_closed

@@ -29,7 +29,7 @@ class Job(Ranks):
             self._step(extra or {}, module)
         for target in self.targets:
             target.read()
-        self.watcher.look([one for one in self.targets if one is not lost])
+        self.watcher.poll([one for one in self.targets if one is not lost])
 
     def _step(self, extra, module):
         own = []

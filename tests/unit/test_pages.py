@@ -85,11 +85,11 @@ class Scene:
         if loss is not None:
             self.ranks.set(rank, "hookd_activations_loss", loss, backward="0")
 
-    def look(self):
+    def poll(self):
         self.now += EVERY_S
         for target in self.targets:
             target.read()
-        self.history.look(self.targets)
+        self.history.poll(self.targets)
 
     def run(self, incidents=(), **query):
         parts = run.parts(self.name, self.targets, self.history, incidents, Choice.of(query))
@@ -141,7 +141,7 @@ def test_whatever_a_target_says_is_text_on_every_page(stack):
     scene.targets[0].hang = {"where": EVIL, "message": EVIL, "waits_for": [EVIL], "at_least": False, "for_s": 3.0}
     for _ in range(4):
         scene.step(0, loss=1.0)
-        scene.look()
+        scene.poll()
     pages = [
         scene.home([row()]),
         *(scene.run([row()], view=view, q=q, m=m) for view in ("time", "activations", "gradients", EVIL)
@@ -183,7 +183,7 @@ def test_the_home_page_has_each_target_with_what_is_wrong_with_it(stack):
     for _ in range(3):
         for rank in range(3):
             scene.step(rank, seconds=0.25)
-        scene.look()
+        scene.poll()
     scene.ranks.set(0, "hookd_overhead_ratio", 0.0123)
     scene.targets[0].read()
     scene.targets[1].hang = {
@@ -208,7 +208,7 @@ def test_ranks_are_compared_and_the_slow_one_is_marked(stack):
     for _ in range(3):
         for rank in range(4):
             scene.step(rank, seconds=0.3 if rank == 2 else 0.1)
-        scene.look()
+        scene.poll()
     page = scene.run()
     assert '<span class="bad">3.00x</span>' in page
     assert page.count('<span class="bad">') == 1
@@ -217,7 +217,7 @@ def test_ranks_are_compared_and_the_slow_one_is_marked(stack):
 
 def test_a_page_that_cannot_be_trusted_is_said_to_be_so_and_shows_nothing_of_it(scene):
     named(scene.ranks.pages[0], 3)
-    scene.look()
+    scene.poll()
     assert "layers" in scene.run()
     scene.targets[0].mark_corrupt()
     page = scene.run()
@@ -269,16 +269,16 @@ def test_a_banner_tells_that_the_training_is_changed_only_while_it_is(scene):
     scene.ranks.set(0, "hookd_plugin_changes_training", 1.0, plugin="gradclip")
     scene.ranks.set(0, "hookd_plugin_state", 1.0, plugin="gradclip", state="active")
     scene.ranks.pages[0].update_identity(plugins={"gradclip": {"options": {"max_norm": "1.0"}}})
-    scene.look()
+    scene.poll()
     assert "This training is being changed" in scene.run()
     assert "gradclip (max_norm=1.0)" in Checked(scene.run()).words
     assert "changes the training" in scene.home()
     scene.ranks.set(0, "hookd_plugin_changes_training", 0.0, plugin="gradclip")
-    scene.look()
+    scene.poll()
     assert "being changed" not in scene.run()
     scene.ranks.set(0, "hookd_plugin_changes_training", 1.0, plugin="gradclip")
     scene.ranks.set(0, "hookd_plugin_state", 0.0, plugin="gradclip", state="active")
-    scene.look()
+    scene.poll()
     assert "being changed" not in scene.run(), "one that is quarantined changes nothing"
 
 
@@ -330,7 +330,7 @@ def test_a_view_shows_its_numbers_as_warm_as_they_are(scene):
         scene.ranks.set(0, "hookd_activations_grad_norm", value, module=f"fc{n}")
         scene.ranks.set(0, "hookd_activations_mean", -value, module=f"fc{n}")
     scene.ranks.set(0, "hookd_activations_grad_norm", math.nan, module="fc9")
-    scene.look()
+    scene.poll()
     gradients = scene.run(view="gradients")
     cells = dict(re.findall(r'class="cell (h\d|bad)" title="grad norm">([^<]*)<', gradients))
     assert cells == {"h1": "0.0001", "h5": "0.01", "h9": "1", "bad": "nan"}
@@ -343,7 +343,7 @@ def test_time_is_a_share_of_all_and_own_time_of_the_same_whole(scene):
         scene.ranks.add(0, "hookd_timing_forward_seconds", seconds, module=module)
         scene.ranks.add(0, "hookd_timing_forward_self_seconds", own, module=module)
         scene.ranks.add(0, "hookd_timing_forward_calls", 10.0, module=module)
-    scene.look()
+    scene.poll()
     cells = re.findall(r'title="(share|own|forward)">([^<]*)<', scene.run())
     assert cells == [("share", "100 %"), ("own", "25 %"), ("forward", "400 ms"),
                      ("share", "75 %"), ("own", "75 %"), ("forward", "300 ms")]  # fmt: skip
@@ -355,7 +355,7 @@ def shown(page):
 
 def test_a_large_model_is_shown_a_part_at_a_time_and_every_module_can_be_reached(scene):
     named(scene.ranks.pages[0], 2_000, "model.layers.{}.mlp.fc")
-    scene.look()
+    scene.poll()
     tree = Tree(scene.targets[0].read())
     assert len(tree.nodes) == 1 + 2 + 3 * 2_000
     with calls_counted() as made:
@@ -377,7 +377,7 @@ def test_a_large_model_is_shown_a_part_at_a_time_and_every_module_can_be_reached
 def test_a_search_finds_names_and_types_and_is_paged(scene):
     named(scene.ranks.pages[0], 250, "model.layers.{}.mlp", "Linear")
     named(scene.ranks.pages[0], 1, "model.norm{}", "LayerNorm")
-    scene.look()
+    scene.poll()
     assert shown(scene.run(q="NORM0")) == ["model.norm0"]
     assert shown(scene.run(q="layernorm")) == ["model.norm0"]
     first, last = scene.run(q="linear"), scene.run(q="linear", p="3")
@@ -402,7 +402,7 @@ def test_a_search_finds_names_and_types_and_is_paged(scene):
 )
 def test_a_query_that_makes_no_sense_is_as_if_it_were_not_there(scene, query):
     named(scene.ranks.pages[0], 3)
-    scene.look()
+    scene.poll()
     Checked(scene.run(**query))
 
 
@@ -415,12 +415,12 @@ def test_a_clock_that_is_set_does_not_change_how_fast_things_go(stack, hours):
     scene.history = History(lambda: scene.now, lambda: 1e9 + scene.now + wall.ahead_s)
     for _ in range(30):
         scene.step(0)
-        scene.look()
+        scene.poll()
     samples = scene.history.of(scene.targets[0])
     before = steps_per_second(samples)
     wall.ahead_s = hours * 3600.0
     scene.step(0)
-    scene.look()
+    scene.poll()
     after = scene.history.of(scene.targets[0])
     assert steps_per_second(after) == pytest.approx(before, rel=0.1)
     assert after[0].time - samples[0].time == pytest.approx(hours * 3600.0), "a picture has no gap"
@@ -429,7 +429,7 @@ def test_a_clock_that_is_set_does_not_change_how_fast_things_go(stack, hours):
 def test_the_history_is_bounded_and_knows_how_fast_things_go(scene):
     for n in range(500):
         scene.step(seconds=0.5, loss=float(n))
-        scene.look()
+        scene.poll()
     samples = scene.history.of(scene.targets[0])
     assert len(samples) == 450
     assert samples[-1].losses[0] == 499.0
@@ -437,14 +437,14 @@ def test_the_history_is_bounded_and_knows_how_fast_things_go(scene):
     assert len(kept) * kept.itemsize == 450 * 64
     assert re.search(r'<td class="n">0\.5</td><td class="n">500 ms</td>', scene.run()), "steps a second, and their time"
     scene.now += EVERY_S
-    scene.history.look([])
+    scene.history.poll([])
     assert scene.history.of(scene.targets[0]) == []
 
 
 def test_a_loss_that_is_no_number_is_marked(scene):
     for loss in (1.0, 2.0, math.nan, 3.0, math.inf, 1.0):
         scene.step(loss=loss)
-        scene.look()
+        scene.poll()
     assert scene.run().count('class="notfinite"') == 2
 
 
@@ -452,7 +452,7 @@ def test_what_does_not_change_and_what_jumps_can_be_drawn(scene):
     for loss in (0.0, 0.0, -3.0, 1e30, 5e-324, 1e-12, 1.7e308, -1.7e308):
         for _ in range(2):
             scene.step(seconds=loss or 1.0, loss=loss)
-            scene.look()
+            scene.poll()
             assert "nan" not in re.sub(r"<title>.*?</title>", "", Checked(scene.run()) and scene.run())
 
 
@@ -484,4 +484,4 @@ def test_an_incident_is_marked_where_it_happened_whichever_way_its_step_was_coun
         {"step": None},
     )
     report = {"step": {"offset": 100, "is_absolute": True}, "incidents": [{"kind": "nan", **step} for step in steps]}
-    assert [mark.step for mark in parts.marks(report)] == [5, 6, 7]
+    assert [event.step for event in parts.events(report)] == [5, 6, 7]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookd.errors import AttachError, ControlError, TargetUnsupported
 from hookd.target.boot import foundation
-from hookd.target.boot import loader as claims
+from hookd.target.boot import loader as agent_lock
 from hookd.wire.originals import Lock, clock
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ def start(config: AgentConfig, loader: Any = None, clock: Callable[[], int] = cl
     """
     global _agent
     with _lock:
-        if loader is not None:  # it has already claimed this process
+        if loader is not None:  # it has already acquired this process
             _agent = _begin(config, loader, clock)
             return
         try:
-            claims.claim()
-        except claims.RefusalError as exc:
+            agent_lock.acquire()
+        except agent_lock.RefusalError as exc:
             raise AttachError(str(exc), reason=exc.reason, hint="" if _agent is not None else _hint()) from None
         try:
             _agent = _begin(config, None, clock)
         except BaseException:
-            claims.release()
+            agent_lock.release()
             raise
 
 
@@ -96,7 +96,7 @@ def page() -> int:
 
 
 def _not_ours() -> ControlError:
-    if claims.is_claimed():
+    if agent_lock.is_acquired():
         return ControlError("hookd was brought into this process from outside", reason="already-attached", hint=_hint())
     return ControlError("no agent runs in this process", reason="not-attached")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
     from hookd.target.remote.control import Control
 
-_LOOK_S = 0.0002
+_POLL_S = 0.0002
 _LEAST_S, _SHARE = 0.005, 0.01
 """How long each fork may wait in any case, and the share of the time since the attach that all forks may wait beyond that."""
 
@@ -72,7 +72,7 @@ class Forks:
             self._is_halted = True
             if not left or waited_s >= max(_LEAST_S, most_s):
                 break
-            clock.sleep(_LOOK_S)
+            clock.sleep(_POLL_S)
         for living in left:
             living.awaited_s += waited_s
         self._waited_s += max(0.0, waited_s - _LEAST_S)

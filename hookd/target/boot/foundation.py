@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.errors import TargetUnsupported
-from hookd.wire.proven import NEWEST_TORCH, minor, version_text
+from hookd.wire.tested_versions import NEWEST_TORCH, minor, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from hookd.target.boot.exit_exception import exit_exception, last_exception_id
 from hookd.target.boot.fork import set_at_fork
 from hookd.target.boot.forking import Forks
 from hookd.target.boot.identity import Process, identity, ranks
-from hookd.target.boot.loader import ROOM, release
+from hookd.target.boot.loader import TAG_SEPARATOR, release
 from hookd.target.boot.spawn import Thread, note_visitor
 from hookd.target.boot.standby import Standby
 from hookd.target.boot.work import Work
@@ -32,7 +32,7 @@ from hookd.version import __version__
 from hookd.wire.agreement import Agreement
 from hookd.wire.originals import clock
 from hookd.wire.page import PageWriter
-from hookd.wire.proven import unproven
+from hookd.wire.tested_versions import untested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,7 +96,7 @@ class Agent:
         self._control = Control(
             self._handle, self._tick, lease_s, self._expired, self._work, closed_by_program=self._closed_by_program
         )
-        self._control.left, self._control.look = self._left, self.parts.slow_hooks.look
+        self._control.left, self._control.poll = self._left, self.parts.slow_hooks.poll
         self._page.update_identity(control=self._control.path)
         self._publish_options()
         forks = Forks(self._control, self.parts.background, self.parts.lifecycle_hooks, self._silence)
@@ -109,7 +109,7 @@ class Agent:
         self.parts.arming.arm()
         self._control.start()
         self._page.set_state("running")
-        if line := unproven(self._who["python"], self._who["torch"]):
+        if line := untested(self._who["python"], self._who["torch"]):
             self._page.log("info", line)
 
     def page(self) -> int:
@@ -329,7 +329,7 @@ class Agent:
 
     def _made(self, spec: PluginConfig) -> Plugin:
         module, _, name = str(spec["entry"] if "entry" in spec else installed.entry_point(spec["name"])).partition(":")
-        plain = module.partition(ROOM)[0]
+        plain = module.partition(TAG_SEPARATOR)[0]
         try:
             home = importlib.import_module(plain) if self._loader is None else self._loader.module(module)
             kind = getattr(home, name)

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     Codes = Callable[[Mapping[str, bytes], str], Iterable[CodeType]]
 
-CLAIM = "_hookd_claim"
+AGENT_LOCK = "_hookd_claim"
 """Attribute of `sys` that marks the process as having an agent, from before its first import until it has left."""
 _SOURCE_ROOT = "/hookd-payload/"
 _PIECE = b"\n\f\f\f"
-"""The mark between pieces, set by `hookd/tool/attach/payload.py`; the same as in `stub.py`."""
+"""The separator of pieces, set by `hookd/tool/attach/payload.py`; the same as in `stub.py`."""
 _REST = 3.0
 """Length of a rest, as a multiple of the time for which hookd has just had the GIL."""
 _PRIVATE = "_hookd"
-ROOM = "@"
-"""Separates the name of a module from a directory from the directory's tag ("room")."""
+TAG_SEPARATOR = "@"
+"""Separates the name of a module from a directory from the directory's tag."""
 
 
 class Loader:
@@ -45,7 +45,7 @@ class Loader:
     `_hookd_widths`. The carried code does not notice: its modules have their own builtins, whose `__import__` finds carried
     modules by their public names. Imports of the training are not affected.
 
-    The name of a module from a directory ends with that directory's room, `widths@1f2e3d`; the module imports itself without it.
+    The name of a module from a directory ends with that directory's tag, `widths@1f2e3d`; the module imports itself without it.
 
     Args:
         files: sources by path, such as `hookd/__init__.py`.
@@ -85,8 +85,8 @@ class Loader:
         own = public(globals["__name__"]).partition(".")[0] if globals else ""
         if level:
             full = importlib.util.resolve_name("." * level + name, globals["__package__"])
-        elif ROOM in own and own.startswith(name.partition(".")[0] + ROOM):
-            full = _private(own + name[own.index(ROOM) :])
+        elif TAG_SEPARATOR in own and own.startswith(name.partition(".")[0] + TAG_SEPARATOR):
+            full = _private(own + name[own.index(TAG_SEPARATOR) :])
         elif name.partition(".")[0] in self._tops:
             full = _private(name)
         else:
@@ -167,7 +167,7 @@ class Loader:
         carried: dict[str, dict[str, bytes]] = {}
         for sources, by_top in ((files, new), (self._files, carried)):
             for path, source in sources.items():
-                if path.endswith(".py"):  # the marks between pieces are not a difference
+                if path.endswith(".py"):  # the separators of pieces are not a difference
                     text = source.encode() if isinstance(source, str) else bytes(source)
                     by_top.setdefault(_top(path), {})[path] = text.replace(b"\f", b"")
         return {top for top in new if top in carried and carried[top] != new[top]} - {"hookd"}
@@ -351,18 +351,18 @@ def _sleep(seconds: float) -> None:
     _signal.sigtimedwait((), seconds)
 
 
-def is_claimed() -> bool:
+def is_acquired() -> bool:
     """Whether this process has an agent, of any copy of hookd."""
     import posix  # noqa: PLC0415
 
-    claimed: tuple[int, object] = sys.__dict__.get(CLAIM, (0, None))
-    return claimed[0] == posix.getpid()
+    owner: tuple[int, object] = sys.__dict__.get(AGENT_LOCK, (0, None))
+    return owner[0] == posix.getpid()
 
 
-def claim() -> None:
-    """Claim this process, so that no other agent starts in it.
+def acquire() -> None:
+    """Acquire this process, so that no other agent starts in it.
 
-    The claim is in `sys`, because each agent brings its own modules: agents share only the interpreter.
+    The lock is in `sys`, because each agent brings its own modules: agents share only the interpreter.
 
     Raises:
         RefusalError: reason "already-attached".
@@ -370,15 +370,15 @@ def claim() -> None:
     import posix  # noqa: PLC0415
 
     mine = (posix.getpid(), object())
-    there = sys.__dict__.setdefault(CLAIM, mine)
-    if there is not mine and there[0] == mine[0]:  # ignore a claim that was inherited by a fork
+    there = sys.__dict__.setdefault(AGENT_LOCK, mine)
+    if there is not mine and there[0] == mine[0]:  # ignore a lock that was inherited by a fork
         raise RefusalError("AttachError", "already-attached", "an agent runs in this process already")
-    sys.__dict__[CLAIM] = mine
+    sys.__dict__[AGENT_LOCK] = mine
 
 
 def release() -> None:
-    """Release the claim, so that another agent may start."""
-    sys.__dict__.pop(CLAIM, None)
+    """Release this process, so that another agent may start."""
+    sys.__dict__.pop(AGENT_LOCK, None)
 
 
 def start(config: AgentConfig, files: Mapping[str, bytes], codes: Codes) -> ModuleType:
@@ -391,7 +391,7 @@ def start(config: AgentConfig, files: Mapping[str, bytes], codes: Codes) -> Modu
         HookdError: the agent refuses to start.
         RefusalError: the process has an agent already.
     """
-    claim()
+    acquire()
     loader = None
     try:
         loader = Loader(files, codes, gentle=config.get("method") == "attach")

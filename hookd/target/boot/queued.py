@@ -3,7 +3,7 @@
 `hookd/tool/inject/queued.py` makes it short, and sets the names that are declared here; the words of the mailbox are explained in
 `hookd/tool/inject/mailbox.py`. This module is never imported.
 
-The code must not raise: the interpreter would end the process. It claims the mailbox, starts a thread and returns; the thread
+The code must not raise: the interpreter would end the process. It sets the mailbox's state, starts a thread and returns; the thread
 waits for the data and executes `stub.py`. If the tool has given up or died, it frees the mailbox instead.
 """
 
@@ -21,14 +21,14 @@ NAMES: tuple[str, ...]
 """Paths of files to remove."""
 WAIT_S: float
 """How long the thread waits for the data, in seconds."""
-# From here on: offsets in the mailbox, and values of the word `claimed`.
+# From here on: offsets in the mailbox, and values of the word `state`.
 TOKEN: int
 SENT: int
 LENGTH: int
 CANCELLED: int
 SIZE: int
 RAN: int
-CLAIMED: int
+STATE: int
 DATA: int
 STARTS: int
 NO_THREAD: int
@@ -79,7 +79,7 @@ try:
 
         def run() -> None:
             try:
-                put(CLAIMED, RUNS)
+                put(STATE, RUNS)
                 for name in NAMES:
                     try:
                         posix.unlink(name)
@@ -104,7 +104,7 @@ try:
                 exec(code, stub)
                 data = data[end:]
             except MemoryError:
-                return put(CLAIMED, NO_MEMORY)
+                return put(STATE, NO_MEMORY)
             except BaseException:
                 return
             try:
@@ -113,21 +113,21 @@ try:
                 pass
 
         # Without torch this may be a subinterpreter.
-        begins = get(TOKEN) == OURS and not get(CLAIMED) and not get(CANCELLED) and "torch" in sys.modules
+        begins = get(TOKEN) == OURS and not get(STATE) and not get(CANCELLED) and "torch" in sys.modules
         if begins:
-            put(CLAIMED, STARTS)
+            put(STATE, STARTS)
         put(RAN, get(RAN) + 1)
         if begins:
             stack = thread.stack_size(0)  # the default, whatever the program has set
             try:
                 thread.start_new_thread(run, ())
             except RuntimeError:
-                put(CLAIMED, NO_THREAD)
+                put(STATE, NO_THREAD)
                 if file is not None:
                     posix.close(file)
             finally:
                 thread.stack_size(stack)
-        elif get(CANCELLED) and get(CLAIMED) in (0, NO_THREAD, NO_MEMORY) and get(SENT) == get(RAN):
+        elif get(CANCELLED) and get(STATE) in (0, NO_THREAD, NO_MEMORY) and get(SENT) == get(RAN):
             free()  # the tool has given up or died, no thread uses the mailbox, and nothing is queued any more
         elif file is not None:
             posix.close(file)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "hookd"
-_LOOK_S = 0.05
+_POLL_S = 0.05
 OWN: set[int] = set()
 """The idents of hookd's threads."""
 _LIVING: set[Thread | _Visitor] = set()
@@ -60,7 +60,7 @@ class Thread:
             raise _no_thread() from exc
         del beginning
         # Without memory for its first frame, the thread ends before it begins, and releases `beginning`.
-        while not self._begun.wait(_LOOK_S):
+        while not self._begun.wait(_POLL_S):
             if reference() is None:
                 self._forget()
                 raise _no_thread()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SOURCE_ROOT = "/hookd-payload/"
 _LOADER = "hookd/target/boot/loader.py"
 _PIECE = b"\n\f\f\f"
-"""The mark between pieces of a source, set by `hookd/tool/attach/payload.py`."""
+"""The separator of pieces of a source, set by `hookd/tool/attach/payload.py`."""
 _POLL_S = 0.002
 _BREATH_S = 0.01
 
@@ -88,10 +88,10 @@ class _Mailbox:
 
     def __init__(self, fd: int | None, base: int) -> None:
         self._fd, self._base = fd, base
-        self._what = None if fd is None else self._look(fd)
+        self._opened = None if fd is None else self._identity(fd)
 
     @staticmethod
-    def _look(fd: int) -> tuple[int, int]:
+    def _identity(fd: int) -> tuple[int, int]:
         import posix  # noqa: PLC0415
 
         status = posix.fstat(fd)
@@ -143,7 +143,7 @@ class _Mailbox:
 
             # The program may have closed this descriptor, and use its number for another file.
             with contextlib.suppress(OSError):
-                if self._look(self._fd) == self._what:
+                if self._identity(self._fd) == self._opened:
                     posix.close(self._fd)
         if not self._base:
             return

@@ -50,7 +50,7 @@ VERSION = 27
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 GROUPS = 256
 """Number of groups that entry.c can distinguish."""
-ROOM = 100
+RECURSION_RESERVE = 100
 """Recursion levels that hookd may need: with fewer left until Python's recursion limit, calls are not observed."""
 _SIZE = FunctionType.__basicsize__
 _SEARCHED_INTS = 32
@@ -373,7 +373,7 @@ class Entry:
                 "another tool has entered nn.Module.__call__ during the attach", reason="busy", hint="Try again."
             )
 
-    def leave_room(self, room: int = ROOM) -> None:
+    def leave_room(self, room: int = RECURSION_RESERVE) -> None:
         """Stop observing calls that are too near the recursion limit.
 
         This finds the depth in the interpreter's thread state: the one number that changes with each level.

@@ -178,7 +178,7 @@ class Plan:
             if listeners.holds:
                 calls.portions.queue(thread, *call)
             if listeners.suspects:
-                calls.portions.look(thread, *call)
+                calls.portions.check(thread, *call)
         if listeners.root_after and not self._is_nested(top):
             calls.notify(thread, listeners.root_after, values, is_metered)
         if flow is None:

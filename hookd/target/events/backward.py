@@ -382,13 +382,13 @@ class _Walk:
             node = todo.pop()
             if node not in self.seen:
                 self.seen[node] = None
-                self._look(node, edges, entered.sequence, todo)
+                self._visit(node, edges, entered.sequence, todo)
         if self.seen and (timed or not self.entries):
             last = min(self.seen, key=lambda n: n._sequence_nr())
             if not any(entry.node is last for entry in self.entries):
                 self.entries.append(Entry(last, []))
 
-    def _look(self, node: Any, wanted: list[Any], sequence: int, todo: list[Any]) -> None:
+    def _visit(self, node: Any, wanted: list[Any], sequence: int, todo: list[Any]) -> None:
         places = []
         for at, (following, nr) in enumerate(node.next_functions):
             inputs = [i for n, k, i in wanted if n is following and k == nr]

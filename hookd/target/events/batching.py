@@ -225,7 +225,7 @@ class Portions:
         inside = (module, thread.top, float(module.id))
         self._suspect(thread, _new(Call, (module, args, kwargs, output, -1, _versions(before), inside, False)))
 
-    def look(  # noqa: PLR0917  one call
+    def check(  # noqa: PLR0917  one call
         self,
         thread: ThreadState,
         module: Module,

@@ -28,7 +28,7 @@ class OptimizerRow:
     def __init__(self) -> None:
         self._row: dict[int, Ref] = {}
         self.is_counted = False
-        self._turn: dict[int, Ref] = {}  # all that have stepped since the last step was made
+        self._since_step: dict[int, Ref] = {}  # all that have stepped since the last step was made
         self._sizes: dict[int, int] = {}  # size of the longest row, by the optimizer that begins it
 
     def end_row(self) -> None:
@@ -45,20 +45,20 @@ class OptimizerRow:
 
         The first of a row that has also stepped since the last such step does.
         """
-        makes_step = not self.is_counted and (_is_in(self._turn, optimizer) or self._is_new_turn())
+        makes_step = not self.is_counted and (_is_in(self._since_step, optimizer) or self._begins_step())
         if makes_step:
-            self._turn, self.is_counted = {}, True
-        self._turn[id(optimizer)] = self._row[id(optimizer)] = weakref.ref(optimizer)
+            self._since_step, self.is_counted = {}, True
+        self._since_step[id(optimizer)] = self._row[id(optimizer)] = weakref.ref(optimizer)
         if len(self._row) > self._size():
             if len(self._sizes) >= MOST_SIZES:
                 self._sizes.clear()
             self._sizes[next(iter(self._row))] = len(self._row)
         return makes_step
 
-    def _is_new_turn(self) -> bool:
-        """Whether an optimizer new in this turn makes a step: it is the first, or the training keeps creating optimizers."""
-        others = len(self._turn) - len(self._row)
-        return not self._turn or others > MOST_TURNS or any(ref() is None for ref in self._turn.values())
+    def _begins_step(self) -> bool:
+        """Whether an optimizer new since the last step makes one: it is the first, or the training keeps creating optimizers."""
+        others = len(self._since_step) - len(self._row)
+        return not self._since_step or others > MOST_TURNS or any(ref() is None for ref in self._since_step.values())
 
     def is_complete(self) -> bool:
         """Whether the row has its expected length."""

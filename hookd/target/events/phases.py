@@ -69,7 +69,7 @@ class Spent:
         self.trains = self.steps = self.infers = False
         self.counters: PhaseCounters | None = None
 
-    def turn(self, phase: int, now_ns: int) -> None:
+    def switch(self, phase: int, now_ns: int) -> None:
         """End the current phase, and begin another one."""
         if self.since_ns:
             elapsed_ns = now_ns - self.since_ns
@@ -158,7 +158,7 @@ class Phases:
         if is_timed:
             if spent.counters is not counters:
                 spent.counters, spent.since_ns, spent.unshown_ns = counters, 0, [0] * len(pages.PHASES)
-            spent.turn(phase, now_ns)
+            spent.switch(phase, now_ns)
             if phase in _TRAINING:
                 spent.trains = True
             if spent.trains and (not spent.steps or now_ns - spent.shown_ns > OFTEN_NS):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookd.api.hookspecs import MODULE
-from hookd.target.entry.c_entry import ROOM, CannotEnterError, Entry
+from hookd.target.entry.c_entry import RECURSION_RESERVE, CannotEnterError, Entry
 from hookd.target.entry.counting import Counting
 from hookd.target.entry.patch import SKIP, ClassPatch, bare_of, is_in_flight
 from hookd.target.entry.plan import Plan
@@ -396,7 +396,7 @@ class Models:
         # Outside the call that begins a step, an exception of a signal handler may have left a stale stack.
         if not in_call and thread.top is not None and not is_in_flight():
             thread.top = None
-        self.coverage.look(is_training_thread=True)
+        self.coverage.update(is_training_thread=True)
         if self.names.main.is_due and thread.top is None:
             with self.lock:
                 for model in self.names.main.review():
@@ -405,7 +405,7 @@ class Models:
     def tick(self, now_s: float) -> None:
         """Forget models that have been gone for a while, and publish changed coverage."""
         self._log_if_deep()
-        self.coverage.look(is_training_thread=False)
+        self.coverage.update(is_training_thread=False)
         dead = self.names.dead()
         self._died_at = {m.ordinal: self._died_at.get(m.ordinal, now_s) for m in dead}
         for model in dead:
@@ -418,7 +418,7 @@ class Models:
             self._is_deep_logged = True
             self._page.log(
                 "warning",
-                f"some calls are not observed: fewer than {ROOM} levels were left to Python's recursion limit "
+                f"some calls are not observed: fewer than {RECURSION_RESERVE} levels were left to Python's recursion limit "
                 f"({sys.getrecursionlimit()}), or they were more than 1 MiB of stack deep; hookd could have ended the training",
             )
 

@@ -88,7 +88,7 @@ class Coverage:
         self.publish()
         self._is_changed = self._is_watch_due = True
 
-    def look(self, *, is_training_thread: bool) -> None:
+    def update(self, *, is_training_thread: bool) -> None:
         """Publish changed states; called at step boundaries, and from time to time by hookd's own thread."""
         if is_training_thread and self._is_watch_due:
             self._is_watch_due = False

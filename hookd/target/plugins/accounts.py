@@ -31,11 +31,11 @@ class Accounts:
         self.charged = 0
         self.calls: dict[int, int] = {}
 
-    def charge(self, number: int, mark: int) -> int:
-        """Charge a plugin with the time since `mark`; return the current time in ns."""
+    def charge(self, number: int, since: int) -> int:
+        """Charge a plugin with the time from `since` on; return the current time in ns."""
         now = self.clock()
-        self.spent[number] = self.spent.get(number, 0) + now - mark
-        self.charged += now - mark
+        self.spent[number] = self.spent.get(number, 0) + now - since
+        self.charged += now - since
         self.calls[number] = self.calls.get(number, 0) + 1
         return now
 

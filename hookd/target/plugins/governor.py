@@ -224,10 +224,10 @@ class Governor:
         self._counting.act_on_switches()
 
     def _draw(self, step: int) -> bool:
-        """Set which sampled hooks are called in the next step, after `step` completed ones; return whether a switch was turned."""
+        """Set which sampled hooks are called in the next step, after `step` completed ones; return whether a switch was changed."""
         if step < self._next_draw:
             return False
-        is_turned, somebody_looks, following = False, False, step + FAR
+        is_changed, somebody_looks, following = False, False, step + FAR
         for loaded, draws, fixed in self._drawn:
             is_on = bool(draws) and loaded.state == "active"  # it may have been quarantined since `listen`
             if is_on and loaded.plugin.apart:
@@ -238,22 +238,22 @@ class Governor:
             last = usual or (is_on and loaded.is_due_last(step))
             drawn = (is_on, last, usual, rare, loaded.stretch, *(step % interval == 0 for interval in fixed))
             if drawn != loaded.drawn:
-                loaded.drawn, is_turned = drawn, True
-                self._turn(loaded, draws, (False, last, usual, rare), step)
+                loaded.drawn, is_changed = drawn, True
+                self._set_switches(loaded, draws, (False, last, usual, rare), step)
             somebody_looks = somebody_looks or loaded.looks
             if draws and loaded.state == "active":
                 changes = (_next_fixed(step, interval) for interval in fixed if interval > 1)
                 following = min(following, loaded.next_draw(step), *changes)
         self._next_draw = following
-        if is_turned:
+        if is_changed:
             flows = (draw.listener.is_on for _, draws, _ in self._drawn for draw in draws if draw.is_backward)
             self._dispatch.hears_gradients = self._always_flows or any(flows)
             plugins = [loaded for loaded, _, _ in self._drawn]
             kinds, listening = tuple(plugin.kind for plugin in plugins), tuple(plugin.listening for plugin in plugins)
             self._kind = self._numbers, kinds, listening
-        return is_turned
+        return is_changed
 
-    def _turn(self, loaded: Loaded, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
+    def _set_switches(self, loaded: Loaded, draws: list[_Draw], due: tuple[bool, ...], step: int) -> None:
         """Set the switches of one plugin; `due` holds by tier whether it is called."""
         is_on, looks, is_fixed, costliest, listening = loaded.state == "active", False, False, NONE, 0
         for draw in draws:

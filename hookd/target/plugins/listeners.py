@@ -158,7 +158,7 @@ class Loaded:
         self.rarest = max((rate.longest for rate in self.rates.values()), default=0)
         self.has_last = any(rate.stretched_last for rate in self.rates.values())
 
-    def turn(self, state: str) -> None:
+    def switch_to(self, state: str) -> None:
         """Change the state."""
         self.state = state
         for listener in self.listeners:

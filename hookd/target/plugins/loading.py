@@ -111,7 +111,7 @@ class Loading:
         if old is not None:
             self._stopper.switch_off(old, "disabled")
         if new is not None:
-            new.turn("active")
+            new.switch_to("active")
             if old is not None:
                 self._lifecycle_hooks.succeed(old, new)
             self._core.show(new)

@@ -48,15 +48,15 @@ class Notifier:
             thread.busy = True  # inside: a signal handler may raise after any call
             if is_metered:
                 began, before = self._clock(), self._accounts.charged
-            self._in_turn(listeners, values, began)
+            self._call_each(listeners, values, began)
         finally:
             thread.busy = False
             self._no_frame(frame)  # the training may catch what a signal handler has raised, and go on
         if is_metered:
             self._accounts.settle(began, before)
 
-    def _in_turn(self, listeners: list[Listener], values: Any, mark: int) -> None:
-        """Call listeners one after the other; the first one is charged from the time `mark` on, in ns; 0: none is charged."""
+    def _call_each(self, listeners: list[Listener], values: Any, since: int) -> None:
+        """Call listeners one after the other; the first one is charged from the time `since` on, in ns; 0: none is charged."""
         undo: list[Any] = []
         was = is_refused = False
         try:
@@ -82,8 +82,8 @@ class Notifier:
                 except BaseException as failure:  # noqa: BLE001  `fault` passes on what is not the plugin's
                     self._fault(listener.plugin, listener.hook, failure)
                 finally:
-                    if mark:
-                        mark = self._charge(listener.plugin, mark)
+                    if since:
+                        since = self._charge(listener.plugin, since)
         finally:
             if undo:
                 try:

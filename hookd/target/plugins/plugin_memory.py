@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from hookd.target.plugins.listeners import Loaded, Registry
 
 EVERY_TICKS = 30
-LOOKS = 5
-"""Number of consecutive looks that must each have found more than the last."""
+MEASUREMENTS = 5
+"""Number of consecutive measurements that must each have found more than the last."""
 LIMIT_BYTES, LIMIT_ITEMS = 256 << 20, 1_000_000
 """A plugin below both limits, bytes of tensors and items in containers, may grow."""
 MOST = 5000
-"""The most objects that one look visits in one plugin."""
+"""The most objects that one measurement visits in one plugin."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DICTS = (dict, FROZEN)
 _CONTAINERS = (list, tuple, set, frozenset, deque, *_DICTS)
@@ -100,22 +100,22 @@ class MemoryWatch:
         if self._ticks % EVERY_TICKS == 0:
             entries = list(self._registry)
             for loaded in entries:
-                self._look(loaded)
+                self._measure(loaded)
             there = {loaded.number for loaded in entries}
             for gone in set(self._last) - there:
                 del self._last[gone], self._grown[gone]
 
-    def _look(self, loaded: Loaded) -> None:
+    def _measure(self, loaded: Loaded) -> None:
         now, before = size_of(loaded.plugin), self._last.get(loaded.number, Size(0, 0))
         self._gauge.labels(loaded.name).set(float(now.bytes))
         self._last[loaded.number] = now
         has_grown = now.bytes > before.bytes or now.items > before.items
         grown = self._grown[loaded.number] = self._grown.get(loaded.number, 0) + 1 if has_grown else 0
         is_much = now.bytes > LIMIT_BYTES or now.items > LIMIT_ITEMS
-        if grown < LOOKS or not is_much or loaded.state != "active":
+        if grown < MEASUREMENTS or not is_much or loaded.state != "active":
             return
         self._grown[loaded.number] = 0
-        why = f"it keeps {now.bytes / 1e6:.4g} MB in tensors and {now.items} items in containers, more at each look"
+        why = f"it keeps {now.bytes / 1e6:.4g} MB in tensors and {now.items} items in containers, more at each measurement"
         if loaded.plugin.mutates:  # stopping a mutator in mid-training would do more harm
             self._incidents.report(loaded.name, "plugin_memory", f"plugin {loaded.name}: {why}", {"error": why})
         else:

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 DELIVER = Dispatch.deliver.__code__
 """Calls a plugin back with the numbers that it requested (`Context.later`, `Context.summary`)."""
-LOOK_S = 0.25
-LOOKS = 8
-"""Number of looks within one step, consecutive or not, that must find a plugin running: about two seconds."""
-MOST_LOOKS = 40
-"""Number of looks that are remembered: a process that takes no steps is judged by the last ten seconds."""
+POLL_S = 0.25
+POLLS = 8
+"""Number of polls within one step, consecutive or not, that must find a plugin running: about two seconds."""
+MOST_POLLS = 40
+"""Number of polls that are remembered: a process that takes no steps is judged by the last ten seconds."""
 
 
 class SlowHooks:
@@ -67,27 +67,27 @@ class SlowHooks:
         self._states, self._page, self._cells = states, page, page.cells
         self._registry, self._governor, self._turned = registry, governor, turned
         self._errors, self._count = errors, count
-        self._looked = 0.0
+        self._polled = 0.0
         self._step = -1
-        self._looks: deque[set[int]] = deque(maxlen=MOST_LOOKS)
+        self._polls: deque[set[int]] = deque(maxlen=MOST_POLLS)
         self._reported: set[int] = set()  # plugins logged once
 
-    def look(self) -> None:
-        """Look once, if `LOOK_S` have passed since the last look."""
+    def poll(self) -> None:
+        """Check the running hooks, if `POLL_S` have passed since the last poll."""
         now = clock.monotonic()
-        if now - self._looked < LOOK_S:
+        if now - self._polled < POLL_S:
             return
-        self._looked = now
+        self._polled = now
         if self._count.done != self._step:
             self._step = self._count.done
-            self._looks.clear()
+            self._polls.clear()
         try:
             running = self._running() if any(map(self._is_busy, list(self._states.values()))) else []
-            self._looks.append({loaded.number for loaded, _, _ in running})
+            self._polls.append({loaded.number for loaded, _, _ in running})
             for loaded, listener, where in running:
                 self._judge(loaded, listener, where)
         except Failure as failure:
-            self._errors.own_failure("a look at hooks that take long", failure)
+            self._errors.own_failure("the check of slow hooks", failure)
 
     def _running(self) -> list[Running]:
         """Return the plugins whose hooks are running, with the current line in the plugin's source."""
@@ -123,12 +123,12 @@ class SlowHooks:
         return hooks
 
     def _judge(self, loaded: Loaded, listener: Listener, where: str) -> None:
-        times = sum(loaded.number in look for look in self._looks)
-        share = times / len(self._looks)
-        if times < LOOKS or share < limit_of(loaded) or loaded.state != "active":
+        times = sum(loaded.number in poll for poll in self._polls)
+        share = times / len(self._polls)
+        if times < POLLS or share < limit_of(loaded) or loaded.state != "active":
             return
-        self._looks.clear()
-        why = f"{listener.hook} blocked training for {times * LOOK_S:.2g} s within one step"
+        self._polls.clear()
+        why = f"{listener.hook} blocked training for {times * POLL_S:.2g} s within one step"
         at = f": it is at {where}" if where else ""
         if loaded.is_sampled(listener) and self._put_off(loaded, share):
             now = f"is called once in {loaded.interval} steps now"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PluginStopper:
-    """Stops plugins. This only turns switches, so any thread may call it."""
+    """Stops plugins. This only sets switches, so any thread may call it."""
 
     def __init__(self, *, counting: Counting, core: CoreMetrics, incidents: Incidents, marks: Marks) -> None:
         self._counting, self._core = counting, core
@@ -24,7 +24,7 @@ class PluginStopper:
 
     def switch_off(self, loaded: Loaded, state: str) -> None:
         """Stop calling a plugin at once."""
-        loaded.turn(state)
+        loaded.switch_to(state)
         for listener in loaded.listeners:
             listener.is_on = False
             if isinstance(listener.totals, Switched):

@@ -1,7 +1,7 @@
 """Changes of mutators, each carried out at the boundary of one optimizer step.
 
 The control thread prepares a change (the plugin is loaded, checked and ready, and does nothing yet), and then arms it. The
-training thread carries it out at the beginning of the next optimizer step: it only turns switches, and the plugin acts from
+training thread carries it out at the beginning of the next optimizer step: it only sets switches, and the plugin acts from
 that step on. In a job of several ranks all ranks agree on the boundary, see `hookd.wire.agreement`.
 """
 
@@ -47,7 +47,7 @@ class Change:
         mark: the agreed boundary; None: the next one.
         agreement: the agreement among several ranks.
         state: prepared, armed, done, aborted.
-        turns: a list with one item; of the training threads that reach the boundary together, the one that pops it carries
+        tokens: a list with one item; of the training threads that reach the boundary together, the one that pops it carries
             out the change (a list's pop is atomic).
         at: the mark at which it was carried out; `step` is that step in words.
     """
@@ -60,7 +60,7 @@ class Change:
         self.mark: int | None = None
         self.agreement: Agreement | None = None
         self.state = "prepared"
-        self.turns = [True]
+        self.tokens = [True]
         self.at: int | None = None
         self.step: str = ""
 
@@ -204,7 +204,7 @@ class Changes:
 
     def _carry_out(self, change: Change, mark: int) -> None:
         try:
-            change.turns.pop()
+            change.tokens.pop()
         except IndexError:
             return
         if change.agreement is not None and not change.agreement.decide(commit=False):

@@ -103,19 +103,19 @@ class Wake:
             self._event.close()
 
 
-class _Turn:
-    """The service of one thread until it is halted for good; the next turn has another thread.
+class _Service:
+    """The service of one thread until it is halted for good; the next service has another thread.
 
     Attributes:
         thread: the thread.
         is_halted: whether it is to end.
-        heir: a list with one item, which the caller that begins the next turn pops: a fork may interrupt another caller there.
+        tokens: a list with one item, which the caller that begins the next service pops: a fork may interrupt another caller there.
     """
 
-    def __init__(self, serve: Callable[[_Turn], None]) -> None:
+    def __init__(self, serve: Callable[[_Service], None]) -> None:
         self.thread = Thread(functools.partial(serve, self))
         self.is_halted = False
-        self.heir: list[None] = [None]
+        self.tokens: list[None] = [None]
 
 
 class Control:
@@ -133,7 +133,7 @@ class Control:
     Attributes:
         asking: the connection whose request is being handled.
         left: called with each connection that has been closed.
-        look: called a few times a second.
+        poll: called a few times a second.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class Control:
         self._is_ending = False
         self.asking: Connection | None = None
         self.left: Callable[[Connection], None] = lambda _: None
-        self.look: Callable[[], None] = lambda: None
+        self.poll: Callable[[], None] = lambda: None
         self._then: Callable[[], None] = lambda: None
         self._endpoint = open_endpoint()
         self.path = self._endpoint.path
         self._server = 0  # the ident of the thread that serves
-        self._turn = _Turn(self._serve)
+        self._service = _Service(self._serve)
         self._wake = Wake()
         self._ticked = self._started
 
@@ -182,7 +182,7 @@ class Control:
 
     def start(self) -> None:
         """Start the thread."""
-        self._turn.thread.start()
+        self._service.thread.start()
 
     def end(self, then: Callable[[], None] | None = None) -> None:
         """End the thread after the current answer, and run `then` in it; wait for it, unless it is the caller."""
@@ -190,7 +190,7 @@ class Control:
         self._is_ending = True
         if not self.is_own_thread():
             self._wake.up()
-            server = self._turn.thread
+            server = self._service.thread
             server.join(TICK_S * 5)
             if server.ident is None or server.is_over:  # it never started, or did not restart after a fork
                 self._close()
@@ -201,39 +201,39 @@ class Control:
 
     def halt(self) -> None:
         """End the thread soon; nothing else changes, and `resume` starts another one."""
-        self._turn.is_halted = True
+        self._service.is_halted = True
         self._wake.up()
 
     def resume(self) -> bool:
         """Serve again after a `halt`, unless the agent ends; return whether that is settled. Takes no lock."""
-        turn = self._turn
-        if not turn.is_halted or self._is_ending:
+        service = self._service
+        if not service.is_halted or self._is_ending:
             return True
         try:
-            turn.heir.pop()
+            service.tokens.pop()
         except IndexError:  # called in a signal handler that has interrupted another call
             return True
-        # From this assignment on, a fork that interrupts halts the new turn, and begins the one after it.
-        new = self._turn = _Turn(functools.partial(self._serve_after, turn.thread))
+        # From this assignment on, a fork that interrupts halts the new service, and begins the one after it.
+        new = self._service = _Service(functools.partial(self._serve_after, service.thread))
         try:
             new.thread.start()
         except ControlError:
-            if self._turn is new:
-                self._turn = turn
-                turn.heir.append(None)
+            if self._service is new:
+                self._service = service
+                service.tokens.append(None)
             return False
         return True
 
-    def _serve_after(self, before: Thread, turn: _Turn) -> None:
+    def _serve_after(self, before: Thread, service: _Service) -> None:
         while not before.is_over:  # it is still busy: a fork does not wait for it without limit
-            if self._is_over(turn):
+            if self._is_over(service):
                 return
             before.join(TICK_S / 4)
         if not self._wake.is_ours():
             self._wake.close()
             self._wake = Wake()
         self._wake.clear()
-        self._serve(turn)
+        self._serve(service)
 
     def keep(self) -> None:
         """Stay without a lease from now on."""
@@ -256,10 +256,10 @@ class Control:
 
     # -- the thread
 
-    def _serve(self, turn: _Turn) -> None:
+    def _serve(self, service: _Service) -> None:
         self._server = thread.get_ident()
         try:
-            while not self._is_over(turn):
+            while not self._is_over(service):
                 listening = self._endpoint.socket.fileno()
                 # A new connection may get the descriptor number of one that has just left.
                 rest_s = self._ticked + TICK_S - self._clock()
@@ -267,7 +267,7 @@ class Control:
                     [*self._connections, listening, *self._wake.numbers()], max(0.0, min(rest_s, TICK_S / 4))
                 )
                 # Even in a training that forks all the time the tick must run, and leases must end.
-                if self._is_ending or (turn.is_halted and self._clock() - self._ticked < TICK_S):
+                if self._is_ending or (service.is_halted and self._clock() - self._ticked < TICK_S):
                     return
                 with self._work.piece():
                     if not self._endpoint.is_ours():
@@ -278,7 +278,7 @@ class Control:
                             self._accept()
                         elif descriptor in self._connections:
                             self._listen(self._connections[descriptor])
-                    self.look()
+                    self.poll()
                     if self._clock() - self._ticked >= TICK_S:
                         self._ticked = self._clock()
                         self._tick(clock.time())
@@ -293,8 +293,8 @@ class Control:
                     self._then()
             self._server = 0
 
-    def _is_over(self, turn: _Turn) -> bool:
-        return self._is_ending or turn.is_halted
+    def _is_over(self, service: _Service) -> bool:
+        return self._is_ending or service.is_halted
 
     def _close(self) -> None:
         for connection in list(self._connections.values()):

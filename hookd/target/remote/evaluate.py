@@ -193,7 +193,7 @@ class Evaluations:
         self._all[evaluation.number] = evaluation
         return {"number": evaluation.number}
 
-    def look(self, request: Request) -> EvaluationState:
+    def state(self, request: Request) -> EvaluationState:
         """Return the state of the evaluation with the request's `number`.
 
         Returns:

@@ -24,7 +24,7 @@ class Queries:
         self._trees, self._evaluations, self._asking = trees, evaluations, asking
         self.operations: dict[str, Callable[[Request], Mapping[str, object]]] = {
             "snapshot": self._snapshot, "stack": lambda _: stacks(), "eval": self._eval,
-            "eval_look": self._evaluations.look,
+            "eval_look": self._evaluations.state,
         }  # fmt: skip
 
     def tick(self) -> None:

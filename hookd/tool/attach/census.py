@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 YOUNG_S = 60.0
 """Age, since it was first seen, up to which a process is inspected at every change of its size."""
-LOOK_S = 0.5
+SCAN_LIMIT_S = 0.5
 """Time limit of one scan for the processes of one user; root has none."""
 INSPECTION_S = 2.0
 """Time limit for all answers of one process in one inspection."""
 LONGEST_SILENCE_S = 60.0
 """Longest pause before a process that could not be read is inspected again."""
-TURNS = 3
+OLDER_PER_SCAN = 3
 """Older processes of a user that are inspected in one scan: so many with torch, and as many without."""
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Census:
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}
         self._seen = {pid: self._seen.get(pid) or _Seen(now) for pid in sizes}
         changed = [pid for pid, seen in self._seen.items() if seen.size != sizes[pid]]
-        candidates, budget = [], Budget(LOOK_S, self._clock)
+        candidates, budget = [], Budget(SCAN_LIMIT_S, self._clock)
         for pid, user in self._chosen(changed, now):
             if user and budget.is_over(user):
                 continue  # the next scan begins with the processes that have waited longest
@@ -125,7 +125,7 @@ class Census:
                 continue
             user, is_old = account_of(pid), now - seen.first >= YOUNG_S
             taken[user, seen.has_torch] += is_old
-            if not is_old or taken[user, seen.has_torch] <= TURNS:
+            if not is_old or taken[user, seen.has_torch] <= OLDER_PER_SCAN:
                 yield pid, user
 
     def _inspect(self, pid: int, size: bytes, now: float) -> Candidate | None:

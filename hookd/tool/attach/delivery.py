@@ -81,7 +81,7 @@ class StopDelivery(Delivery):
         self._stop(direct=False)
 
     def run_on_blocked(self) -> None:
-        """Run the code at once on the main thread, which is proven to hang outside the interpreter.
+        """Run the code at once on the main thread, which is known to hang outside the interpreter.
 
         Raises:
             AttachError: reason "blocked", the thread holds the GIL or the call does not return.
@@ -150,7 +150,7 @@ class ScriptDelivery(Delivery):
     def again(self) -> None:
         """See `Delivery`."""
         if not mailbox.word(
-            self.box, mailbox.CLAIMED
+            self.box, mailbox.STATE
         ):  # otherwise the script is already removed, and the target would print an error
             self._remote.run_script(self._folder.path(".py"))
 

@@ -1,6 +1,6 @@
 """Attach to a running process. Blocking.
 
-The steps: inspect the process; join its agent, if it has one; build the payload; queue the code; wait until the code claims the
+The steps: inspect the process; join its agent, if it has one; build the payload; queue the code; wait until the code takes the
 mailbox; send the payload; wait for the agent's answer; read its page.
 """
 
@@ -21,7 +21,7 @@ from hookd.tool.attach.delivery import Delivery, ScriptDelivery, StopDelivery
 from hookd.tool.attach.request import AttachRequest, AttachResult
 from hookd.tool.inject import mailbox, remote_debug
 from hookd.tool.linux import oom, permission, proc
-from hookd.wire.proven import unproven, version_text
+from hookd.wire.tested_versions import untested, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def attach(pid: int, request: AttachRequest) -> AttachResult:
     return AttachResult(
         pid, delivery.method, delivery.pause_s, time.monotonic() - started, control.path(pid, str(here["control"])), here,
         loaded=tuple(spec.name for spec in request.plugins), replaced=str(there["agent_version"]) if there else "",
-        payload=built.sha256, unproven=unproven(version_text(process.python.version), str(here.get("torch"))), carried={str(plugin["name"]): carried(plugin) for plugin in built.plugins},
+        payload=built.sha256, untested=untested(version_text(process.python.version), str(here.get("torch"))), carried={str(plugin["name"]): carried(plugin) for plugin in built.plugins},
     )  # fmt: skip
 
 
@@ -180,18 +180,18 @@ def _deliver(process: target.Target, request: AttachRequest, delivery: Delivery,
 
     def answer() -> Started | None:
         asked = time.monotonic()
-        if (word := mailbox.word(box, mailbox.CLAIMED)) in _SHORT:
+        if (word := mailbox.word(box, mailbox.STATE)) in _SHORT:
             raise _out_of_resources(process, word)
         if (reply := mailbox.answer(box)) is None:
             box.expect(asked + wait_s)
         return reply
 
     try:
-        deadline = _await_claim(process, request, delivery, deadline)
+        deadline = _await_start(process, request, delivery, deadline)
         box.write(mailbox.DATA, data)
         mailbox.set_word(box, mailbox.LENGTH, len(data))
         reply = _poll(process, answer, deadline)
-        if reply is None and mailbox.word(box, mailbox.CLAIMED) == mailbox.RUNS:  # it runs, but the machine is busy
+        if reply is None and mailbox.word(box, mailbox.STATE) == mailbox.RUNS:  # it runs, but the machine is busy
             reply = _poll(process, answer, deadline + request.timeout_s)
         if reply is not None:
             mailbox.set_word(box, mailbox.SEEN, 1)
@@ -211,7 +211,7 @@ def _deliver(process: target.Target, request: AttachRequest, delivery: Delivery,
 
 def _timed_out(process: target.Target, request: AttachRequest, delivery: Delivery) -> AttachError:
     """Withdraw a delivery that was not answered in time; return the error that names how far it got."""
-    runs = mailbox.word(delivery.box, mailbox.CLAIMED) == mailbox.RUNS
+    runs = mailbox.word(delivery.box, mailbox.STATE) == mailbox.RUNS
     delivery.withdraw()
     where = proc.whereabouts(process.pid)
     if runs:
@@ -239,7 +239,7 @@ def _suspended(process: target.Target) -> AttachError:
     )
 
 
-def _await_claim(process: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
+def _await_start(process: target.Target, request: AttachRequest, delivery: Delivery, deadline: float) -> float:
     """Wait until the main thread has run the code.
 
     If it does not, queue the code a second time, and with `force` run it directly.
@@ -251,16 +251,16 @@ def _await_claim(process: target.Target, request: AttachRequest, delivery: Deliv
         AttachError: reasons "blocked", "subinterpreter".
     """
     now = time.monotonic()
-    if _is_claimed(process, delivery, now + (deadline - now) / 3, request.timeout_s):
+    if _is_started(process, delivery, now + (deadline - now) / 3, request.timeout_s):
         return deadline
     delivery.again()
-    if _is_claimed(process, delivery, deadline, request.timeout_s):
+    if _is_started(process, delivery, deadline, request.timeout_s):
         return deadline
     where = proc.whereabouts(process.pid)
     if request.force and isinstance(delivery, StopDelivery) and _hangs(process.pid):
         delivery.run_on_blocked()
         deadline = time.monotonic() + request.timeout_s
-        if _is_claimed(process, delivery, deadline, request.timeout_s):
+        if _is_started(process, delivery, deadline, request.timeout_s):
             return deadline
     if _is_passed_over(delivery):
         raise AttachError(
@@ -275,24 +275,24 @@ def _await_claim(process: target.Target, request: AttachRequest, delivery: Deliv
     )
 
 
-def _is_claimed(process: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
+def _is_started(process: target.Target, delivery: Delivery, deadline: float, timeout_s: float) -> bool:
     """Wait until the code has run in the interpreter that has torch.
 
     Before 3.12 a queued call runs in the interpreter in which the thread was stopped. If that was a subinterpreter, the code is
     queued again.
     """
 
-    def is_claimed() -> bool:
+    def is_started() -> bool:
         asked = time.monotonic()
-        if mailbox.word(delivery.box, mailbox.CLAIMED):
+        if mailbox.word(delivery.box, mailbox.STATE):
             return True
-        delivery.box.expect(asked + timeout_s + _MARGIN_S)  # the target's thread waits this long from the claim on
+        delivery.box.expect(asked + timeout_s + _MARGIN_S)  # the target's thread waits this long from its start on
         return False
 
     for _ in range(_TRIES):
-        if not _poll(process, lambda: is_claimed() or _is_passed_over(delivery), deadline):
+        if not _poll(process, lambda: is_started() or _is_passed_over(delivery), deadline):
             return False
-        if _poll(process, is_claimed, time.monotonic() + _QUICK_S):
+        if _poll(process, is_started, time.monotonic() + _QUICK_S):
             return True
         if time.monotonic() >= deadline:
             return False

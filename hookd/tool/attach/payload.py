@@ -34,7 +34,7 @@ _MARSHAL = 2
 SOURCE_ROOT = "/hookd-payload/"
 """The directory of the modules in the target according to `hookd/target/boot/loader.py`; `stub.py` compiles them under it."""
 _PIECE, _PIECE_LINES = b"\f\f\f", 30
-"""The mark at which `stub.py` splits a source, and the minimum lines of a piece: about 1 ms of compiling."""
+"""The separator at which `stub.py` splits a source, and the minimum lines of a piece: about 1 ms of compiling."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _pack(files: dict[str, bytes]) -> bytes:
 
 @functools.lru_cache(maxsize=512)
 def _prepared(source: bytes, path: str) -> tuple[bytes, bytes]:
-    """Return a source with marks between its pieces, and its compiled pieces, b"" if it has none."""
+    """Return a source with separators between its pieces, and its compiled pieces, b"" if it has none."""
     pieces = _pieces(source)
     return in_pieces(source, pieces), _compiled(pieces, path) if pieces else b""
 
@@ -190,8 +190,8 @@ def _first_line(statement: ast.stmt) -> int:
 
 
 def in_pieces(source: bytes, pieces: list[list[ast.stmt]]) -> bytes:
-    """Return a source with marks between its pieces."""
-    # The mark consists of form feeds, which are white space to Python at the start of a line.
+    """Return a source with separators between its pieces."""
+    # The separator consists of form feeds, which are white space to Python at the start of a line.
     lines = source.split(b"\n")
     for piece in pieces[1:]:
         first = _first_line(piece[0]) - 1

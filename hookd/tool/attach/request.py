@@ -56,7 +56,7 @@ class AttachResult:
         added: the plugins that were added to an existing agent.
         replaced: the version of the older agent that was replaced, else "".
         payload: the sha256 of the payload, "" if there was an agent already.
-        unproven: a message if Python or torch is newer than any version that hookd was tested with, else "".
+        untested: a message if Python or torch is newer than any version that hookd was tested with, else "".
         holders: pids of the processes that held the agent before; 0 for one in another pid namespace.
         carried: for each plugin that was sent, the `version`, `sha256` and `origin` of its source.
     """
@@ -72,5 +72,5 @@ class AttachResult:
     holders: tuple[int, ...] = ()
     replaced: str = ""
     payload: str = ""
-    unproven: str = ""
+    untested: str = ""
     carried: Mapping[str, Source] = field(default_factory=dict)

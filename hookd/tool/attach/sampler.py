@@ -29,7 +29,7 @@ Position = tuple[str, int]
 NEVER_CALLED = ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 """Containers of modules, which are never called and so have no frame."""
 _JUMP = 1000
-_LOOK_S = 0.2
+_CHECK_S = 0.2
 """Interval at which the sampler checks that the target still lives."""
 
 
@@ -129,7 +129,7 @@ def sample(
             now = samples.sample()
             if ended or now >= stop or (steps is not None and samples.steps >= steps):
                 break
-            if now - looked >= _LOOK_S:
+            if now - looked >= _CHECK_S:
                 looked, ended = now, not lives()
             due = max(due + 1 / rate_hz, now)  # missed samples are not made up for
             sleep(due - now)

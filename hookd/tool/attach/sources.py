@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 GROUP = "hookd.plugins"
-ROOM = "@"
+TAG_SEPARATOR = "@"
 """The same as in `hookd/target/boot/loader.py`."""
 _TOP = re.compile(r"[^/.:]+")
 PARSING = threading.Lock()
@@ -40,7 +40,7 @@ class Source:
     Attributes:
         version: of its distribution, else its module's `__version__`, else "".
         origin: where it was found: the name of a distribution, or a path.
-        room: suffix that distinguishes its module in a target from one of the same name in another directory; "" if installed.
+        tag: suffix that distinguishes its module in a target from one of the same name in another directory; "" if installed.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Source:
     files: dict[str, bytes]
     version: str = ""
     origin: str = ""
-    room: str = ""
+    tag: str = ""
 
     @property
     def carried(self) -> dict[str, bytes]:
@@ -61,9 +61,9 @@ class Source:
         return self._in_room(self.entry)
 
     def _in_room(self, text: str) -> str:
-        """Append the room to the top-level module: `a.py`, `a/b.py` and `a:B` become `a@1f2e3d.py` and so on."""
+        """Append the tag to the top-level module: `a.py`, `a/b.py` and `a:B` become `a@1f2e3d.py` and so on."""
         top = _TOP.match(text)
-        return f"{top[0]}{ROOM}{self.room}{text[top.end() :]}" if self.room and top else text
+        return f"{top[0]}{TAG_SEPARATOR}{self.tag}{text[top.end() :]}" if self.tag and top else text
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -169,7 +169,7 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
     if not directory.is_dir():
         raise PluginError(f"there is no plugin directory {directory}")
     trust = trust.directory(directory)
-    room = hashlib.sha256(os.fsencode(os.path.abspath(directory))).hexdigest()[:6]  # noqa: PTH100  no symlinks resolved
+    tag = hashlib.sha256(os.fsencode(os.path.abspath(directory))).hexdigest()[:6]  # noqa: PTH100  no symlinks resolved
     for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
         module = path.parent.name if path.name == "__init__.py" else path.stem
         try:
@@ -182,7 +182,7 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
             yield broken
             continue
         for class_name, plugin in classes:
-            yield Source(plugin, f"{module}:{class_name}", files, version, str(path), room)
+            yield Source(plugin, f"{module}:{class_name}", files, version, str(path), tag)
 
 
 def package(root: Path, trust: Trust = ANYBODY) -> dict[str, bytes]:

@@ -78,7 +78,7 @@ def cli() -> None:
     hookd attach PID         watch one: metrics on http://127.0.0.1:9465/metrics, Ctrl-C detaches
     hookd report PID         what it is doing, layer by layer
     hookd top                all of them, live
-    """  # noqa: D301  (\b is click's mark for "keep these lines")
+    """  # noqa: D301  (\b is click's marker for "keep these lines")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -99,7 +99,7 @@ class Play:
         """
         training = self._train()
         watching, metrics = self._attach(training)
-        self._look(training)
+        self._report(training)
         self._scrape(metrics)
         fault = self._break(training)
         self._detach(training, watching)
@@ -126,7 +126,7 @@ class Play:
         _note(f"attached by {attached['method']}: training paused for {pause}, ready after {wall}")
         return watching, answer["metrics"]
 
-    def _look(self, training: Program) -> None:
+    def _report(self, training: Program) -> None:
         _title(3, "What it does, layer by layer", f"hookd report {training.pid} --modules 14")
         training.more_lines(40)
         for line in _said("report", str(training.pid), "--modules", "14").splitlines():

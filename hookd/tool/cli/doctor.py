@@ -11,7 +11,7 @@ from hookd.tool.cli import options, output
 if TYPE_CHECKING:
     from hookd.tool.cli.outputs import Checks
 
-MARKS = {"ok": "✓", "note": "·", "bad": "✗"}
+SYMBOLS = {"ok": "✓", "note": "·", "bad": "✗"}
 
 
 @click.command(short_help="Check whether attaching works here, and how to fix it.")
@@ -38,7 +38,7 @@ def doctor(*, pid: int | None, host: str | None, as_json: bool) -> int:
         names = ", ".join(check.name for check in fine)
         summary = checks.Check("this machine", "ok", f"nothing is wrong with {names}")
         results = [summary, *(check for check in results if check not in fine)]
-    for line in target_checks.shown(results, MARKS):
+    for line in target_checks.shown(results, SYMBOLS):
         click.echo(line)
     click.echo(
         "Something is in the way of an attach: see the lines with ✗." if bad else "Nothing is in the way of an attach."

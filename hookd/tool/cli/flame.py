@@ -120,8 +120,8 @@ def _colour(name: str) -> str:
     """Return the colour of a frame: one per phase, and one per module class."""
     if name in _PHASES or not name.endswith(")"):
         return _PHASES.get(name, _PLAIN)
-    mark = zlib.crc32(name.rpartition("(")[2].encode("utf-8", "replace"))
-    return f"hsl({20 + mark % 40}, {60 + mark // 64 % 30}%, {62 + mark // 4096 % 18}%)"
+    checksum = zlib.crc32(name.rpartition("(")[2].encode("utf-8", "replace"))
+    return f"hsl({20 + checksum % 40}, {60 + checksum // 64 % 30}%, {62 + checksum // 4096 % 18}%)"
 
 
 def _text(text: str) -> str:

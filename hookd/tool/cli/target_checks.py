@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import HookdError
 from hookd.tool.cli import output, targets, untested
 from hookd.tool.cli.checks import Check
-from hookd.wire import proven
+from hookd.wire import tested_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +172,7 @@ def _python(status: Status, memory: Opened) -> Iterator[Check]:
 def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check]:
     """Yield the results of the checks of the interpreter on which an attach relies.
 
-    A failed check prevents an attach on versions that are not proven; on others it is a note.
+    A failed check prevents an attach on versions that are not tested; on others it is a note.
     """
     from hookd.tool.inject import foundation
 
@@ -181,11 +181,11 @@ def _foundation(pid: int, memory: Opened, python: Interpreter) -> Iterator[Check
     except OSError as exc:
         yield Check("foundation", "bad", f"its memory cannot be read: {exc}", f"sudo hookd attach {pid}")
         return
-    failed = "note" if python.is_proven else "bad"
-    cure = f"ptrace is used instead{'' if python.is_proven else f' with: hookd attach --force {pid}'}."
+    failed = "note" if python.is_tested else "bad"
+    cure = f"ptrace is used instead{'' if python.is_tested else f' with: hookd attach --force {pid}'}."
     yield from (Check(result.name, failed, result.found, cure) for result in results if not result.holds)
     if passed := ", ".join(f"{result.name} ({result.found})" for result in results if result.holds):
-        newer = "" if python.is_proven else ", but this version is not yet proven"
+        newer = "" if python.is_tested else ", but this version is not yet tested"
         yield Check(
             "foundation",
             "note" if newer else "ok",
@@ -200,7 +200,11 @@ def _torch(status: AgentStatus, version: object) -> Iterator[Check]:
     results = [(str(name), bool(holds), str(observed)) for name, holds, observed in rows]
     yield from (Check(name, "note", observed) for name, holds, observed in results if not holds)
     if results and all(holds for _, holds, _ in results):
-        newer = ", but this version is not yet proven" if proven.minor(str(version)) > proven.NEWEST_TORCH else ""
+        newer = (
+            ", but this version is not yet tested"
+            if tested_versions.minor(str(version)) > tested_versions.NEWEST_TORCH
+            else ""
+        )
         yield Check("torch", "note" if newer else "ok", f"{version}: all {len(results)} checks hold{newer}")
 
 

@@ -150,7 +150,7 @@ class Actions:
             "replaced": result.replaced,
             "payload": result.payload,
             "carried": dict(result.carried),
-            "unproven": result.unproven,
+            "unproven": result.untested,
             "identity": result.identity,
         }
 

@@ -62,19 +62,19 @@ class _Pace:
         attempts: attempts started so far.
         failures: consecutive failures.
         at: earliest time of the next attempt.
-        turn: global sequence number of the last attempt.
+        last_number: global sequence number of the last attempt.
     """
 
     running: int = 0
     attempts: int = 0
     failures: int = 0
     at: float = 0.0
-    turn: int = 0
+    last_number: int = 0
 
     def begin(self, number: int) -> None:
         self.running += 1
         self.attempts += 1
-        self.turn = number
+        self.last_number = number
 
     def fail(self, now: float, pause_s: float) -> None:
         self.failures += 1
@@ -105,9 +105,9 @@ class AttachScheduler:
         ]
         if not due:
             return None
-        uid = min({attach.uid for attach in due}, key=lambda uid: self._user(uid).turn)
+        uid = min({attach.uid for attach in due}, key=lambda uid: self._user(uid).last_number)
         due = [attach for attach in due if attach.uid == uid]
-        program = min({attach.program for attach in due}, key=lambda program: self._program(uid, program).turn)
+        program = min({attach.program for attach in due}, key=lambda program: self._program(uid, program).last_number)
         due = [attach for attach in due if attach.program == program]
         user, pace = self._user(uid), self._program(uid, program)
         longest, newest = (

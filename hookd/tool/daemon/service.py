@@ -56,7 +56,7 @@ EMBEDDED_LEASE_S = 60.0
 EMBEDDED_RETENTION_DAYS, EMBEDDED_RETENTION_MB = 365.0, 1000.0
 """Minimum retention of a foreground attach: it shares the incident file with `hookd serve`, whose settings it does not know."""
 ATTACH_THREADS = 16
-LOOK_THREADS = 4
+POLL_THREADS = 4
 DEATH_THREADS = 2
 DAY_S = 86400.0
 PRUNE_RETRIES_S = 60.0
@@ -117,7 +117,7 @@ class Service:
         # A separate pool, so that attaches by rule do not delay those that a user asks for.
         self._rule_pool = ThreadPoolExecutor(attach_scheduler.MOST, "hookd-rule")
         # Shut down with waiting: a poll that runs after targets and store are closed would conclude that all targets have ended.
-        self._look_pool = ThreadPoolExecutor(LOOK_THREADS, "hookd-look")
+        self._poll_pool = ThreadPoolExecutor(POLL_THREADS, "hookd-poll")
         # Separate, so that many deaths at once do not delay polls.
         self._death_pool = ThreadPoolExecutor(DEATH_THREADS, "hookd-death")
         self._attempts: set[asyncio.Task[None]] = set()
@@ -154,7 +154,7 @@ class Service:
             stack.callback(self._attach_pool.shutdown)
             stack.callback(self._rule_pool.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
-            stack.callback(self._look_pool.shutdown)
+            stack.callback(self._poll_pool.shutdown)
             stack.callback(self._death_pool.shutdown)
             stack.push_async_callback(asyncio.to_thread, self._release_all)
             listener = self._bind_control(stack)
@@ -214,7 +214,7 @@ class Service:
     # ---- periodic tasks
 
     async def _scan(self) -> None:
-        new, found = await asyncio.get_running_loop().run_in_executor(self._look_pool, self.fleet.scan)
+        new, found = await asyncio.get_running_loop().run_in_executor(self._poll_pool, self.fleet.scan)
         self._new += new
         self._watch_pidfds()
         if not self.is_embedded:
@@ -254,15 +254,15 @@ class Service:
             await asyncio.to_thread(self._actions.adopt_orphans, new)
 
     async def _poll(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._look_pool, self._look)
+        await asyncio.get_running_loop().run_in_executor(self._poll_pool, self._poll_targets)
         self._watch_pidfds()
 
-    def _look(self) -> None:
+    def _poll_targets(self) -> None:
         self.fleet.poll()
         targets = self.fleet.targets()
         for watcher in self._watchers:
-            watcher.look(targets)
-        self.plugins.look(targets)
+            watcher.poll(targets)
+        self.plugins.poll(targets)
 
     async def _prune_retries(self) -> None:
         await asyncio.to_thread(self._auto_attach.prune)

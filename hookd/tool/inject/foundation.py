@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import TargetUnsupported
 from hookd.tool.inject import debug_table
-from hookd.wire.proven import NEWEST_PYTHON, version_text
+from hookd.wire.tested_versions import NEWEST_PYTHON, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def require(memory: Memory, python: Interpreter, *, is_forced: bool) -> None:
         TargetUnsupported: reason "python-version".
         OSError: the memory cannot be read.
     """
-    if python.is_proven or is_forced:
+    if python.is_tested or is_forced:
         return
     for check in checks(memory, python):
         if not check.holds:

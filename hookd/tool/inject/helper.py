@@ -31,7 +31,7 @@ WAIT_S = 60.0
 """How long an attach waits for a slot: several times the duration of the attaches before it."""
 
 
-class Turns:
+class Slots:
     """Limits the number of injectors. Thread-safe."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Turns:
                 self._changed.notify_all()
 
 
-_TURNS = Turns()
+_SLOTS = Slots()
 
 
 def run(job: Job) -> Stopped:
@@ -75,7 +75,7 @@ def run(job: Job) -> Stopped:
     """
     user = account_of(job.pid)
     WAITERS.require_few(user)
-    with _TURNS.of(user):
+    with _SLOTS.of(user):
         text, code = _answer(job, user)
     try:
         answer = json.loads(text)

@@ -50,7 +50,7 @@ class Job:
         box: address of the mailbox, 0 to create one.
         size: of the mailbox, in bytes.
         is_filtered: whether the process has seccomp filters, which must be checked for calls that would kill it.
-        direct: run the code at once, on a thread that is proven to hang outside the interpreter.
+        direct: run the code at once, on a thread that is known to hang outside the interpreter.
     """
 
     pid: int
@@ -138,7 +138,7 @@ def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> in
         )
     if job.box:
         box = mailbox.MemoryBox(memory, job.box)
-        if mailbox.word(box, mailbox.CLAIMED) not in mailbox.UNCLAIMED:
+        if mailbox.word(box, mailbox.STATE) not in mailbox.UNUSED:
             return job.box  # the code has run since the tool checked
         if not job.direct:  # a direct call is complete when it returns: nothing stays queued
             mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import TargetUnsupported
 from hookd.tool.inject import elf
 from hookd.tool.linux.proc import link
-from hookd.wire.proven import NEWEST_PYTHON, OLDEST_PYTHON, version_text
+from hookd.wire.tested_versions import NEWEST_PYTHON, OLDEST_PYTHON, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Interpreter:
     returns: tuple[int, int]
 
     @property
-    def is_proven(self) -> bool:
+    def is_tested(self) -> bool:
         """Whether hookd was tested with this version; a newer one must pass `foundation.require`."""
         return self.version <= NEWEST_PYTHON
 

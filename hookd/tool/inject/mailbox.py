@@ -9,8 +9,8 @@ The tool and the injector use this module. The mailbox is private memory of the 
     24   seen       tool    the answer was read
     32   cancelled  tool    the tool no longer waits; its last write, because the target may now free the mailbox
     40   size       tool    of the whole mailbox, in bytes
-    64   ran        target  how often the code ran, whatever the token; written after `claimed`
-    72   claimed    target  STARTS before the thread starts, NO_THREAD if it could not, RUNS once it runs, NO_MEMORY if it gets none
+    64   ran        target  how often the code ran, whatever the token; written after `state`
+    72   state      target  STARTS before the thread starts, NO_THREAD if it could not, RUNS once it runs, NO_MEMORY if it gets none
     80   answered   target  bytes of the answer, written after the answer
     128  the code (see `queued.py`), a C string
     4096 the data, later replaced by the answer
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from hookd.wire.agent import Started
 
 TOKEN, SENT, LENGTH, SEEN, CANCELLED, SIZE = 0, 8, 16, 24, 32, 40
-RAN, CLAIMED, ANSWERED = 64, 72, 80
+RAN, STATE, ANSWERED = 64, 72, 80
 CODE, DATA = 128, 4096
 STARTS, NO_THREAD, RUNS, NO_MEMORY = 1, 2, 3, 4
-"""Values of `claimed`."""
-UNCLAIMED = frozenset({0, NO_THREAD, NO_MEMORY})
-"""Values of `claimed` with which no thread of the target uses the mailbox."""
+"""Values of `state`."""
+UNUSED = frozenset({0, NO_THREAD, NO_MEMORY})
+"""Values of `state` with which no thread of the target uses the mailbox."""
 MORE_MEMORY = "Raise its RLIMIT_AS or RLIMIT_DATA, or the limit of its container or job."
 """The hint for a target that gets no memory; the same as in `hookd/target/boot/stub.py`, which is sent alone."""
 _MAX_ANSWER = 65536

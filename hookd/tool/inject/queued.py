@@ -14,7 +14,7 @@ class _Stripped(ast.NodeTransformer):
     """Removes docstrings, annotations and imports from `typing`; replaces the names that the module declares.
 
     Attributes:
-        declared: the names. Those of `mailbox` get their values, the others become marks such as `@PID@`.
+        declared: the names. Those of `mailbox` get their values, the others become placeholders such as `@PID@`.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class _Stripped(ast.NodeTransformer):
 
 @functools.cache
 def _template() -> str:
-    """Return `hookd/target/boot/queued.py` as short as the page of the mailbox asks for, with marks for what each attach sets."""
+    """Return `hookd/target/boot/queued.py` as short as the page of the mailbox asks for, with placeholders for the values of each attach."""
     source = Path(hookd.__file__).with_name("target").joinpath("boot", "queued.py").read_text("utf-8")
     short = ast.unparse(ast.fix_missing_locations(_Stripped().visit(ast.parse(source))))
     lines = [line for line in short.split("\n") if line]

@@ -76,7 +76,7 @@ class Waiters:
         self._idle: list[_Child] = []
         self._left: dict[int, list[int]] = {}
         self._is_here = False
-        self._look = threading.local()
+        self._deadline = threading.local()
 
     @contextlib.contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -85,12 +85,12 @@ class Waiters:
         Calls after that raise at once, see `call`. Otherwise a process whose answers all come just before their timeout could
         delay the thread any number of times.
         """
-        outer = getattr(self._look, "until", math.inf)
-        self._look.until = min(outer, self._clock() + seconds)
+        outer = getattr(self._deadline, "until", math.inf)
+        self._deadline.until = min(outer, self._clock() + seconds)
         try:
             yield
         finally:
-            self._look.until = outer
+            self._deadline.until = outer
 
     def pread(self, user: int, fd: int, size: int, address: int) -> bytes:
         """Run `os.pread` on a descriptor of the memory of a user's process; see `call`."""
@@ -148,7 +148,7 @@ class Waiters:
         """
         if self._is_here:
             return _here(name, fds, arguments)
-        until = getattr(self._look, "until", math.inf)
+        until = getattr(self._deadline, "until", math.inf)
         limit_s = min(limit_s or MAPS_S, until - self._clock())
         if limit_s <= 0:
             raise AttachError("the process cannot be read: its answers take too long", reason="unreadable")

@@ -61,7 +61,7 @@ class MemoryCgroup:
         self._count = oom.kills(counter)
         self._recent_kills, self._last_kill_at = 0, clock()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count new kills. This is called with each poll: an old kill says nothing about a process that dies now."""
         with self._lock:
             count, now = oom.kills(self._counter), self._clock()
@@ -73,7 +73,7 @@ class MemoryCgroup:
 
     def take(self) -> bool:
         """Whether a process was recently killed in this cgroup. Each kill counts once, because it has one victim."""
-        self.look()
+        self.poll()
         with self._lock:
             self._recent_kills, is_recent = max(0, self._recent_kills - 1), self._recent_kills > 0
             return is_recent
@@ -110,10 +110,10 @@ class MemoryCgroups:
             self._counters[name] = counter
         return counter
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read all cgroups."""
         for cgroup in list(self._by_counter.values()):
-            cgroup.look()
+            cgroup.poll()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PER_USER = 256
 RESERVE = 128
-"""Descriptors reserved for scrapes, attaches and looks.
+"""Descriptors reserved for scrapes, attaches and polls.
 
 If the limit is below four times this number, a quarter of it is reserved.
 """

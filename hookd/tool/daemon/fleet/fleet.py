@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.store import IncidentStore
     from hookd.wire.incident import Incident, IncidentRow
 
-LOOK_S = 0.5
+POLL_LIMIT_S = 0.5
 """Time limit per user for one poll of the targets, and for one scan that adds new ones, in seconds."""
 _LAUNCHER = "launcher"
 """Rank of a process that only starts ranks."""
@@ -151,7 +151,7 @@ class Fleet:
     def _without_page(self, living: list[Target]) -> list[int]:
         """Return the pids of targets that have closed their page.
 
-        This takes at most LOOK_S per user, in another order each time.
+        This takes at most POLL_LIMIT_S per user, in another order each time.
         """
         of_user: defaultdict[int, list[Target]] = defaultdict(list)
         random.shuffle(living)
@@ -159,7 +159,7 @@ class Fleet:
             of_user[target.identity.uid].append(target)
         pids = []
         for user, targets in of_user.items():
-            until = self._clock() + LOOK_S
+            until = self._clock() + POLL_LIMIT_S
             with contextlib.suppress(AttachError):  # the state of this user's targets is unknown now
                 for target in without_page(user, targets):
                     pids.append(target.pid)
@@ -168,8 +168,8 @@ class Fleet:
         return sorted(pids)
 
     def _adopt_in_turn(self, pids: Sequence[int]) -> list[Target]:
-        """Make targets of processes that have pages. This takes at most LOOK_S per user; the rest waits for the next scan."""
-        budget, new = Budget(LOOK_S, self._clock), []
+        """Make targets of processes that have pages. This takes at most POLL_LIMIT_S per user; the rest waits for the next scan."""
+        budget, new = Budget(POLL_LIMIT_S, self._clock), []
         for pid in pids:
             user = account_of(pid)
             if budget.is_over(user):
@@ -280,7 +280,7 @@ class Fleet:
         return None
 
     def _try_again(self, pid: int, exc: Exception) -> None:
-        """Schedule another look at a process whose page had a temporary error."""
+        """Schedule another inspection of a process whose page had a temporary error."""
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             self._limits.refuse(pid)
         elif isinstance(exc, HookdError) and exc.reason == "unreadable":
@@ -398,19 +398,19 @@ class Fleet:
     def poll(self) -> None:
         """Look at every page and process, and drop targets whose linger time is over.
 
-        This takes at most LOOK_S per user; the user's other targets wait for the next poll, so that other users' need not.
+        This takes at most POLL_LIMIT_S per user; the user's other targets wait for the next poll, so that other users' need not.
         """
-        self._memory_cgroups.look()
-        budget = Budget(LOOK_S, self._clock)
-        for target in sorted(self.targets(), key=lambda target: target.looked_at):
+        self._memory_cgroups.poll()
+        budget = Budget(POLL_LIMIT_S, self._clock)
+        for target in sorted(self.targets(), key=lambda target: target.polled_at):
             owner = target.identity.uid
             if budget.is_over(owner):
                 continue  # these are the first at the next poll
-            target.looked_at = self._clock()
+            target.polled_at = self._clock()
             try:
                 with budget.of(owner):
                     self._see(target)
-            except Exception:  # noqa: BLE001  whatever it is, the others are looked at
+            except Exception:  # noqa: BLE001  whatever it is, the others are polled
                 if target not in self._failing:
                     self._failing.add(target)
                     _log.exception("target %d cannot be looked at", target.pid)

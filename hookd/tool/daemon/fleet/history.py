@@ -70,7 +70,7 @@ class History(Watcher):
         self._lock = threading.Lock()
         self._kept: dict[Target, array[float]] = {}
 
-    def look(self, targets: Sequence[Target]) -> None:
+    def poll(self, targets: Sequence[Target]) -> None:
         """Sample each living target if it is time; forget targets that are gone."""
         if self._clock() < self._due:
             return

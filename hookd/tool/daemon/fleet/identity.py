@@ -51,7 +51,7 @@ class Identity:
     @classmethod
     def of_page(cls, raw: PageIdentity, *, pid: int) -> Identity:
         """Read the identity of a page; a value of a wrong type counts as missing."""
-        seen = _look(pid, settles=False)  # it has an agent, so its exec is over
+        seen = _snapshot(pid, settles=False)  # it has an agent, so its exec is over
         script = text(raw, "script")
         offset, process_uid = raw.get("step_offset"), uid_of(pid)
         return cls(
@@ -80,7 +80,7 @@ class Identity:
 
         This is for a process without an agent yet, or with an unreadable page.
         """
-        seen = _look(pid, settles=True)
+        seen = _snapshot(pid, settles=True)
         environ, script = (seen.environ, script_of(seen.cmdline)) if seen is not None else ({}, "")
         process_uid = uid_of(pid)
         return cls(
@@ -136,7 +136,7 @@ def _real(raw: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, float) or _is_whole(value) else 0.0
 
 
-def _look(pid: int, *, settles: bool) -> Snapshot | None:
+def _snapshot(pid: int, *, settles: bool) -> Snapshot | None:
     try:
         return process_snapshot.take(pid, settles=settles)
     except (HookdError, OSError, LookupError, ValueError):  # it ended meanwhile

@@ -167,7 +167,7 @@ class LastSession(Watcher):
         self._due = 0.0
         self._is_failing = False
 
-    def look(self, targets: Sequence[Target]) -> None:
+    def poll(self, targets: Sequence[Target]) -> None:
         """Report those that have gone, at the first call; write the file.
 
         It is written if a target has come or gone, or after `NOTE_S`.

@@ -104,7 +104,7 @@ class Target:
         pidfd: readable once the process is gone; -1 if the kernel has none, and after the end.
         lease: an open connection to the agent while this daemon holds it.
         container: the pod and container it runs in.
-        looked_at: monotonic seconds of the fleet's last look at it.
+        polled_at: monotonic seconds of the fleet's last poll of it.
         incidents_stored: the highest number of an incident of its page that was read.
         repairs: number of the store's repairs for which `incidents_stored` holds.
         incidents_dropped: number of its incidents beyond the limits, see `admission`.
@@ -121,7 +121,7 @@ class Target:
         self.page = page_id(fd)
         self.state: State = "attached"
         self.ended: Ended | None = None
-        self.looked_at = 0.0
+        self.polled_at = 0.0
         self.incidents_stored = 0
         self.repairs = 0
         self.incidents_dropped = 0
@@ -142,7 +142,7 @@ class Target:
         self._leftover = ""  # the socket file of an agent that was killed
         self._removals = 0  # number of attempts left to remove it
         self.evidence = EvidenceReader(pid, self.start_ticks)
-        self._number = -1  # of the page among the target's descriptors, as of the last look
+        self._number = -1  # of the page among the target's descriptors, as of the last poll
         self._page_owner = frozenset({os.fstat(fd).st_uid})
         self._reader: PageReader | None = None
         self._raw_identity: PageIdentity = {}

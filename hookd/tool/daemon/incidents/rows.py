@@ -29,7 +29,7 @@ FIELDS = (*KEY, "seq", "time", "run", "rank", "kind", "module", "step", "message
 COLUMNS = ("id", *FIELDS, "detail")
 UNKNOWN = -1
 """The owner of a process whose user is not known."""
-_MARKS = ", ".join("?" * len(FIELDS))
+_PLACEHOLDERS = ", ".join("?" * len(FIELDS))
 _TARGET = " AND ".join(f"{name} = ?" for name in KEY[:-1])
 # Several daemons may read one page, concurrently or in turn. Sequence numbers only grow, so nothing is counted twice.
 _COUNT = f"""
@@ -38,7 +38,7 @@ WHERE {_TARGET} AND same = ? AND last_seq < ?
 """  # noqa: S608  ours, as below
 # INSERT OR IGNORE and ON CONFLICT would use up an id each time.
 _INSERT = f"""
-INSERT INTO incidents ({", ".join(FIELDS)}, detail, bytes) SELECT {_MARKS}, ?, ?
+INSERT INTO incidents ({", ".join(FIELDS)}, detail, bytes) SELECT {_PLACEHOLDERS}, ?, ?
 WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE {_TARGET} AND (same = ? OR seq = ?))
 """  # noqa: S608
 _OVERHEAD = 200

@@ -70,12 +70,12 @@ class Scrapes:
         self._collector = collector
         # One thread for all: malloc retains the memory of a large text in each thread that has rendered one.
         self._thread = ThreadPoolExecutor(1, "render")
-        self._turn, self._unusual = asyncio.Lock(), asyncio.Lock()
+        self._rendering, self._unusual = asyncio.Lock(), asyncio.Lock()
         self._waiting: dict[tuple[str, frozenset[str], bool], asyncio.Task[bytes]] = {}
         self._count = 0
 
     async def text(self, form: Form) -> bytes:
-        """Render a text, or share one that waits for its turn.
+        """Render a text, or share one that waits to be rendered.
 
         Rendering 1,000 series takes some 5 ms.
 
@@ -94,8 +94,8 @@ class Scrapes:
             if not form.is_usual:
                 self._count += 1
                 stack.callback(self._uncount)
-                await stack.enter_async_context(self._unusual)  # at most one unusual scrape competes for the turn
-            await stack.enter_async_context(self._turn)
+                await stack.enter_async_context(self._unusual)  # at most one unusual scrape competes for the lock
+            await stack.enter_async_context(self._rendering)
             del self._waiting[form.key]  # a later request needs newer values
             work = functools.partial(render, self._collector, form.accept, form.names, is_gzip=form.is_gzip)
             return (await asyncio.get_running_loop().run_in_executor(self._thread, work))[0]

@@ -49,7 +49,7 @@ def load(config: ServeConfig, clock: Callable[[], float] = time.monotonic) -> Ho
 
 
 class Host:
-    """Calls the daemon plugins after each look at the targets, and keeps their results."""
+    """Calls the daemon plugins after each poll of the targets, and keeps their results."""
 
     def __init__(self, workers: Sequence[PluginWorker] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self.workers = tuple(workers)
@@ -61,7 +61,7 @@ class Host:
         self._panels: dict[str, tuple[float, PanelRow]] = {}
         self._lock = threading.Lock()
 
-    def look(self, targets: Iterable[Target]) -> None:
+    def poll(self, targets: Iterable[Target]) -> None:
         """Report new and lost targets to the plugins, and request metrics and panels.
 
         Never waits for a plugin. Call it in one thread at a time.
@@ -76,7 +76,7 @@ class Host:
         for reading in self._known.values():
             runs.setdefault(reading.run, []).append(reading)
         for worker in self.workers:
-            worker.look()
+            worker.poll()
             for reading in came:
                 worker.ask("target_attached", [{"target": reading}])
             for reading, reason in gone:

@@ -33,8 +33,8 @@ MAX_LAST_ERRORS = 20
 BACK_OFF_S, LONGEST_BACK_OFF_S = 60.0, 3600.0
 MAX_WAITING = 100
 """Maximum number of calls that wait for a plugin; further calls are skipped."""
-_TURN = threading.Lock()
-"""FormerTarget during the import of a plugin, until its timeout: concurrent imports of libraries that import each other fail."""
+_IMPORT_LOCK = threading.Lock()
+"""Held during the import of a plugin, until its timeout: concurrent imports of libraries that import each other fail."""
 STATES = ("starting", "active", "quarantined", "refused")
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class PluginWorker:
         self._under_way: tuple[Job, float] | None = None
         self._late: Job | None = None
         self._periodic: dict[str, tuple[Job | None, float]] = {}  # by hook, its last job and when it was requested
-        self._has_turn = False
+        self._has_import_lock = False
         # The module's name, until the plugin is created.
         self._plugin: object = available.source.entry.partition(":")[0]
         configure = Job("configure", [{"options": options}])
@@ -140,9 +140,9 @@ class PluginWorker:
         """Call a hook and wait until it has returned; blocks for at most the hook's timeout."""
         job = self.ask(hook, [arguments])
         if job is not None and not job.done.wait(TIMES_S[hook]):
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Enforce the timeout of the current call, and readmit a quarantined plugin; called about once a second."""
         now, under_way = self._clock(), self._under_way
         if under_way is not None:
@@ -160,7 +160,7 @@ class PluginWorker:
     def _time_out(self, hook: str, where: str) -> None:
         limit = f"longer than {TIMES_S[hook]:g} s"
         if self.state == "starting":
-            self._end_turn()
+            self._release_import_lock()
             self._refuse(f"its import and configure take {limit}", where)
         else:
             self._failed(hook, f"{hook} takes {limit}", where, is_timeout=True)
@@ -192,7 +192,7 @@ class PluginWorker:
     def _start(self, job: Job) -> None:
         """Import and configure the plugin; one that fails or takes too long here is refused permanently.
 
-        The timeout starts when the thread has its turn to import.
+        The timeout starts when the thread has the import lock.
         """
         try:
             plugin = self._load(job)
@@ -217,21 +217,21 @@ class PluginWorker:
             self._under_way = None
 
     def _load(self, job: Job) -> DaemonPlugin:
-        _TURN.acquire()
-        self._has_turn = True
+        _IMPORT_LOCK.acquire()
+        self._has_import_lock = True
         self._under_way = (job, self._clock())
         try:
             self._plugin, self.hooks = plugin, _ = self.available.load()
             return plugin
         finally:
-            self._end_turn()
+            self._release_import_lock()
 
-    def _end_turn(self) -> None:
+    def _release_import_lock(self) -> None:
         """Release the import lock, if this plugin still holds it: after the import, or at its timeout."""
         with self._lock:
-            had, self._has_turn = self._has_turn, False
+            had, self._has_import_lock = self._has_import_lock, False
         if had:
-            _TURN.release()
+            _IMPORT_LOCK.release()
 
     def _refuse(self, text: str, where: str = "", trace: str = "") -> None:
         self.state = "refused"

@@ -86,7 +86,7 @@ class Drift:
         self._groups: dict[tuple[str, float], _Group] = {}
         self._is_odd: dict[Target, bool] = {}
 
-    def look(self, targets: Sequence[Target]) -> None:
+    def poll(self, targets: Sequence[Target]) -> None:
         """Read the newest checksums and compare them; see `watch.Watcher`."""
         groups: dict[tuple[str, float], list[Target]] = {}
         last: dict[Target, dict[float, Checksums]] = {}

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 HANG, OVER = "hang", "hang_over"
 """The kinds of its incidents."""
-LONGEST_LOOK_S = 5.0
-"""Maximum time that counts between two looks, unless two polling intervals are longer: the daemon may have been suspended."""
+LONGEST_GAP_S = 5.0
+"""Maximum time that counts between two polls, unless two polling intervals are longer: the daemon may have been suspended."""
 _HANG = Declared(
     "hookd_hang", "gauge", "1 while a rank hangs: role stands, it is waited for; role waits, it waits.", ("role",)
 )
@@ -55,7 +55,7 @@ class Hangs:
     """Watches for hangs, see `hookd.tool.daemon.watch.watcher.Watcher`.
 
     Args:
-        poll_s: interval between two looks, in seconds.
+        poll_s: interval between two polls, in seconds.
     """
 
     families: Sequence[Declared] = (_HANG, _PATIENCE)
@@ -70,18 +70,18 @@ class Hangs:
     ) -> None:
         self._fleet = fleet
         self._patience = patience or Patience()
-        self._longest_look_s = max(LONGEST_LOOK_S, 2 * poll_s)
+        self._longest_gap_s = max(LONGEST_GAP_S, 2 * poll_s)
         self._clock = clock
-        self._looked = clock()
+        self._polled = clock()
         self._now = 0.0  # a clock that does not advance while the daemon is suspended
         self._silences: dict[Target, Silence] = {}
         self._reported: dict[Target, _Reported] = {}
 
-    def look(self, targets: Sequence[Target]) -> None:
+    def poll(self, targets: Sequence[Target]) -> None:
         """Compare all pages with their previous state, and judge every run."""
         clock = self._clock()
-        self._now += min(max(0.0, clock - self._looked), self._longest_look_s)
-        self._looked = clock
+        self._now += min(max(0.0, clock - self._polled), self._longest_gap_s)
+        self._polled = clock
         runs: dict[str, list[Target]] = {}
         for target in targets:
             runs.setdefault(target.claim.run, []).append(target)
@@ -231,7 +231,7 @@ class Hangs:
         self._fleet.report(target, OVER, message, lasted_s=round(reported.for_s, 1), at_least=reported.at_least)
 
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Reported | None:
-        """Find a hang that an earlier daemon has reported, and that had not ended when that daemon last looked."""
+        """Find a hang that an earlier daemon has reported, and that had not ended at that daemon's last poll."""
         silent = self._judged(members)
         for target in new:
             if HANG in target.ongoing and target in silent:

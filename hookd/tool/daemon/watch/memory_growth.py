@@ -59,16 +59,16 @@ class MemoryGrowth:
         self._fleet, self._clock = fleet, clock
         self._private, self._left = private or private_bytes, left
         self._readings: dict[Target, deque[int]] = {}
-        self._looked = -EVERY_S
+        self._polled = -EVERY_S
 
-    def look(self, targets: Sequence[Target]) -> None:
+    def poll(self, targets: Sequence[Target]) -> None:
         """Read the memory of each target; see `watch.Watcher`."""
         now = self._clock()
-        if now - self._looked < EVERY_S:
+        if now - self._polled < EVERY_S:
             return
         # After a longer pause the readings would not be comparable.
-        known = self._readings if now - self._looked < 2 * EVERY_S else {}
-        self._looked = now
+        known = self._readings if now - self._polled < 2 * EVERY_S else {}
+        self._polled = now
         self._readings = {target: known.get(target, deque(maxlen=READINGS)) for target in targets if _trains(target)}
         for target, readings in self._readings.items():
             private = self._private(target.pid)

@@ -54,8 +54,8 @@ SHARE, CLEAR, LEAST_S = 0.08, 0.3, 0.001
 
 Healthy ranks under load reach 6.5 % over 8 s.
 """
-MARK_BLOCKS, MARKS = 2, 2
-"""The oldest mark is two or three blocks old; a judgement needs at least four blocks."""
+BASE_BLOCKS, BASES = 2, 2
+"""The oldest base is two or three blocks old; a judgement needs at least four blocks."""
 AGREE = 0.75
 """Share of a window's blocks that must show at least half of that lateness."""
 CERTAIN = 3.5
@@ -121,7 +121,7 @@ class Run:
     Attributes:
         members: its ranks.
         calm: the modules' forward seconds of each rank, as of the last block after which no rank was late.
-        marks: the same as of the last blocks, one in MARK_BLOCKS; used if `calm` is too old, because the ranks have been
+        bases: the same as of the last blocks, one in BASE_BLOCKS; used if `calm` is too old, because the ranks have been
             uneven for long.
         waits: the phases among PARTS in which the ranks issue collectives, and so may wait for each other.
     """
@@ -130,7 +130,7 @@ class Run:
         self.members = tuple(members)
         self.waits: frozenset[str] = frozenset()
         self.calm: _Seconds = {}
-        self.marks: deque[_Seconds] = deque(maxlen=MARKS)
+        self.bases: deque[_Seconds] = deque(maxlen=BASES)
         self._blocks: deque[_Block] = deque()
         self._last: Mapping[Target, Cut] = {}
         self._since, self._seen = 0.0, 0
@@ -154,8 +154,8 @@ class Run:
             self._blocks.popleft()
         self._last, self._since = cuts, now
         self._seen += 1
-        if self._seen % MARK_BLOCKS == 0:
-            self.marks.append(_modules(cuts))
+        if self._seen % BASE_BLOCKS == 0:
+            self.bases.append(_modules(cuts))
         return True
 
     @property
@@ -166,7 +166,7 @@ class Run:
     def _begin(self, cuts: Mapping[Target, Cut], now: float) -> bool:
         self._blocks.clear()
         self.calm.clear()
-        self.marks.clear()
+        self.bases.clear()
         self._last, self._since = (cuts if len(cuts) == len(self.members) else {}), now
         return False
 
@@ -315,7 +315,7 @@ class Stragglers:
         self._runs: dict[str, Run] = {}
         self._judged_before: dict[Target, tuple[float, bool]] = {}
 
-    def look(self, targets: Sequence[Target]) -> None:
+    def poll(self, targets: Sequence[Target]) -> None:
         """Record the progress of each rank, and judge the runs; see `watch.Watcher`."""
         by_run = ranks.by_run(targets)
         self._runs = {run: self._run(run, members) for run, members in by_run.items()}
@@ -368,7 +368,7 @@ class Stragglers:
         ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
         late_s, module = known.part_s - known.others_s, None
         if known.part == "forward":
-            bases = (run.calm, *run.marks)
+            bases = (run.calm, *run.bases)
             module = next(filter(None, (slow_module(base, run.members, target, cuts, late_s) for base in bases)), None)
         fields: dict[str, object] = {
             "step": ranks.step_of(target, cuts[target].steps),

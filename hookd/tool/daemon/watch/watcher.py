@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 class Watcher(Protocol):
-    """The protocol of a watcher, which looks at all targets after each poll and has samples of each at a scrape.
+    """The protocol of a watcher, which judges all targets after each poll and has samples of each at a scrape.
 
     It reports incidents through `Fleet.report`.
 
@@ -38,12 +38,12 @@ class Watcher(Protocol):
 
     families: Sequence[Declared] = ()
 
-    def look(self, targets: Sequence[Target]) -> None:
-        """Look at the copies that a poll has just made (`Target.last`), of all targets including those that linger.
+    def poll(self, targets: Sequence[Target]) -> None:
+        """Judge the copies that a poll has just made (`Target.last`), of all targets including those that linger.
 
         Called about once a second, never concurrently, in a thread that may block briefly.
         """
 
     def samples(self, target: Target) -> Iterable[Sample]:  # noqa: ARG002  for watchers without samples
-        """Return the current samples of one target. Called in another thread than `look`, for which it must not wait."""
+        """Return the current samples of one target. Called in another thread than `poll`, for which it must not wait."""
         return ()

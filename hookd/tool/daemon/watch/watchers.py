@@ -37,10 +37,10 @@ class Guarded:
         self._watcher = watcher
         self._known: set[type[Exception]] = set()
 
-    def look(self, targets: Sequence[Target]) -> None:
-        """Call `look` of the watcher; see `watch.Watcher`."""
+    def poll(self, targets: Sequence[Target]) -> None:
+        """Call `poll` of the watcher; see `watch.Watcher`."""
         try:
-            self._watcher.look(targets)
+            self._watcher.poll(targets)
         except Exception as exc:  # noqa: BLE001  a bug in one watcher must not stop the others
             self._failed(exc)
 
@@ -61,7 +61,7 @@ class Guarded:
 
 
 def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history: History) -> tuple[Watcher, ...]:
-    """Create the watchers, in the order in which they look.
+    """Create the watchers, in the order in which they are called.
 
     Args:
         fleet: to which they report incidents.

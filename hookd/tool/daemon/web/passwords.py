@@ -46,7 +46,7 @@ class Passwords:
         self._secret = secrets.token_bytes(32)
         self._known: dict[bytes, None] = {}
         self._thread = ThreadPoolExecutor(1, "password")
-        self._turn = asyncio.Lock()
+        self._hashing = asyncio.Lock()
         self._waiting = 0
 
     async def check(self, users: Mapping[str, str], name: str, password: str, address: str) -> bool:
@@ -70,7 +70,7 @@ class Passwords:
             raise BusyError
         self._waiting += 1
         try:
-            async with self._turn:
+            async with self._hashing:
                 return self._knows(users, name, password) or await self._hash(users, name, password, address)
         finally:
             self._waiting -= 1

@@ -29,7 +29,7 @@ MAX_SENDING = 8
 """Maximum number of distinct bodies in transfer, each of some MB; beyond it the readers of the oldest are cut off."""
 SENDING_S = 10.0
 """Timeout of a transfer; Prometheus gives up after its scrape_timeout, 10 s by default."""
-FIRST_LOOK_S = 5.0
+FIRST_SCAN_S = 5.0
 """Time that a scrape waits for a starting daemon's first scan: half of Prometheus' default timeout."""
 _PORTION = 1 << 18
 _LARGE_BLOCK = 1 << 20
@@ -76,7 +76,7 @@ class Web:
         is_gzip = takes_gzip(request.headers.get("Accept-Encoding", ""))
         names = frozenset(request.query.getall("name[]", []))
         form = Form(preferred(request.headers.get("Accept", "")), names, is_gzip)
-        await self._service.wait_until_ready(FIRST_LOOK_S)
+        await self._service.wait_until_ready(FIRST_SCAN_S)
         try:
             body = await self._scrapes.text(form)
         except BusyError:

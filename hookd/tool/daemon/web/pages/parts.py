@@ -110,15 +110,15 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def marks(report: Report) -> list[plots.Mark]:
-    """Return the marks of incidents on the curve, whose steps are counted from the attach."""
+def events(report: Report) -> list[plots.Event]:
+    """Return the incidents to be drawn on the curve, whose steps are counted from the attach."""
     offset = report["step"]["offset"] or 0
     drawn = []
     for row in report["incidents"]:
         step = row.get("step")
         if isinstance(step, int):
             counted = step - (offset if row.get("is_step_absolute", report["step"]["is_absolute"]) else 0)
-            drawn.append(plots.Mark(counted, f"{row.get('kind')}: {row.get('message')}"))
+            drawn.append(plots.Event(counted, f"{row.get('kind')}: {row.get('message')}"))
     return drawn
 
 
@@ -128,7 +128,7 @@ def marks(report: Report) -> list[plots.Mark]:
 def curve(report: Report) -> Iterator[Markup]:
     """Yield the chart of the last step times, and its notes."""
     points = report.get("curve") or []
-    yield plots.step_times([plots.Curve("median", 0, points)], marks(report))
+    yield plots.step_times([plots.Curve("median", 0, points)], events(report))
     beyond, longest = plots.cut_off(points)
     notes = ["the line shows the median of the steps per point, a bar above it the longest of them"]
     if beyond:

@@ -40,7 +40,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Event:
     """Something that happened at a step."""
 
     step: float
@@ -62,13 +62,13 @@ class _Scale:
         return HEIGHT - BOTTOM - min(seconds, self.top) / self.top * (HEIGHT - TOP - BOTTOM)
 
 
-def step_times(curves: Sequence[Curve], marks: Sequence[Mark] = ()) -> Markup:
+def step_times(curves: Sequence[Curve], events: Sequence[Event] = ()) -> Markup:
     """Plot step time over steps; with a single curve also the longest step of each point."""
     points = [point for curve in curves for point in curve.points]
     if len(points) < 2:
         return tag("p", "Too few steps to draw.", class_="soft")
     scale = _scale(points, has_longest=len(curves) == 1)
-    parts = [*_axes(scale), *_marks(scale, marks)]
+    parts = [*_axes(scale), *_events(scale, events)]
     if len(curves) == 1:
         parts += _longest(scale, curves[0].points)
     parts += [_line(scale, curve) for curve in curves]
@@ -139,12 +139,12 @@ def _longest(scale: _Scale, points: Sequence[CurvePoint]) -> Iterator[Markup]:
                 yield tag("path", title, d=f"M{x - 4:.1f} {TOP - 3} l4 -7 l4 7 z", fill="var(--c0)")
 
 
-def _marks(scale: _Scale, marks: Sequence[Mark]) -> Iterator[Markup]:
-    for mark in marks:
-        if scale.first <= mark.step <= scale.last:
-            x = f"{scale.x(mark.step):.1f}"
+def _events(scale: _Scale, events: Sequence[Event]) -> Iterator[Markup]:
+    for event in events:
+        if scale.first <= event.step <= scale.last:
+            x = f"{scale.x(event.step):.1f}"
             yield tag("line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, stroke="var(--bad)", stroke_dasharray="4 3")
-            yield tag("circle", tag("title", mark.what), cx=x, cy=TOP, r=5, fill="var(--bad)")
+            yield tag("circle", tag("title", event.what), cx=x, cy=TOP, r=5, fill="var(--bad)")
 
 
 def shares(parts: Sequence[tuple[str, float, int]]) -> Markup:

@@ -24,12 +24,12 @@ def version_text(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def unproven(python: str, torch: str) -> str:
+def untested(python: str, torch: str) -> str:
     """Return a line about versions that are newer than any tested one; "" if none is."""
     pairs = (("CPython", minor(python), NEWEST_PYTHON), ("torch", minor(torch), NEWEST_TORCH))
     newer = [
-        f"{name} {version_text(actual)} (the newest tried is {version_text(newest)})"
+        f"{name} {version_text(actual)} (the newest tested is {version_text(newest)})"
         for name, actual, newest in pairs
         if actual > newest
     ]
-    return f"not yet proven on {' and '.join(newer)}; all checks hold" if newer else ""
+    return f"not yet tested on {' and '.join(newer)}; all checks hold" if newer else ""
