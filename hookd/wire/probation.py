@@ -22,7 +22,7 @@ class Probation:
         self.until: float | None = None
         self.times = 0
 
-    def put_aside(self, now: float) -> float:
+    def quarantine(self, now: float) -> float:
         """Begin a quarantine and return its length in seconds, 0 for one without end.
 
         During probation it is twice as long as the last one.

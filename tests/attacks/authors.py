@@ -303,8 +303,8 @@ def plugin_in_a_training(tries: int) -> Result:
 
 
 def _in_words(bad: list[str], states: dict[str, str]) -> str:
-    aside = sum(state == "quarantined" for state in states.values())
-    return f"the same losses and weights, bit for bit; {aside} of {len(states)} were put aside{'; but: ' * bool(bad)}{', '.join(bad)}"
+    quarantined = sum(state == "quarantined" for state in states.values())
+    return f"the same losses and weights, bit for bit; {quarantined} of {len(states)} were quarantined{'; but: ' * bool(bad)}{', '.join(bad)}"
 
 
 def _trained(acts: dict[str, str]) -> tuple[list[str], dict[str, str]]:

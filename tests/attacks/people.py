@@ -53,15 +53,15 @@ def folder_of(uid: int, mode: int = 0o755) -> Iterator[Path]:
 
 def admit(*paths: Path) -> None:
     """Make directories below root's private ones accessible to every user, in this mount namespace only."""
-    aside = {}
+    mounts = {}
     for path in paths:
         closed = next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 0o001), None)
         if closed is not None:
-            aside[path] = closed, tempfile.mkdtemp(prefix="attack-")
-            subprocess.run(["mount", "--bind", path, aside[path][1]], check=True)
-    for closed in {closed for closed, _ in aside.values()}:
+            mounts[path] = closed, tempfile.mkdtemp(prefix="attack-")
+            subprocess.run(["mount", "--bind", path, mounts[path][1]], check=True)
+    for closed in {closed for closed, _ in mounts.values()}:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", closed], check=True)
-    for path, (_, place) in aside.items():
+    for path, (_, place) in mounts.items():
         path.mkdir(parents=True)
         subprocess.run(["mount", "--move", place, path], check=True)
         Path(place).rmdir()

@@ -27,16 +27,16 @@ QUICK = {
 @pytest.mark.timeout(SHORT_S * 4)
 @pytest.mark.parametrize("chapter", QUICK)
 def test_quick_attacks_do_not_succeed(chapter, tmp_path):
-    assert_held(QUICK[chapter], tmp_path)
+    assert_repelled(QUICK[chapter], tmp_path)
 
 
 @pytest.mark.load
 @pytest.mark.parametrize("name", [one.name for one in load().values() if one.is_long])
 def test_a_long_attack_does_not_succeed(name, tmp_path):
-    assert_held([name], tmp_path)
+    assert_repelled([name], tmp_path)
 
 
-def assert_held(names, tmp_path):
+def assert_repelled(names, tmp_path):
     """Make attacks, each with a time limit of its own; skip where one cannot be made on this machine."""
     chosen = [word for name in names for word in ("--only", name)]
     command = [sys.executable, "-m", "tests.attacks", "--short", *chosen, "--out", tmp_path / "table.md"]

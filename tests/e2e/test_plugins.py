@@ -1,4 +1,4 @@
-"""A person's plugins in one real training: carried there, changed while it runs, put aside, and served from the daemon."""
+"""A person's plugins in one real training: carried there, changed while it runs, quarantined, and served from the daemon."""
 
 from __future__ import annotations
 

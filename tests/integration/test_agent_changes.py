@@ -128,7 +128,7 @@ def test_what_must_not_be_forgotten_is_taken_over_at_the_very_step(tool):
         assert agent.values("hookd_adds_seen") == {("1.0",): 1.0, ("2.0",): 1.0}
 
 
-def test_what_fails_to_take_over_is_put_aside_as_for_any_error(tool):
+def test_what_fails_to_take_over_is_quarantined_as_for_any_error(tool):
     training = Training()
     with running(Remembers) as agent:
         training.step()
@@ -249,7 +249,7 @@ def test_what_only_measures_is_welcome_on_one_of_several_ranks(two_ranks):
         assert agent.values("hookd_adds_calls") == {(): 1.0}
 
 
-def test_what_was_put_aside_can_be_loaded_again():
+def test_what_was_quarantined_can_be_loaded_again():
     training = Training()
     with running(Adds) as agent:
         training.step()

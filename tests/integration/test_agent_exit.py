@@ -41,7 +41,7 @@ start("ticks")
 assert begun.wait(60)
 """
 
-ASIDE = """
+BACKGROUND = """
 class Works(Plugin):
     name = "works"
     @hookimpl
@@ -91,7 +91,9 @@ def ended(code: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("code", [IN_A_TICK, ASIDE, AT_A_LOOK_AT_THE_PROCESS_GROUPS], ids=["tick", "aside", "groups"])
+@pytest.mark.parametrize(
+    "code", [IN_A_TICK, BACKGROUND, AT_A_LOOK_AT_THE_PROCESS_GROUPS], ids=["tick", "background", "groups"]
+)
 def test_the_process_ends_with_its_own_status(code) -> None:
     process = ended(code)
     assert (process.stdout, process.stderr, process.returncode) == ("", "", 7)

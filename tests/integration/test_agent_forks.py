@@ -42,7 +42,7 @@ def test_a_training_of_one_thread_has_one_at_each_fork_and_the_same_weights():
 def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, interrupted):
     with running() as agent:
         forks, control, start = agent.parts.boundaries.resume.__self__, agent.agent._control, spawn.Thread.start
-        before = control._turn.thread
+        before = control._service.thread
 
         def forked():
             forks._before()
@@ -59,7 +59,7 @@ def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, inter
         else:
             monkeypatch.setattr(spawn.Thread, "start", interrupted_start)
         forked()
-        assert control._turn.thread is not before
+        assert control._service.thread is not before
         with Control.connect(os.getpid()) as client:
             assert client.request("status")["ok"]
         assert len([one for one in spawn.remaining() if not one.is_over]) == 1

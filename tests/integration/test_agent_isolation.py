@@ -71,7 +71,7 @@ class Ticking(Steady):
         waits()
 
 
-def test_a_tick_that_never_returns_is_put_aside_and_the_agent_detaches(impatient) -> None:
+def test_a_tick_that_never_returns_is_quarantined_and_the_agent_detaches(impatient) -> None:
     original = nn.Module.__call__
     with running(Ticking, Steady) as agent:
         wait_until(lambda: agent.state("ticking") == "quarantined", what="its quarantine")
@@ -367,7 +367,7 @@ def polls(monkeypatch):
     monkeypatch.setattr(slow_hooks.SlowHooks, "poll", polled)
 
 
-def test_what_keeps_the_training_for_seconds_is_put_aside_within_the_step(polls) -> None:
+def test_what_keeps_the_training_for_seconds_is_quarantined_within_the_step(polls) -> None:
     model = nn.Sequential(*[nn.Identity() for _ in range(40)])
     with running(Slow, SlowToo, Steady, budget=0.01) as agent:
         model(torch.ones(1))

@@ -334,7 +334,7 @@ class Steady(Recovers):
         self.calls.inc()
 
 
-def test_what_was_put_aside_comes_back_on_probation_each_time_later(monkeypatch) -> None:
+def test_what_was_quarantined_comes_back_on_probation_each_time_later(monkeypatch) -> None:
     monkeypatch.setattr("hookd.target.plugins.listeners.BACK_OFF_S", 0.05)
     monkeypatch.setattr(Recovers, "fails", 3)
     module = nn.Identity()
@@ -505,7 +505,7 @@ class HoardsAndChanges(Hoards):
     mutates = True
 
 
-def test_what_keeps_more_and_more_is_put_aside(monkeypatch) -> None:
+def test_what_keeps_more_and_more_is_quarantined(monkeypatch) -> None:
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.EVERY_TICKS", 1)
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.MEASUREMENTS", 2)
     monkeypatch.setattr("hookd.target.plugins.plugin_memory.LIMIT_BYTES", 9000)

@@ -73,7 +73,7 @@ def blocks(steps: list[int], interval: int) -> list[int]:
 
 def test_the_budget_stretches_what_is_sampled_to_the_longest_interval_and_no_further(clock) -> None:
     with running(Looker, clock=clock) as agent:
-        # A tenth of a step: far over the budget, and far from the third of one at which a plugin is put aside.
+        # A tenth of a step: far over the budget, and far from the third of one at which a plugin is quarantined.
         train(clock, 96, step_s=0.02)
         steps = agent.plugin("looker").forwards
         assert steps[:4] == list(range(1, 5)), "at first it is not known what they cost"
@@ -134,7 +134,7 @@ def test_what_comes_at_every_step_takes_its_part_of_the_budget_from_what_is_samp
     assert found[Looker, Steady] >= 2, "it and 2 ms of each step are more"
 
 
-def test_what_cannot_be_sampled_and_takes_a_hundred_times_the_budget_is_put_aside_within_20_steps(clock) -> None:
+def test_what_cannot_be_sampled_and_takes_a_hundred_times_the_budget_is_quarantined_within_20_steps(clock) -> None:
     class Unsampled(Looker):
         sampled = ()
 

@@ -352,7 +352,7 @@ def test_a_child_that_is_forked_inside_of_a_call_goes_on(either_way) -> None:
         assert agent.values("hookd_adds_calls")["0.0",] == 2
 
 
-def test_a_plugin_that_is_put_aside_adds_nothing_more(either_way) -> None:
+def test_a_plugin_that_is_quarantined_adds_nothing_more(either_way) -> None:
     model = nn.Sequential(nn.Identity())
     with running(Adds, budget=0) as agent:
         model(X)
@@ -526,7 +526,7 @@ def test_each_of_two_plugins_has_its_own_steps_added(either_way) -> None:
         assert set(agent.values("hookd_back2_calls").values()) == {16}
 
 
-def test_of_a_plugin_that_was_put_aside_since_the_call_no_backward_is_added(either_way) -> None:
+def test_of_a_plugin_that_was_quarantined_since_the_call_no_backward_is_added(either_way) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     with running(Back, options={"every": "1"}) as agent:
         trained(model, 2)

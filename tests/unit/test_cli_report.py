@@ -128,9 +128,9 @@ def test_without_a_nan_status_shows_the_newest_incident():
 
 
 def test_status_says_when_an_incident_was_reported_which_may_be_over():
-    found = report(incidents=[incident("quarantine", "mine is set aside")])
+    found = report(incidents=[incident("quarantine", "mine is quarantined")])
     (note,) = _notes([_row(7, found)])
-    assert re.fullmatch(r"7: 2023-11-1\d \d\d:\d\d:20  mine is set aside", note)
+    assert re.fullmatch(r"7: 2023-11-1\d \d\d:\d\d:20  mine is quarantined", note)
 
 
 def test_a_paused_target_is_called_so_and_how_it_goes_on_is_said():

@@ -533,7 +533,7 @@ def test_a_damaged_file_is_kept_under_another_name_and_a_new_one_begins(tmp_path
     }[damage]
     path.write_bytes(bad)
     store = IncidentStore(path)
-    wait_until(lambda: list(path.parent.glob("*.corrupt-*")), what="the file is set aside")
+    wait_until(lambda: list(path.parent.glob("*.corrupt-*")), what="the file is renamed")
     store.add(TARGET, "r", "0", [nan(1001)])
     assert store.flush()
     assert [row["seq"] for row in store.query()] == [1001]
@@ -552,7 +552,7 @@ def test_what_can_be_read_of_a_damaged_file_goes_on_under_its_number(tmp_path, c
     middle = len(data) // 2 >> 12 << 12
     path.write_bytes(data[:middle] + os.urandom(4096) + data[middle + 4096 :])
     store = IncidentStore(path)
-    wait_until(lambda: list(path.parent.glob("*.corrupt-*")), what="the file is set aside")
+    wait_until(lambda: list(path.parent.glob("*.corrupt-*")), what="the file is renamed")
     store.add(TARGET, "r", "0", [nan(1001)])
     assert store.flush()
     new, *old = store.query(order="id")
@@ -566,7 +566,7 @@ def test_what_can_be_read_of_a_damaged_file_goes_on_under_its_number(tmp_path, c
     store.close()
 
 
-def test_a_file_that_another_daemon_has_replaced_is_not_set_aside(tmp_path):
+def test_a_file_that_another_daemon_has_replaced_is_not_renamed(tmp_path):
     path = tmp_path / "state" / incidents.NAME
     store = IncidentStore(path)
     path.rename(path.with_name("away"))

@@ -1,4 +1,4 @@
-"""The daemon halves of plugins: found, imported without torch, called in a thread of their own, put aside and let back."""
+"""Daemon plugins: found, imported without torch, called in a thread of their own, quarantined and readmitted."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_all_hooks_have_a_time_and_an_example_that_is_one():
         assert set(discovery.hooks(scope["Example"]())) == {name}
 
 
-def test_an_error_is_counted_and_ten_put_it_aside_until_it_comes_back_on_probation(made, clock):
+def test_an_error_is_counted_and_ten_quarantine_it_until_it_comes_back_on_probation(made, clock):
     one = begun(made("@hookimpl\ndef incident(self, incident):\n    1 / incident\n"), clock)
     for _ in range(MAX_ERRORS):
         assert one.state == "active"

@@ -36,7 +36,7 @@ class PluginStopper:
         self.switch_off(loaded, "quarantined")
         self._core.show(loaded)
         self._marks.failed(loaded)
-        again_s = loaded.probation.put_aside(clock.monotonic()) if loaded.readmits else 0.0
+        again_s = loaded.probation.quarantine(clock.monotonic()) if loaded.readmits else 0.0
         message = f"plugin {loaded.name} is quarantined: {why}"
         message += f"; it is tried again in {again_s:g} s" if again_s else ""
         self._incidents.report(loaded.name, "quarantine", message, {"error": why, "again_s": again_s})

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 ALLOWED = "hookd: may block"
 """A comment with this text allows the call on its line."""
-_ASIDE = "pass the work to context.aside(…), which runs it in a thread of hookd"
+_BACKGROUND = "pass the work to context.aside(…), which runs it in a thread of hookd"
 _DEVICE = "read it with context.later([tensor], then), or use context.summary(tensor, then)"
 _RULES = (
     (r".*\.(item|tolist|numpy|cpu|synchronize)$", "blocking", "waits for the device", _DEVICE),
     (r"(time\.)?sleep$", "blocking", "makes the training wait", "remove it; hooks are called again automatically"),
-    (r"(open|io\.open|os\.open|.*\.(open|read_text|write_text|read_bytes|write_bytes))$", "blocking", "waits for a disk", _ASIDE),
+    (r"(open|io\.open|os\.open|.*\.(open|read_text|write_text|read_bytes|write_bytes))$", "blocking", "waits for a disk", _BACKGROUND),
     (r"(print|input)$", "blocking", "writes to the output of the training", "use context.log(…), or a metric"),
     (r"(logging|log|logger|_log|_logger|LOG|LOGGER)\.(debug|info|warning|error|exception|critical|log)$", "blocking",
      "takes a lock and writes", "use context.log(…), or a metric"),
     (r".*\.acquire$", "blocking", "waits for a lock", "use a single thread, or a metric: metrics take no lock"),
-    (r"(requests|httpx|urllib\.request|socket|subprocess|shutil|http\.client)\..+$", "blocking", "waits for I/O or a process", _ASIDE),
-    (r"(urlopen|Popen|check_output|check_call)$", "blocking", "waits for I/O or a process", _ASIDE),
+    (r"(requests|httpx|urllib\.request|socket|subprocess|shutil|http\.client)\..+$", "blocking", "waits for I/O or a process", _BACKGROUND),
+    (r"(urlopen|Popen|check_output|check_call)$", "blocking", "waits for I/O or a process", _BACKGROUND),
     (r"torch\.distributed\.(.*\.)?(all_|barrier|monitored_barrier|broadcast|gather|i?recv|i?send|reduce|scatter|batch_i)\w*$",
      "ranks", "waits for ranks that may not be in this hook", "publish each rank's own value: the daemon sees all ranks"),
-    (r".*\.(wait|result|join)$", "blocking", "waits for another thread or process", _ASIDE),
-    (r"(os\.system|torch\.save)$", "blocking", "waits for I/O or a process", _ASIDE),
+    (r".*\.(wait|result|join)$", "blocking", "waits for another thread or process", _BACKGROUND),
+    (r"(os\.system|torch\.save)$", "blocking", "waits for I/O or a process", _BACKGROUND),
     (r"(random|np\.random|numpy\.random)\..+$", "random", "draws random numbers that the training would have drawn",
      "create a separate generator in configure: random.Random(0)"),
     (r"torch\.(rand|randn|randint|randperm|bernoulli|multinomial|normal|rand_like|randn_like|manual_seed)$", "random",

@@ -46,7 +46,7 @@ def rows(client: DaemonClient | None, state_dir: Path | None = None, **condition
         raise HookdError(
             f"the incidents in {folder / store.NAME} cannot be read: {exc}",
             reason="store",
-            hint="`hookd serve` sets a damaged file aside; use --state-dir for another directory.",
+            hint="`hookd serve` renames a damaged file; use --state-dir for another directory.",
         ) from exc
 
 

@@ -292,7 +292,7 @@ def check(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"malformed: {result}")
 
 
-def set_aside(path: Path) -> Path:
+def rename_damaged(path: Path) -> Path:
     """Rename a damaged file and its write-ahead log; return the new path.
 
     The log is renamed first: SQLite would replay a remaining log into the next file.

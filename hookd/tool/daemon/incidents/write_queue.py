@@ -319,7 +319,7 @@ class WriteQueue:
         with self._reading:
             self._disconnect()
             if self._is_damaged and self._path is not None and self._is_ours(self._path):
-                damaged = database.set_aside(self._path)
+                damaged = database.rename_damaged(self._path)
             self._is_damaged, self._inode = False, 0
             self._open()
         if damaged is not None and self._writer is not None:

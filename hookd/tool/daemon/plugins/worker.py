@@ -263,7 +263,7 @@ class PluginWorker:
             is_quarantined = self.state == "active" and self._since >= limit
             if is_quarantined:
                 self.state = "quarantined"
-                wait_s = self._probation.put_aside(self._clock())
+                wait_s = self._probation.quarantine(self._clock())
         if is_first:
             at = f" at {where}" if where else ""
             _log.error("plugin %s: %s: %s%s", self.name, hook, one_line(text), one_line(at))

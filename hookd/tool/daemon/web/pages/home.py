@@ -44,7 +44,7 @@ def parts(
     """
     shown = sorted((Rank.of(target, history) for target in targets[:MOST]), key=ranks.order)
     return [
-        tag("h1", "hookd: the targets of this node", class_="aside"),
+        tag("h1", "hookd: the targets of this node", class_="visually-hidden"),
         section("targets", "Targets", *_targets(shown, len(targets))),
         section("incidents", "Last incidents", incident_table(incidents, "Last incidents")),
         *map(_panel, panels),

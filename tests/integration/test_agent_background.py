@@ -1,4 +1,4 @@
-"""Work that a plugin puts `aside` is done in hookd's own thread, in order, and a detach waits for it."""
+"""Background work of a plugin is done in hookd's own thread, in order, and a detach waits for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 
 
 class Works(Plugin):
-    """Puts work aside at each call."""
+    """Queues background work at each call."""
 
     name = "works"
 
@@ -65,7 +65,7 @@ def test_work_is_done_in_a_thread_that_goes_when_it_is_done_and_a_detach_waits()
 
 
 class Stuck(Works):
-    """Puts work aside that does not return."""
+    """Queues background work that does not return."""
 
     name = "stuck"
 
