@@ -81,7 +81,12 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]]) ->
         for name, kind in zip(head, kinds, strict=True)
     ]
     lines = [tag("tr", *_cells(row, kinds)) for row in rows]
-    made = tag("table", tag("caption", caption, class_="visually-hidden"), tag("thead", tag("tr", *names)), tag("tbody", *lines))
+    made = tag(
+        "table",
+        tag("caption", caption, class_="visually-hidden"),
+        tag("thead", tag("tr", *names)),
+        tag("tbody", *lines),
+    )
     return tag("div", made, class_="wide", tabindex=0, role="region", aria_label=caption)
 
 
