@@ -168,7 +168,7 @@ def require_sound(names: Iterable[str], plugin_dirs: tuple[Path, ...]) -> None:
         except PluginError:  # whoever loads it says so
             continue
         if found.origin != "hookd":
-            rules.require_sound(name, found.origin if found.room else "")
+            rules.require_sound(name, found.origin if found.tag else "")
 
 
 def _read(subject: Subject, all_subjects: Sequence[Subject]) -> CheckReport:
