@@ -87,7 +87,7 @@ class FakeDaemon:
         folder = self._ends.enter_context(tempfile.TemporaryDirectory())
         self._store = IncidentStore.open(Path(folder))
         self._ends.callback(self._store.close)
-        self._fleet = Fleet(self._store, linger_s=config.linger_s, clock=self._now)
+        self._fleet = Fleet(self._store, linger_s=config.linger_s, serves_tests=True, clock=self._now)
         self._ends.callback(self._fleet.close)
         texts = {key: str(value) for key, value in options.items()}
         self._plugins = list(plugins)

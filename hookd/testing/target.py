@@ -104,7 +104,7 @@ class FakeTarget:
             specs[0]["options"] = {name: str(value) for name, value in options.items()}
         sys.modules[HOME] = home
         try:
-            defaults = {"method": "start", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0}
+            defaults = {"method": "test", "plugins": specs, "lease_s": None, "run": "test", "budget": 100.0}
             bootstrap.start(cast("AgentConfig", {**defaults, **config}), clock=self._clock)
         finally:
             del sys.modules[HOME]

@@ -44,7 +44,7 @@ class PluginConfig(Source, total=False):
 class AgentConfig(TypedDict, total=False):
     """The configuration with which an agent starts."""
 
-    method: Literal["attach", "run", "start"]
+    method: Literal["attach", "run", "start", "test"]
     run: str | None
     """The label; None to derive it from the environment."""
     rank: int | None

@@ -46,7 +46,7 @@ class Identity(TypedDict, total=False):
     control: str
     """Path of the control socket, as the target sees it; empty at first."""
     method: str
-    """`attach`, `run` or `start`."""
+    """`attach`, `run`, `start`, or `test` for the agent of `hookd.testing`, which daemons do not serve."""
     uid: int
     user: str
     step_offset: int | None

@@ -140,6 +140,16 @@ def test_an_agent_that_leaves_because_a_plugin_failed_was_no_target_that_was_det
     assert fleet.targets() == []
 
 
+def test_the_agent_of_a_plugins_test_is_not_served(fleet, stack, monkeypatch):
+    page = Ranks(stack, 1).pages[0]
+    monkeypatch.setattr("hookd.tool.daemon.fleet.fleet.find_page", lambda _: os.dup(page.fd))
+    page.update_identity(method="test")
+    before = os.listdir("/proc/self/fd")
+    assert fleet.adopt(os.getpid()) is None
+    assert fleet.targets() == []
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_target_is_not_given_to_the_user_whose_process_has_its_pid_by_now(stack, monkeypatch):
     ranks = Ranks(stack, 1)
     target = ranks.targets[0]

@@ -47,7 +47,7 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 def finished(words: list[str], timeout_s: float) -> tuple[int, str]:
-    """Run a program to its end.
+    """Run a program to its end; no daemon attaches to it.
 
     Returns:
         Its exit code, 128 plus the number for a signal, and the end of its stderr.
@@ -57,7 +57,12 @@ def finished(words: list[str], timeout_s: float) -> tuple[int, str]:
     """
     command = [sys.executable, "-I", "-S", "-c", _KEEPER, f"{timeout_s:g}", *words]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "HOOKD_DISABLE": "1"},
     ) as process:
         tail = _Tail(process.stderr)
         try:

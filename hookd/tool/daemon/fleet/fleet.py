@@ -59,6 +59,7 @@ class Fleet:
         linger_s: how long the last counters of an ended target are served.
         only: the pids that may be targets; None for every process.
         per_user: limit of living targets of one user that are served, and also of those that linger.
+        serves_tests: whether the agents of `hookd.testing` are served, which belong to tests and to `hookd plugin check`.
     """
 
     def __init__(
@@ -68,12 +69,13 @@ class Fleet:
         linger_s: float,
         only: Collection[int] | None = None,
         per_user: int = PER_USER,
+        serves_tests: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.admission = Admission(store, clock)
         self._linger_s = linger_s
-        self._only = only
+        self._only, self._serves_tests = only, serves_tests
         self._census = Census(only, clock)
         self._memory_cgroups = MemoryCgroups(clock)
         self._clock = clock
@@ -270,6 +272,9 @@ class Fleet:
             return None
         is_same = target.start_ticks == ticks and proc.is_same(target.pid, ticks)
         snapshot = target.last()
+        if is_same and target.identity.method == "test" and not self._serves_tests:
+            target.close()
+            return None
         if is_same and (snapshot is None or snapshot.state not in {"starting", "detached"}):
             return target
         # Either the pid belongs to another process by now, and the page must not count as that process's or its user's. Or the
