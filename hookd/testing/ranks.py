@@ -46,8 +46,8 @@ class FakeRank:
         self.count("hookd_steps", count)
 
     def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Add to a counter; `name` is without `_total`."""
-        cell = self._cell(name, "counter", labels)
+        """Add to a counter; `name` is with or without `_total`."""
+        cell = self._cell(name.removesuffix("_total"), "counter", labels)
         self.page.cells[cell] += amount
 
     def set(self, name: str, value: float, **labels: str) -> None:

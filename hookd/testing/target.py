@@ -318,14 +318,14 @@ class FakeTarget:
         """Return the first cell of each series of a metric, by label values.
 
         Args:
-            name: with or without `hookd_`, without `_total`.
+            name: with or without `hookd_`; that of a counter with or without `_total`.
 
         Raises:
             KeyError: there is no such metric.
         """
         full = name if name.startswith("hookd_") else f"hookd_{name}"
         for family in self.read().families:
-            if family.name == full:
+            if full == family.name or (family.kind == "counter" and full == f"{family.name}_total"):
                 return {series.values: series.cells[0] for series in family.series}
         raise KeyError(name)
 

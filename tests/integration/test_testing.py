@@ -98,6 +98,7 @@ class TestAFakeTarget:
                 "hookd_widths_batch_sum": pytest.approx(24),
             }
         )
+        assert fake_target.value("hookd_widths_calls_total", "0") == fake_target.value("widths_calls", "0") == 3
 
     @pytest.mark.parametrize(
         ("key", "value", "words"),
