@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Metrics": ("Counter", "CounterChild", "Gauge", "GaugeChild", "Histogram", "HistogramChild"),
     "What hooks receive": ("Module", "Call", "Returned"),
     "Numbers of tensors": ("Summary", "Largest"),
+    "Alarms and rates": ("Alarm", "RecentRate"),
     "Options": ("Globs",),
     "Reading modules and optimizers": (
         "peek", "attributes_of", "parameters_of", "buffers_of", "children_of", "modules_in", "parameters_in", "originals_of",

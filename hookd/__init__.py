@@ -7,6 +7,7 @@ nor anything of the daemon.
 from __future__ import annotations
 
 from hookd._pluggy import HookimplMarker
+from hookd.api.alarms import Alarm, RecentRate
 from hookd.api.compatibility import API_VERSION
 from hookd.api.context import Context
 from hookd.api.events import Call, Module, Returned
@@ -39,6 +40,7 @@ hookimpl = HookimplMarker("hookd")
 
 __all__ = [
     "API_VERSION",
+    "Alarm",
     "Call",
     "Context",
     "Counter",
@@ -52,6 +54,7 @@ __all__ = [
     "Plugin",
     "PluginError",
     "Rate",
+    "RecentRate",
     "Returned",
     "Summary",
     "TrainingError",

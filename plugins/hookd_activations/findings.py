@@ -11,7 +11,7 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hookd import Context, PluginError
+from hookd import Alarm, Context, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Findings:
         self.spike = _positive(context, "spike", 3.0)
         self.diverging = _positive(context, "diverging", 10.0)
         self.gauge = context.gauge("finding", "1 while a module shows this finding.", ["module", "kind"])
-        self._rows: dict[tuple[str, str], int] = {}
+        self._alarms: dict[tuple[str, str], Alarm] = {}
         self._reported: dict[str, set[str]] = {}
 
     def see(self, kind: str, module: str, message: str, *, holds: bool, patience: int = 0, **fields: Any) -> None:
@@ -55,21 +55,19 @@ class Findings:
 
     def note(self, kind: str, module: str, *, holds: bool, patience: int = 0) -> bool:
         """Take one sample; return whether the finding is to be reported, which is so once."""
-        row = self._rows.get((kind, module), 0)
         reported = self._reported.setdefault(kind, set())
-        if not holds:
-            if row:
-                self._rows[kind, module] = 0
-                if module in reported:
-                    self.gauge.labels(module, kind).set(0)
+        alarm = self._alarms.get((kind, module))
+        if alarm is None:
+            if not holds:
+                return False
+            alarm = self._alarms[kind, module] = Alarm(0, for_steps=patience or self.patience)
+        was_on, starts = alarm.is_on, alarm.update(holds)
+        if was_on != alarm.is_on:
+            self.gauge.labels(module, kind).set(alarm.is_on)
+        if not starts or module in reported:
             return False
-        self._rows[kind, module] = row + 1
-        if row + 1 < (patience or self.patience):
-            return False
-        self.gauge.labels(module, kind).set(1)
-        is_new = module not in reported
         reported.add(module)
-        return is_new
+        return True
 
     def report(self, kind: str, module: str, message: str, **fields: Any) -> None:
         """Report a finding about a module."""
@@ -86,7 +84,7 @@ class Findings:
 
     def holds(self, kind: str) -> bool:
         """Whether any module has a finding of this kind now."""
-        return any(row and name in self._reported.get(kind, ()) for (of, name), row in self._rows.items() if of == kind)
+        return any(alarm.is_on for (of, _), alarm in self._alarms.items() if of == kind)
 
 
 def _positive(context: Context, name: str, default: Any, most: float = math.inf) -> Any:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookd import Context, Plugin, groups_of, hookimpl
+from hookd import Alarm, Context, Plugin, groups_of, hookimpl
 from hookd_learning.clearing import Clearing
 from hookd_learning.modes import Modes
 from hookd_learning.ownership import Ownership
@@ -44,27 +44,23 @@ class Findings:
     def __init__(self, context: Context, patience: int) -> None:
         self._context, self._patience = context, patience
         self._gauge = context.gauge("finding", "1 while the training shows this finding.", ["kind"])
-        self._rows: dict[tuple[str, str], int] = {}
-        self._holding: set[tuple[str, str]] = set()
+        self._alarms: dict[tuple[str, str], Alarm] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def see(self, kind: str, what: str, message: str, patience: int = 0, **fields: object) -> None:
         """Take one sample of a finding about `what`; without a message it does not hold."""
         key = kind, what
-        if not message:
-            self._rows.pop(key, None)
-            if key in self._holding:
-                self._holding.remove(key)
-                if not any(of == kind for of, _ in self._holding):
-                    self._gauge.labels(kind).set(0)
-            return
-        self._rows[key] = self._rows.get(key, 0) + 1
-        if self._rows[key] >= (patience or self._patience):
-            self._holding.add(key)
-            self._gauge.labels(kind).set(1)
-            if key not in self._reported:
-                self._reported.add(key)
-                self._context.incident(kind, message, **fields)
+        alarm = self._alarms.get(key)
+        if alarm is None:
+            if not message:
+                return
+            alarm = self._alarms[key] = Alarm(0, for_steps=patience or self._patience)
+        was_on, starts = alarm.is_on, alarm.update(bool(message))
+        if was_on != alarm.is_on:
+            self._gauge.labels(kind).set(any(one.is_on for (of, _), one in self._alarms.items() if of == kind))
+        if starts and key not in self._reported:
+            self._reported.add(key)
+            self._context.incident(kind, message, **fields)
 
 
 class Learning(Plugin):

@@ -18,7 +18,9 @@ from hookd.tool.daemon.client import EMBEDDED_SOCKET
 def answering(tmp_path, monkeypatch):
     """Answer as a foreground attach that has this pid by its own words."""
     # Root's folder is that of the whole machine, where people may have attached.
-    monkeypatch.setattr("hookd.tool.daemon.client.default_control_path", lambda _environ, _uid: tmp_path / "control.sock")
+    monkeypatch.setattr(
+        "hookd.tool.daemon.client.default_control_path", lambda _environ, _uid: tmp_path / "control.sock"
+    )
     words = {}
 
     class Answer(http.server.BaseHTTPRequestHandler):
