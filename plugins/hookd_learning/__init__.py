@@ -6,6 +6,7 @@ Each becomes an incident, once, and a series `hookd_learning_finding{kind}` that
     no_gradients    none of an optimizer's parameters gets a gradient
     zero_lr         the learning rate of all groups of an optimizer is 0
     not_cleared     gradients are still there when the next step's backward begins, so they add up from step to step
+    out_of_range    the values of a parameter have a standard deviation above 100, as after a wrong initialization
     eval_mode       the model is trained in `eval()`, or its Dropout is, while the rest is in `train()`
 
 A finding needs several sampled steps in a row that show it, `patience` (3) of them. One step in `every` (10) is sampled.
@@ -27,6 +28,7 @@ from hookd import Alarm, Context, Plugin, groups_of, hookimpl
 from hookd_learning.clearing import Clearing
 from hookd_learning.modes import Modes
 from hookd_learning.ownership import Ownership
+from hookd_learning.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,6 +80,7 @@ class Learning(Plugin):
         self.ownership = Ownership(context, self.findings.see)
         self.clearing = Clearing(context, self.findings.see)
         self.modes = Modes(context, self.findings.see)
+        self.values = Values(context, self.findings.see)
 
     @hookimpl
     def loss(self) -> None:
@@ -97,6 +100,7 @@ class Learning(Plugin):
         self.clearing.step_over(optimizer)
         self.modes.step_over(optimizer)
         self.ownership.step_over(self.context.optimizers())
+        self.values.step_over()
 
     def _read_rates(self, optimizer: Optimizer) -> None:
         groups = [group for group in groups_of(optimizer) if group["params"]]

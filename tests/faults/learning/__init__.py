@@ -51,6 +51,7 @@ FAULTS = [
     Fault(trainings.never_cleared, "not_cleared", 200),
     Fault(trainings.eval_after_validation, "eval_mode", 50),
     Fault(trainings.dropout_off, "eval_mode", 50),
+    Fault(trainings.large_embedding, "out_of_range", 20),
     Fault(trainings.rate_too_large, "diverging", 20, since=60),
     Fault(trainings.detached, "unchanged", 250),
     Fault(trainings.dead_units, "dead", 500, since=60, module="1"),

@@ -161,6 +161,19 @@ def dead_units(steps: Steps, *, is_wrong: bool) -> None:
                 model[0].bias -= 100
 
 
+def large_embedding(steps: Steps, *, is_wrong: bool) -> None:
+    """Initialize an embedding with a standard deviation of 1,000."""
+    model = nn.Sequential(nn.Embedding(64, 16), nn.Flatten(), nn.Linear(16 * 4, 4))
+    if is_wrong:
+        nn.init.normal_(model[0].weight, std=1000.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in steps:
+        tokens = torch.randint(0, 64, (32, 4))
+        optimizer.zero_grad()
+        cross_entropy(model(tokens), tokens[:, 0] % 4).backward()
+        optimizer.step()
+
+
 def loss_of_a_constant(steps: Steps, *, is_wrong: bool) -> None:
     """Train two models, one of them with a loss that does not depend on it."""
     one, other = Classifier(), Classifier()

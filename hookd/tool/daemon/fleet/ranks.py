@@ -27,6 +27,16 @@ def by_run(targets: Iterable[Target]) -> dict[str, list[Target]]:
     return {run: sorted(ranks, key=_order) for run, ranks in runs.items() if len(ranks) > 1}
 
 
+def first_of_runs(targets: Iterable[Target]) -> list[Target]:
+    """Return the living rank with the lowest number of each run."""
+    first: dict[str, Target] = {}
+    for target in targets:
+        known = first.get(target.claim.run)
+        if target.ended is None and (known is None or _order(target) < _order(known)):
+            first[target.claim.run] = target
+    return list(first.values())
+
+
 def _order(target: Target) -> tuple[int, str, int]:
     rank = target.claim.rank
     return (int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 20 else 0, rank, target.pid)

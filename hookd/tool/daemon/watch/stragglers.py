@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.watcher import Declared, Sample
 from hookd.tool.reports.reading import INFERENCE, WAITS
+from hookd.tool.reports.wording import seconds as duration
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
@@ -383,10 +384,10 @@ class Stragglers:
             fields |= {"module": name, "module_seconds": own_s, "module_median_seconds": others_s}
             snapshot = target.last()
             shown = snapshot.described(name) if snapshot is not None else name
-            where = f", {shown} {_ms(own_s)} instead of {_ms(others_s)}"
+            where = f", {shown} {duration(own_s)} instead of {duration(others_s)}"
         message = (
-            f"rank {target.claim.rank} needs {ratio} the other ranks' time in {known.part}: {_ms(known.part_s)} a step "
-            f"instead of {_ms(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
+            f"rank {target.claim.rank} needs {ratio} the other ranks' time in {known.part}: {duration(known.part_s)} a step "
+            f"instead of {duration(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
         )
         self._fleet.report(target, STRAGGLER, message, **fields)
 
@@ -450,7 +451,3 @@ def slow_module(
     # The innermost one: the modules that contain it are late, too.
     name = max(late, key=lambda name: (name.count("."), steps[target][name] - typical[name]))
     return name, steps[target][name], typical[name]
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

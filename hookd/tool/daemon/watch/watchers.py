@@ -10,6 +10,7 @@ from hookd.tool.daemon.watch.drift import Drift
 from hookd.tool.daemon.watch.hangs import Hangs
 from hookd.tool.daemon.watch.memory_growth import MemoryGrowth
 from hookd.tool.daemon.watch.silence import Patience
+from hookd.tool.daemon.watch.slowdown import Slowdown
 from hookd.tool.daemon.watch.stragglers import Stragglers
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history:
         Stragglers(fleet),
         Drift(fleet),
         MemoryGrowth(fleet),
+        Slowdown(fleet),
         history,
     )
     return tuple(Guarded(watcher) for watcher in every)
