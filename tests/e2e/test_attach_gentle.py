@@ -13,25 +13,28 @@ MOST_OVER_CONTROL_MS = 15.0
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("depth", "after_s"),
+    ("depth", "after_s", "attaches"),
     [
-        pytest.param(1, 0.5, id="8 modules"),
+        pytest.param(1, 0.5, 5, id="8 modules"),
         pytest.param(
             500,
             2.0,
+            12,
             id="1,000 modules",
             marks=[
                 pytest.mark.load,
                 pytest.mark.xfail(
                     strict=True,
-                    reason="a full collection in two of five attaches, and a quarter of the import in so long a step",
+                    reason="a step of 39 ms becomes one of 117: the import of the agent, and a full collection in two of five attaches",
                 ),
             ],
         ),
     ],
 )
-def test_the_longest_step_around_an_attach_is_hardly_longer_than_without(depth: int, after_s: float) -> None:
+def test_the_longest_step_around_an_attach_is_hardly_longer_than_without(
+    depth: int, after_s: float, attaches: int
+) -> None:
     with Training(interpreters.with_torch("here"), *steps.shape(depth)) as training:
-        found = steps.measure(training, 5, after_s)
+        found = steps.measure(training, attaches, after_s)
     assert found["attach"]["p50"] <= found["control"]["p50"] + MOST_OVER_CONTROL_MS, found
     assert found["wrong"] == 0

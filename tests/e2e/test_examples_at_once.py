@@ -63,7 +63,8 @@ def test_all_at_once_leave_the_training_as_it_is_and_keep_to_the_budget(stack, t
     examples = REPOSITORY / "examples" / "plugins"
     daemon = Daemon(tmp_path, "--config", tmp_path / "hookd.toml", "--plugin-dir", examples)
     stack.callback(daemon.process.close)
-    process = stack.enter_context(training.start_warm(MIXTURE, HOOKD_RUN=f"examples-{os.getpid()}"))
+    pace = ("--pause", "0.02")  # on a quick machine an attach takes a hundred steps of this small model
+    process = stack.enter_context(training.start_warm(MIXTURE, *pace, HOOKD_RUN=f"examples-{os.getpid()}"))
     process.expect("^step 3 ")
     daemon.client.attach(process.pid, timeout_s=60, plugins=PLUGINS)
 

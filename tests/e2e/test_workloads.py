@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
 OBSERVERS = ("nan:every=1", "timing", "activations:every=1", "everything:every=1")
 PLUGINS = [*plugin_options(OBSERVERS), "--plugin-dir", Path(__file__).parent / "plugins"]
+EVERY_SERIES = {"HOOKD_DETAIL": "all"}
 ROOT = frozenset(["(root)"])
 SMALL = "--width 32 --batch 4 --length 32"
 MOST_STEPS = 40
@@ -122,7 +123,7 @@ def test_attach_and_detach_leave_both_ranks_of_a_distributed_job_bit_identical(w
         process.expect("^step 5 ")
         ranks = [pid for pid in family_of(process.pid) if is_worker(pid)]
         assert len(ranks) == 2
-        with Attachment(ranks, *PLUGINS) as attachment:
+        with Attachment(ranks, *PLUGINS, **EVERY_SERIES) as attachment:
             metrics = everything_within_a_few_steps(attachment, names)
             assert metrics.labels("hookd_steps_total", "rank") == {"0", "1"}
             for rank in ("0", "1"):
@@ -153,7 +154,7 @@ def attach_in_mid_training(job: Job, folder: Path) -> None:
     )
     with training.start_warm(job, *pace) as process:
         process.expect("^step 5 ")
-        with Attachment([process.pid], *PLUGINS) as attachment:
+        with Attachment([process.pid], *PLUGINS, **EVERY_SERIES) as attachment:
             metrics = everything_within_a_few_steps(attachment, names)
             assert metrics.total("hookd_target_up") == 1
             if is_compiled:

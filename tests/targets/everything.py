@@ -1,7 +1,7 @@
 """One of two ranks that does all that hookd's plugins look for on a CPU. everything.py STORE; RANK and WORLD_SIZE as torchrun.
 
-DistributedDataParallel under gloo, float16 autocast with a GradScaler, activation checkpointing, a hook of somebody else, a
-module that changes its mode, a ReLU that is dead. SIGUSR1 makes the next output of `side` have a NaN: it is in no loss.
+DistributedDataParallel under gloo, float16 autocast with a GradScaler, activation checkpointing, a validation after each tenth
+step, a hook of somebody else, a module that changes its mode, a ReLU that is dead. SIGUSR1 makes the next output of `side` have a NaN: it is in no loss.
 """
 
 import os
@@ -54,5 +54,8 @@ while True:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
+    if step % 10 == 0:
+        with torch.no_grad():
+            net(torch.randn(8, 16))
     if step == 1:
         print(f"rank {rank} trains", flush=True)

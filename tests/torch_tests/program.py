@@ -27,9 +27,7 @@ PLUGINS = ("activations", "coverage", "drift", "memory", "nan", "optimizer", "ti
 """Every plugin of hookd's that only looks; each looks at every step."""
 OBSERVERS = plugin_options([f"{name}:every=1" for name in PLUGINS])
 WITHOUT_LIMIT = {"HOOKD_BUDGET": "1"}
-PYTEST = (
-    "-q -p no:cacheprovider -p no:hookd.testing.fixtures -p torch_tests_recorder --disable-warnings -o addopts=".split()
-)
+PYTEST = "-q -p no:cacheprovider -p no:randomly -p no:hookd.testing.fixtures -p torch_tests_recorder --disable-warnings -o addopts=".split()
 
 
 class Program:
