@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd import Context, groups_of, of_tensor, parameters_in
+from hookd_learning.unregistered import Unregistered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
@@ -42,6 +43,7 @@ class Ownership:
         self._context, self._see = context, see
         self._looks = 0
         self._values: dict[tuple[str, str], Value] = {}
+        self._unregistered: dict[int, Unregistered] = {}
 
     def step_begins(self, optimizer: Optimizer) -> None:
         """Check whether the optimizer has anything to do."""
@@ -57,7 +59,7 @@ class Ownership:
             elif not any(of_tensor(p, "requires_grad") for p in parameters):
                 message += ": all of them have requires_grad=False"
             else:
-                message += ": is the loss detached from the model, or computed under no_grad()?"
+                message += ": is the loss detached from the model or computed under no_grad(), or are the gradients cleared before the step?"
         self._see("no_gradients", f"{kind} {id(optimizer)}", message)
 
     def _is_any_in_a_model(self, parameters: Sequence[Any]) -> bool:
@@ -76,6 +78,20 @@ class Ownership:
             if len(left) == len(parameters):
                 left = []  # gradients only flow through this model: a loss that is a model, an attack on its inputs
             self._compare(root.name, left, len(parameters))
+            self._look_for_unregistered(root.name, module, owned)
+
+    def _look_for_unregistered(self, root: str, model: nn.Module, owned: set[int]) -> None:
+        unregistered = self._unregistered.get(id(model))
+        if unregistered is None or unregistered.ref() is not model:
+            unregistered = self._unregistered[id(model)] = Unregistered(model)
+        found = [path for path, p in unregistered.parameters(model) if id(p) not in owned and _is_learning(p)]
+        message = ""
+        if found:
+            message = (
+                f"{len(found)} parameters in {', '.join(dict.fromkeys(found))} of {self._context.described(root)} get gradients, but no "
+                "optimizer has them: a plain list or dict does not register its modules. Use nn.ModuleList or nn.ModuleDict"
+            )
+        self._see("not_optimized", f"{root} unregistered", message, patience=PATIENCE, module=root, count=len(found))
 
     def _compare(self, root: str, left: list[tuple[str, Parameter]], count: int) -> None:
         readable = [(name, p) for name, p in left if self._context.is_readable(p)]
@@ -119,6 +135,7 @@ class Ownership:
     def clear(self) -> None:
         """Forget the parameters."""
         self._values.clear()
+        self._unregistered.clear()
 
 
 def _is_learning(parameter: Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from hookd.api.inprocess import DEFAULT
-from tests.faults.learning import trainings
+from tests.faults.learning import more_trainings, trainings
 from tests.support.agent import running
 
 if TYPE_CHECKING:
@@ -55,6 +55,21 @@ FAULTS = [
     Fault(trainings.rate_too_large, "diverging", 20, since=60),
     Fault(trainings.detached, "unchanged", 250),
     Fault(trainings.dead_units, "dead", 500, since=60, module="1"),
+    Fault(more_trainings.cleared_too_late, "no_gradients", 50),
+    Fault(more_trainings.wrapped_loss, "no_gradients", 50),
+    Fault(more_trainings.parameter_replaced, "not_optimized", 60),
+    Fault(more_trainings.plain_list, "not_optimized", 60),
+    Fault(more_trainings.schedule_over, "zero_lr", 50, since=60),
+    Fault(more_trainings.warmup_from_nothing, "zero_lr", 50),
+    Fault(more_trainings.block_without_gradients, "unchanged", 250),
+    Fault(more_trainings.unscaled_inputs, "saturated", 500, module="1"),
+    Fault(more_trainings.too_deep_for_sigmoids, "vanishing", 500),
+    Fault(more_trainings.log_of_nothing, "inf", 1, since=60),
+    Fault(more_trainings.root_of_nothing, "nan", 1, since=60),
+    Fault(more_trainings.constant_batch, "nan", 1, since=60),
+    Fault(more_trainings.unclipped_recurrence, "loss_spike", 20, since=60),
+    Fault(more_trainings.half_overflow, "nan", 20),
+    Fault(more_trainings.frozen_statistics, "batchnorm_eval", 50),
 ]
 
 

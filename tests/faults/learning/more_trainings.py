@@ -92,10 +92,7 @@ def warmup_from_nothing(steps: Steps, *, is_wrong: bool) -> None:
     """Warm up from 0, and never call the schedule's `step`."""
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters())
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 50))
-    schedule.step()
-    if is_wrong:
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 50))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + (not is_wrong)) / 50))
     for _ in steps:
         learn(model, optimizer)
         if not is_wrong:
@@ -118,7 +115,7 @@ def block_without_gradients(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def unscaled_inputs(steps: Steps, *, is_wrong: bool) -> None:
-    """Give pixels from 0 to 255 to a network of tanh, without normalization."""
+    """Feed pixels from 0 to 255 to a network of tanh, without normalization."""
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in steps:
@@ -142,24 +139,17 @@ def too_deep_for_sigmoids(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def log_of_nothing(steps: Steps, *, is_wrong: bool) -> None:
-    """Take the log of a probability that underflows to 0 at step 60, instead of `log_softmax`."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.scale = nn.Linear(8, 4), 1.0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            logits = self.fc(x) * self.scale
-            return logits.softmax(-1).log() if is_wrong else logits.log_softmax(-1)
-
-    model = Model()
+    """Take the log of a probability that underflows to 0 in one sample at step 60, without a lower bound."""
+    model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     for step in steps:
-        model.scale = 1000.0 if step == 60 else 1.0
         x, y = batch()
+        if step == 60:
+            x[0] *= 1000.0
+            y[0] = (y[0] + 1) % 4
         optimizer.zero_grad()
-        (-model(x)[torch.arange(32), y].mean()).backward()
+        probabilities = model(x).softmax(-1)[torch.arange(32), y]
+        (probabilities if is_wrong else probabilities.clamp_min(1e-3)).log().mean().neg().backward()
         optimizer.step()
 
 
