@@ -656,10 +656,10 @@ static const void *gradient_of(PyObject *parameter) {
  * None: they are not all plain and of one dtype, and have to be read through Python. */
 PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     PyObject *list = args[0];
-    int of_gradients = args[1] == &_Py_TrueStruct;
-    long long most = PyLong_AsLongLong(args[2]);
-    (void)self, (void)count;
-    Py_ssize_t size = PyList_Size(list);
+    int of_gradients = count == 3 && args[1] == &_Py_TrueStruct;
+    long long most = count == 3 ? PyLong_AsLongLong(args[2]) : 0;
+    (void)self;
+    Py_ssize_t size = count == 3 ? PyList_Size(list) : -1;
     Numbers numbers = {0};
     int is_right = size >= 0 && begun(&numbers, size);
     for (Py_ssize_t i = 0; is_right && i < size && i < PyList_Size(list); i++) { /* another thread may shorten the list */

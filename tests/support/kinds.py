@@ -389,12 +389,12 @@ class Reader:
 
     def largest(self, tensors: list[Tensor]) -> float | None:
         """Return the largest magnitude in them; None: they have to be asked."""
-        found: float | None = self._largest(tensors, False)
+        found: float | None = self._largest(tensors, False, sys.maxsize)
         return found
 
     def gradient(self, parameters: list[nn.Parameter]) -> float | None:
         """Return the largest magnitude in their gradients, 0 if there are none; None: torch must be asked."""
-        found: float | None = self._largest(parameters, True)
+        found: float | None = self._largest(parameters, True, sys.maxsize)
         return found
 
     def number(self, tensor: Tensor) -> float | None:
