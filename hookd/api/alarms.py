@@ -11,10 +11,12 @@ class Alarm:
     Values between the two limits change nothing, so a value that hovers around the limit does not turn it on and off. A NaN
     turns it off. A bool is a value too: `Alarm(0, for_steps=3)` turns on after True three times in a row.
 
-        self.alarm = Alarm(0.9, clear=0.5, for_steps=10)
-        ...
-        if self.alarm.update(share):
-            self.context.incident("crowded", f"one expert gets {share:.0%} of the tokens")
+        def configure(self, context):
+            self.context, self.alarm = context, Alarm(0.9, clear=0.5, for_steps=10)
+
+        def step_post(self):
+            if self.alarm.update(self.share):
+                self.context.incident("crowded", f"one expert gets {self.share:.0%} of the tokens")
 
     Args:
         above: the limit that turns it on.
@@ -47,10 +49,13 @@ class Alarm:
 class RecentRate:
     """The rate per step of something over the last steps, such as the share of steps in which gradients were clipped.
 
-        self.clipped = RecentRate(100)
-        ...
-        self.clipped.add(context.step)
-        gauge.set(self.clipped.per_step(context.step))
+        def configure(self, context):
+            self.clipped = RecentRate(100)
+            self.gauge = context.gauge("clipped_ratio", "Share of clipped steps, of the last 100.")
+
+        def step_post(self, step):
+            self.clipped.add(step, self.was_clipped)
+            self.gauge.set(self.clipped.per_step(step))
 
     Args:
         steps: number of steps that count.
