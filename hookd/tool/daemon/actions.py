@@ -129,8 +129,9 @@ class Actions:
             except HookdError as exc:
                 self._attach_counter.count(exc.reason)
                 raise
-            self._attach_counter.count("ok", None if result.method == "existing" else result.pause_s)
             self._fleet.adopt(pid)
+            # Counted when it is served, so that whoever waits for the count finds it.
+            self._attach_counter.count("ok", None if result.method == "existing" else result.pause_s)
             target = self._fleet.get(pid)
             if not order.keep:
                 self.hold(target)
