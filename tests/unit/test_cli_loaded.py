@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hookd.tool.attach import change
 from hookd.tool.cli import loaded
 
@@ -23,3 +25,13 @@ def test_one_that_cannot_be_carried_hides_no_other(tmp_path, monkeypatch):
         f"broken 2 is installed in the target, and here is another that cannot be carried: {broken.refused}"
     )
     assert widths.shadowed_by["origin"] == str(tmp_path / "hookd_widths.py")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("running", "`hookd plugin config 4711 NAME"), ("detached", "process 4711 is detached: these plugins were loaded")],
+)
+def test_options_are_changed_of_a_process_that_has_an_agent(monkeypatch, capsys, state, words):
+    monkeypatch.setattr(change, "environment", lambda _pid: [])
+    loaded.loaded({"pid": 4711, "plugins": [], "state": state}, (), as_json=False)
+    assert capsys.readouterr().err.startswith(words)

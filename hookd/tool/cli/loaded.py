@@ -106,7 +106,10 @@ def loaded(report: Report, plugin_dirs: Sequence[Path], *, as_json: bool) -> int
     for its in there:
         if its.shadowed_by is None or its.shadowed_by["version"] != its.plugin.get("version"):
             output.say(_installed_line(its, report["pid"]))
-    output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
+    if report["state"] in {"detaching", "detached", "exited"}:
+        output.say(f"process {report['pid']} is {report['state']}: these plugins were loaded until then")
+    else:
+        output.say(f"`hookd plugin config {report['pid']} NAME key=value` changes their options")
     return 0
 
 
