@@ -29,7 +29,10 @@ def test_one_that_cannot_be_carried_hides_no_other(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("running", "`hookd plugin config 4711 NAME"), ("detached", "process 4711 is detached: these plugins were loaded")],
+    [
+        ("running", "`hookd plugin config 4711 NAME"),
+        ("detached", "process 4711 is detached: these plugins were loaded"),
+    ],
 )
 def test_options_are_changed_of_a_process_that_has_an_agent(monkeypatch, capsys, state, words):
     monkeypatch.setattr(change, "environment", lambda _pid: [])
