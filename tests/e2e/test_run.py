@@ -22,7 +22,7 @@ from hookd.tool.attach import command, environment, launch
 from hookd.tool.attach.request import AttachRequest
 from hookd.tool.linux import commandline
 from tests.support import stub
-from tests.support.environment import REPOSITORY, target_environment, tool_environment
+from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
 from tests.support.tool import start_hookd
 
@@ -564,3 +564,14 @@ def test_what_a_killed_one_has_left_is_removed_by_the_next(tmp_path):
         assert {young, old} <= {*tmp_path.glob("hookd-*")}
         alive.popen.stdin.close()
         assert alive.wait() == 0
+
+
+def test_a_process_that_is_not_observed_is_reported_while_it_runs():
+    program = "import torch, sys; print('ready', flush=True); sys.stdin.readline()"
+    words = ["run", "-p", "nan:recorder=-1", "--listen", "127.0.0.1:0", "--", bare_python(), "-c", program]
+    with start_hookd(*words, stdin=True) as process:
+        pid = process.pid
+        process.expect(f"^hookd: process {pid} is not observed: PluginError: nan: recorder must be at least 0")
+        process.send("")
+        process.finish()
+        assert sum("is not observed" in line for line in process.err) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from hookd.tool.attach.launch import Launch
     from hookd.tool.config import ServeConfig
+
+POLL_S = 1.0
+"""How often processes are looked for in which the agent has not started."""
 
 
 @click.command(
@@ -66,8 +70,13 @@ def run(
 def _beside(config: ServeConfig, is_required: bool, pid: int, prepared: Launch) -> Iterator[None]:  # noqa: FBT001
     with contextlib.ExitStack() as stack:
         output.say(_serve(config, stack, pid, is_required=is_required))
-        yield
-        _report_unobserved(prepared)
+        with _reporting_failures(prepared):
+            yield
+        if not prepared.has_started():
+            output.say(
+                "hookd: no process of this command was observed: none imported torch, or PYTHONPATH lost hookd's directory "
+                "(env -i, python -I)"
+            )
 
 
 def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_required: bool) -> str:
@@ -100,11 +109,26 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_req
     return f"{warning}metrics on {url}/metrics while the command runs"
 
 
-def _report_unobserved(prepared: Launch) -> None:
-    for pid, why in prepared.failures().items():
-        output.say(f"hookd: process {pid} was not observed: {why}")
-    if not prepared.has_started():
-        output.say(
-            "hookd: no process of this command was observed: none imported torch, or PYTHONPATH lost hookd's directory "
-            "(env -i, python -I)"
-        )
+@contextlib.contextmanager
+def _reporting_failures(prepared: Launch) -> Iterator[None]:
+    """Report each process in which the agent does not start, within a second."""
+    reported, over = set[int](), Event()
+
+    def report() -> None:
+        for pid, why in prepared.failures().items():
+            if why and pid not in reported:  # it may be about to be written
+                reported.add(pid)
+                output.say(f"hookd: process {pid} is not observed: {why}")
+
+    def poll() -> None:
+        while not over.wait(POLL_S):
+            report()
+
+    thread = Thread(target=poll)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    report()
