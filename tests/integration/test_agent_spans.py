@@ -371,21 +371,23 @@ def test_a_module_begins_no_later_than_the_one_inside_that_has_made_its_output(e
 class Inner(nn.Module):
     """Goes backward inside of a backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.lines = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.lines = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
 
     def forward(self, x):
         return checkpoint(self.lines, x, use_reentrant=True)
 
 
 def test_a_backward_inside_of_another_one_is_part_of_it(either_way) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Inner(), nn.Linear(4, 4), nn.Linear(4, 4))
+    width = 512  # what the hooks themselves take is little beside the modules
+    lines = [nn.Linear(width, width) for _ in range(4)]
+    net = nn.Sequential(*lines[:2], Inner(width), *lines[2:])
     # Two hooks on one node in Python each ask for the time: another process may have the processor between them.
     clock = time.perf_counter_ns if either_way == "entry" else time.thread_time_ns
     with adding_up(clock) as agent:
         for _ in range(3):
-            net(torch.ones(2, 4)).sum().backward()
+            net(torch.ones(64, width)).sum().backward()
         assert set(added(agent, "calls").values()) == {3}
         own, whole = added(agent, "self_seconds"), added(agent, "seconds")
         assert all(0 <= own[one] <= whole[one] for one in own)
