@@ -29,6 +29,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "peek", "attributes_of", "parameters_of", "buffers_of", "children_of", "modules_in", "parameters_in", "originals_of",
         "groups_of", "of_tensor", "hooks_on",
     ),
+    "Names of modules and parameters": ("name_within", "names_above", "owner_of"),
     "Reading inputs and outputs": ("tensors", "is_whole", "versions", "tensor_ref", "training_stack"),
 }  # fmt: skip
 """The parts of the page, with the classes and functions that each describes."""

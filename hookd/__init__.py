@@ -35,6 +35,7 @@ from hookd.api.stack import training_stack
 from hookd.api.summary import Largest, Summary
 from hookd.errors import HookdError, PluginError, TrainingError
 from hookd.version import __version__
+from hookd.wire.module_names import name_within, names_above, owner_of
 
 hookimpl = HookimplMarker("hookd")
 
@@ -68,9 +69,12 @@ __all__ = [
     "is_whole",
     "load_ipython_extension",
     "modules_in",
+    "name_within",
+    "names_above",
     "observe",
     "of_tensor",
     "originals_of",
+    "owner_of",
     "parameters_in",
     "parameters_of",
     "peek",

@@ -34,7 +34,20 @@ def described(name: str, kind: str) -> str:
     return f"{name} ({kind})" if kind and is_bare(name) else name
 
 
-def above(name: str) -> list[str]:
+def name_within(module: str, path: str) -> str:
+    """Return the name of what is found at a path inside a module, as in `named_modules()`; "" is the module itself."""
+    prefix, inside = split(module)
+    return module if not path else prefix + path if inside in (ROOT, "") else f"{module}.{path}"
+
+
+def owner_of(parameter: str) -> tuple[str, str]:
+    """Return the name of the module that owns a parameter, and the parameter's name in it: `(root)` and `scale`."""
+    prefix, path = split(parameter)
+    owner, _, own_name = path.rpartition(".")
+    return prefix + (owner or ROOT), own_name
+
+
+def names_above(name: str) -> list[str]:
     """Return the names of the modules that contain a module, its parent first and the root last; none for a root."""
     prefix, path = split(name)
     if path in (ROOT, ""):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 from torch import Tensor
 
-from hookd import Context, Module, Summary, groups_of, parameters_of
+from hookd import Context, Module, Summary, groups_of, owner_of, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -166,8 +166,7 @@ class Parameters:
         groups = [(self._moves(group.get("lr", 1.0)), group["params"]) for group in groups_of(optimizer)]
         rates = {id(p): moves for moves, parameters in groups for p in parameters}
         for name, parameter in self._context.ordered_parameters(optimizer):
-            owner, _, own_name = name.rpartition(".")
-            owner = f"{owner}.(root)".lstrip(".") if "." not in owner and owner[:1] in ("", "#") else owner
+            owner, own_name = owner_of(name)
             module = self._selected.get(owner)
             if (
                 module is not None

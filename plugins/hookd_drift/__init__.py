@@ -97,7 +97,7 @@ class Drift(Plugin):
             self.context.later(pieces(torch.stack([sum_of(tensors[at].tensor) for at in places])), arrived)
 
     def _replicas(self) -> list[Replica]:
-        models = [("" if root.root == 1 else f"#{root.root}.", model) for root, model in self.context.models()]
+        models = [(root.name, model) for root, model in self.context.models()]
         is_all, is_gradients = self.replicated == "all", self.what == "gradients"
         return replicas(models, self.context.is_readable, is_all=is_all, is_gradients=is_gradients)
 

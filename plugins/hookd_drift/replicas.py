@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookd import children_of, modules_in, of_tensor, parameters_in, peek
+from hookd import children_of, modules_in, name_within, names_above, of_tensor, owner_of, parameters_in, peek
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,14 +37,14 @@ def replicas(
     """Return the parameters that should be equal on all ranks, or their gradients, each once.
 
     Args:
-        models: roots, each with the prefix of its names.
+        models: roots, each with its name.
         is_readable: `Context.is_readable`.
         is_all: all parameters, not only those in a DistributedDataParallel.
         is_gradients: gradients instead of parameters, if there are any.
     """
     found: list[Replica] = []
     seen: set[int] = set()
-    for prefix, root in models:
+    for root_name, root in models:
         for path, model, ignored, group in [("", root, (), ())] if is_all else _parallel(root):
             for own, parameter in parameters_in(model):
                 name = f"{path}.{own}" if path else own
@@ -54,7 +54,7 @@ def replicas(
                 if not is_readable(tensor):
                     continue
                 seen.add(id(parameter))
-                full = prefix + ".".join(part for part in name.split(".") if part not in WRAPPERS)
+                full = name_within(root_name, ".".join(part for part in name.split(".") if part not in WRAPPERS))
                 layout = (full, tuple(tensor.shape), tensor.stride(), str(tensor.dtype))
                 found.append(Replica(full, tensor, layout, group))
     return found
@@ -91,9 +91,9 @@ def group_of(tensors: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:
 
 def owners(names: Sequence[str], most: int) -> list[str]:
     """Return the module of each parameter, cut at the greatest depth that leaves at most `most` modules."""
-    paths = [name.split(".")[:-1] for name in names]
-    for depth in range(max((len(path) for path in paths), default=0), -1, -1):
-        labels = [".".join(path[:depth]) or "(root)" for path in paths]
+    lineages = [[*reversed(names_above(owner)), owner] for owner, _ in map(owner_of, names)]
+    for depth in range(max(map(len, lineages), default=1) - 1, -1, -1):
+        labels = [lineage[min(depth, len(lineage) - 1)] for lineage in lineages]
         if len(set(labels)) <= most:
             return labels
-    return ["(root)"] * len(names)
+    return ["(root)"] * len(names)  # more roots than series

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hookd import Context, Summary, of_tensor, parameters_in
+from hookd import Context, Summary, name_within, of_tensor, parameters_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,11 +60,7 @@ class Values:
         if values.is_contiguous():
             values = values.view(-1)[:ELEMENTS]
         if values.numel() <= ELEMENTS:
-            self._context.summary(values, partial(self._judge, root.name, self._name(root, name)))
-
-    @staticmethod
-    def _name(root: Module, name: str) -> str:
-        return root.name.removesuffix("(root)") + name
+            self._context.summary(values, partial(self._judge, root.name, name_within(root.name, name)))
 
     def _judge(self, root: str, name: str, summary: Summary) -> None:
         is_bad = summary.std > LARGE

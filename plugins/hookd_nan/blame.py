@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING
 
-from hookd import buffers_of, children_of, modules_in, parameters_of, peek
-from hookd_nan.models import all_parameters, module_named, modules, named_gradients, owner_of, within
+from hookd import buffers_of, children_of, modules_in, name_within, owner_of, parameters_of, peek
+from hookd_nan.models import all_parameters, module_named, modules, named_gradients
 from hookd_nan.scan import is_bad, own_tensors
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Blame:
         module, called, below = module_named(self._context, event.module), self._called(), set[int]()
         for path, inner in modules_in(module) if module is not None else ():
             below.add(id(inner))
-            name = within(event.module, path)
+            name = name_within(event.module, path)
             is_called = not path or name in called
             parameters, buffers = _own(inner, is_called=is_called)
             if event.is_late:

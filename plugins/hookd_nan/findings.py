@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from hookd import training_stack
+from hookd import names_above, training_stack
 from hookd_nan.judge import CheckedSteps, Event
 from hookd_nan.report import NAMES, describe, place
-from hookd_nan.scan import is_within
 
 if TYPE_CHECKING:
     from hookd import Context, Module
@@ -253,5 +252,5 @@ def _may_precede(unread: Event, event: Event) -> bool:
     An output's inputs were good, so only a call in it can be; a bad gradient has a bad one before it, and a bad loss any output.
     """
     if event.where == "output":
-        return unread.where == "output" and is_within(unread.module, event.module)
+        return unread.where == "output" and event.module in names_above(unread.module)
     return unread.where == event.where == "grad" or (unread.where == "output" and event.where == "loss")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import Call, Module, is_whole, peek, versions
+from hookd import Call, Module, is_whole, names_above, peek, versions
 from hookd import tensors as tensors_in
-from hookd_nan.scan import INF, Result, is_within, on_host, own_tensors
+from hookd_nan.scan import INF, Result, on_host, own_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -184,7 +184,7 @@ class Outputs:
 
     def _with_unseen(self, event: Event, names: Sequence[str] = ()) -> Event:
         """Return the event with the names of other modules that may be the origin, as `or_in`."""
-        names = [*event.details.get("or_in", ()), *names, *(x for x in self.unseen if is_within(x, event.module))]
+        names = [*event.details.get("or_in", ()), *names, *(x for x in self.unseen if event.module in names_above(x))]
         return event.having(or_in=list(dict.fromkeys(names))) if names and event.where == "output" else event
 
     def _numbers(

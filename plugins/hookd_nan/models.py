@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd import modules_in, parameters_in
+from hookd import modules_in, name_within, parameters_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,31 +45,11 @@ def modules(root: Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield the modules of a model with their names; none if the model is gone."""
     model = root.torch()
     for path, module in modules_in(model) if model is not None else ():
-        yield within(root.name, path), module
+        yield name_within(root.name, path), module
 
 
 def named_parameters(root: Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a model with their names; none if the model is gone."""
     model = root.torch()
     for name, parameter in parameters_in(model) if model is not None else ():
-        yield f"{_prefix(root.name)}{name}", parameter
-
-
-def within(name: str, path: str) -> str:
-    """Return the name of the module at a path inside a named module; "" is the module itself."""
-    if not path:
-        return name
-    return f"{_prefix(name)}{path}" if name.endswith("(root)") else f"{name}.{path}"
-
-
-def owner_of(name: str) -> tuple[str, str]:
-    """Return the name of the module that owns a parameter, and the parameter's name in it."""
-    owner, _, own_name = name.rpartition(".")
-    if owner.startswith("#") or not owner:
-        owner = f"{owner}.(root)".lstrip(".")
-    return owner, own_name
-
-
-def _prefix(root: str) -> str:
-    """Return the prefix of the names of a root's modules, given the name of the root."""
-    return root[: -len("(root)")]
+        yield name_within(root.name, name), parameter

@@ -141,15 +141,6 @@ def kind_of(low: float, high: float, *, masks: bool = False) -> str:
     return "nan" if math.isnan(high) else "inf"
 
 
-def is_within(name: str, container: str) -> bool:
-    """Whether one module is inside another, by their names."""
-    if container.endswith("(root)"):
-        return (
-            name != container and name.startswith(container[:-6]) and name.startswith("#") == container.startswith("#")
-        )
-    return name.startswith(f"{container}.")
-
-
 def is_bad(result: Result) -> bool:
     """Whether anything is bad; waits for a device."""
     if isinstance(result, str):

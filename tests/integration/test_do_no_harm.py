@@ -59,6 +59,6 @@ def test_what_drift_compares_is_found_without_a_call(name):
     model, _ = TABLE[name]()
     evidence.take_notes()
     with plainly():  # as in every hook of an observer
-        replicas([("", model)], is_readable, is_all=True, is_gradients=False)
-        replicas([("", model)], is_readable, is_all=False, is_gradients=False)
+        replicas([("(root)", model)], is_readable, is_all=True, is_gradients=False)
+        replicas([("(root)", model)], is_readable, is_all=False, is_gradients=False)
     assert evidence.take_notes() == []

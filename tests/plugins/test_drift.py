@@ -209,6 +209,26 @@ def test_modules_are_joined_where_there_are_too_many():
     assert set(owners(names, 5)) == {"blocks.0", "blocks.1", "blocks.2", "head", "(root)"}
     assert set(owners(names, 3)) == {"blocks", "head", "(root)"}
     assert set(owners(names, 1)) == {"(root)"}
+    of_two_roots = ["0.weight", "#Critic.0.weight", "#Critic.scale"]
+    assert owners(of_two_roots, 3) == ["0", "#Critic.0", "#Critic.(root)"]
+    assert owners(of_two_roots, 2) == ["(root)", "#Critic.(root)", "#Critic.(root)"]
+    assert owners(of_two_roots, 1) == ["(root)"] * 3
+
+
+class Critic(nn.Sequential):
+    pass
+
+
+def test_modules_of_each_model_have_the_names_that_all_metrics_give_them(hook, group):
+    hook.start("drift", every=EVERY, replicated="all")
+    critic, net = Critic(nn.Linear(4, 1)), Net()  # the smaller one is called first
+    optimizer = torch.optim.SGD([*critic.parameters(), *net.parameters()], lr=0.0)
+    for _ in range(4 * EVERY):
+        optimizer.zero_grad()
+        (critic(torch.randn(16, 4)).mean() + net(torch.randn(16, 4)).mean()).backward()
+        dist.all_reduce(torch.ones(1))
+        optimizer.step()
+    assert set(hook.metric("drift_checksum")) == {("first",), ("norm",), ("second",), ("#Critic.0",)}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +255,7 @@ def test_parameters_on_the_meta_device_and_empty_ones_are_left_out(hook, group):
     net.meta = nn.Parameter(torch.empty(3, device="meta"))
     net.whole = nn.Parameter(torch.ones(3))
     hook.start(Reader)
-    found = replicas([("", net)], Reader.context.is_readable, is_all=True, is_gradients=False)
+    found = replicas([("(root)", net)], Reader.context.is_readable, is_all=True, is_gradients=False)
     assert [one.name for one in found] == ["whole"]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import ControlError, NoSuchTarget
 from hookd.tool.attach import discover
 from hookd.tool.linux import permission
-from hookd.wire.module_names import above
+from hookd.wire.module_names import names_above
 from hookd.wire.page import PageReader
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _frames(module: ModuleEntry | None, known: Mapping[tuple[int, str], ModuleEn
     """Yield the names and classes of a module and those that contain it, root first."""
     if module is None:
         return
-    for name in (*reversed(above(module.name)), module.name):
+    for name in (*reversed(names_above(module.name)), module.name):
         ancestor = known.get((module.root, name))
         if ancestor is not None and (ancestor is module or ancestor.type not in NEVER_CALLED):
             yield f"{ancestor.name} ({ancestor.type})"

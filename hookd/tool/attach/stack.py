@@ -18,7 +18,7 @@ from hookd.tool.attach.control import Control
 from hookd.tool.attach.discover import open_page
 from hookd.tool.attach.payload import SOURCE_ROOT
 from hookd.tool.linux import proc
-from hookd.wire.module_names import above
+from hookd.wire.module_names import names_above
 from hookd.wire.page import STEP_RECORD
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _beat(beat: Heartbeat, after: Heartbeat | None, page: Snapshot) -> Beat:
 
 def _path(name: str, known: set[str]) -> list[str]:
     """Return the names of a module's known ancestors, from the root on, and its own name."""
-    return [ancestor for ancestor in reversed(above(name)) if ancestor in known] + [name]
+    return [ancestor for ancestor in reversed(names_above(name)) if ancestor in known] + [name]
 
 
 # -- the stacks

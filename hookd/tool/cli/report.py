@@ -27,7 +27,7 @@ from hookd.tool.reports.reading import (
     waiting_in,
 )
 from hookd.tool.reports.wording import moment, repeated
-from hookd.wire.module_names import above
+from hookd.wire.module_names import names_above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -234,7 +234,7 @@ def _labelled(rows: Sequence[ModuleRow]) -> list[tuple[str, ModuleRow]]:
     labelled = []
     for row in rows:
         name = row["name"]
-        parents = above(name)
+        parents = names_above(name)
         shown = next((parent for parent in parents if parent in indents), None)
         indents[name] = 0 if shown is None else indents[shown] + 1
         label = name if shown is None or shown != parents[0] else name.rpartition(".")[2]

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hookd.tool.reports.collapse import collapse
-from hookd.wire.module_names import above
+from hookd.wire.module_names import names_above
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -134,7 +134,7 @@ def _in_tree_order(rows: dict[str, ModuleRow]) -> list[ModuleRow]:
     """Put each module behind its nearest ancestor: one that was added to a model late comes last in the agent's order."""
     below: dict[str | None, list[str]] = {}
     for name in rows:
-        below.setdefault(next((parent for parent in above(name) if parent in rows), None), []).append(name)
+        below.setdefault(next((parent for parent in names_above(name) if parent in rows), None), []).append(name)
     ordered, todo = [], below.get(None, [])[::-1]
     while todo:
         ordered.append(rows[name := todo.pop()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookd.wire.module_names import above
+from hookd.wire.module_names import names_above
 
 if TYPE_CHECKING:
     from hookd.wire.page import Family, ModuleEntry, Snapshot
@@ -68,7 +68,7 @@ class Modules:
         return row
 
     def _parent(self, name: str) -> int:
-        return next((self._rows[parent] for parent in above(name) if parent in self._rows), -1)
+        return next((self._rows[parent] for parent in names_above(name) if parent in self._rows), -1)
 
     def has(self, family: str) -> bool:
         """Whether the page has series of a family."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hookd.wire.module_names import described
+from hookd.wire.module_names import described, names_above
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -184,8 +184,8 @@ def _is_behind(position: RankPosition, other: RankPosition) -> bool:
 
 def _are_nested(position: RankPosition, other: RankPosition) -> bool:
     """Whether the modules are the same, or one contains the other: then their order is unknown."""
-    names = sorted((position.module or "", other.module or ""), key=len)
-    return names[0] in (names[1], "(root)") or names[1].startswith(names[0] + ".")
+    one, two = position.module or "", other.module or ""
+    return one == two or one in names_above(two) or two in names_above(one)
 
 
 def _undecided(ranks: Sequence[RankPosition]) -> str:
