@@ -5,6 +5,9 @@ Each becomes an incident, once, and a series `hookd_learning_finding{kind}` that
     not_optimized   parameters get gradients, but no optimizer has them, and they do not change
     no_gradients    none of an optimizer's parameters gets a gradient
     zero_lr         the learning rate of all groups of an optimizer is 0
+    no_step         gradients are computed and cleared, but no optimizer makes a step, and nothing else changes the parameters
+    no_update       the steps of an optimizer change nothing: the gradients are 0, or the updates too small for the numbers' type
+    loss_input      the loss gets something else than it expects: the output of a softmax instead of logits, or of another shape
     not_cleared     gradients are still there when the next step's backward begins, so they add up from step to step
     out_of_range    the values of a parameter have a standard deviation above 100, as after a wrong initialization
     eval_mode       the model is trained in `eval()`, or its Dropout is, while the rest is in `train()`
@@ -22,17 +25,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from hookd import Alarm, Context, Plugin, groups_of, hookimpl
 from hookd_learning.clearing import Clearing
+from hookd_learning.losses import Losses
 from hookd_learning.modes import Modes
 from hookd_learning.ownership import Ownership
+from hookd_learning.samples import rate_of
+from hookd_learning.updates import Updates
 from hookd_learning.values import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.optim import Optimizer
 
 
@@ -69,7 +71,7 @@ class Learning(Plugin):
     """Compares what is trained with what the optimizers have, in one step of ten."""
 
     name = "learning"
-    sampled = ("loss", "step_pre", "step_post")
+    sampled = ("loss", "loss_done", "step_pre", "step_post")
     every = 10
 
     @hookimpl
@@ -81,17 +83,27 @@ class Learning(Plugin):
         self.clearing = Clearing(context, self.findings.see)
         self.modes = Modes(context, self.findings.see)
         self.values = Values(context, self.findings.see)
+        self.losses = Losses(self.findings.see)
+        self.updates = Updates(context, self.findings.see)
 
     @hookimpl
-    def loss(self) -> None:
-        """Look at the gradients and modes before a backward."""
+    def loss(self, tensors: tuple[Any, ...]) -> None:
+        """Look at the loss, the gradients and the modes before a backward."""
+        self.losses.backward_begins(tensors)
+        self.updates.backward_begins()
         self.clearing.backward_begins(self.context.optimizers())
         self.modes.backward_begins()
+
+    @hookimpl
+    def loss_done(self) -> None:
+        """Look at the parameters after a backward, if no optimizer has made a step."""
+        self.updates.backward_over()
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
         """Look at the gradients and settings that the optimizer is about to use."""
         self.ownership.step_begins(optimizer)
+        self.updates.step_begins(optimizer)
         self._read_rates(optimizer)
 
     @hookimpl
@@ -101,10 +113,11 @@ class Learning(Plugin):
         self.modes.step_over(optimizer)
         self.ownership.step_over(self.context.optimizers())
         self.values.step_over()
+        self.losses.step_over()
 
     def _read_rates(self, optimizer: Optimizer) -> None:
         groups = [group for group in groups_of(optimizer) if group["params"]]
-        rates = [_rate(group) for group in groups]
+        rates = [rate_of(group) for group in groups]
         if not rates or None in rates:
             return
         kind = type(optimizer).__name__
@@ -118,10 +131,4 @@ class Learning(Plugin):
         self.ownership.clear()
         self.clearing.clear()
         self.modes.clear()
-
-
-def _rate(group: Mapping[str, Any]) -> float | None:
-    """Return the learning rate of a group; None if it has none, or if it is on a device."""
-    rate: Any = group.get("lr")
-    is_known = type(rate) in (int, float) or (type(rate) is Tensor and rate.is_cpu)
-    return float(rate) if is_known else None
+        self.updates.clear()

@@ -6,11 +6,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, groups_of, of_tensor
+from hookd_learning.samples import beginning, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
     from torch.optim import Optimizer
 
 PARAMETERS = 4
@@ -57,11 +57,11 @@ class Clearing:
                 record = self._open[id(optimizer)] = Record(optimizer)
             record.backwards += 1
             if not record.is_cleared:
-                self._sample(record, _spread(optimizer))
+                self._sample(record, spread([p for group in groups_of(optimizer) for p in group["params"]], PARAMETERS))
 
     def _sample(self, record: Record, parameters: Sequence[Any]) -> None:
         found = [grad for p in parameters if (grad := of_tensor(p, "grad")) is not None]
-        gradients = [grad.detach().reshape(-1)[:ELEMENTS].clone() for grad in found if self._context.is_readable(grad)]
+        gradients = [beginning(grad, ELEMENTS) for grad in found if self._context.is_readable(grad)]
         if gradients:
             self._context.later(gradients, record.take)
         else:
@@ -89,11 +89,3 @@ class Clearing:
         """Forget the optimizers."""
         self._open.clear()
         self._over.clear()
-
-
-def _spread(optimizer: Optimizer) -> list[Tensor]:
-    """Return some of an optimizer's parameters, from its first to its last."""
-    parameters = [p for group in groups_of(optimizer) for p in group["params"]]
-    if len(parameters) <= PARAMETERS:
-        return parameters
-    return [parameters[at * (len(parameters) - 1) // (PARAMETERS - 1)] for at in range(PARAMETERS)]

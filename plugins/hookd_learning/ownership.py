@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd import Context, groups_of, of_tensor, parameters_in
+from hookd_learning.samples import beginning
 from hookd_learning.unregistered import Unregistered
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Ownership:
         if not readable:
             self._see("not_optimized", root, "", patience=PATIENCE)
             return
-        values = [_beginning(p) for _, p in readable]
+        values = [beginning(p, ELEMENTS) for _, p in readable]
         named = [(name, id(p), value.numel()) for (name, p), value in zip(readable, values)]
 
         def judge(numbers: list[float]) -> None:
@@ -140,8 +141,3 @@ class Ownership:
 
 def _is_learning(parameter: Tensor) -> bool:
     return bool(of_tensor(parameter, "requires_grad")) and of_tensor(parameter, "grad") is not None
-
-
-def _beginning(parameter: Tensor) -> Tensor:
-    """Return the first elements of a parameter, as a copy."""
-    return parameter.detach().reshape(-1)[:ELEMENTS].clone()

@@ -50,7 +50,7 @@ class Values:
             self._read[id(model)] = ref, done
             if self._bad:
                 for name, parameter in parameters_in(model):
-                    if self._name(root, name) in self._bad:
+                    if name_within(root.name, name) in self._bad:
                         self._read_one(root, name, parameter)
 
     def _read_one(self, root: Module, name: str, parameter: Tensor) -> None:

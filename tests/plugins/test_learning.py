@@ -230,3 +230,90 @@ def test_gradients_of_the_inputs_of_a_model_in_eval_are_no_training(hook):
         (-cross_entropy(model(example), Y)).backward()
         optimizer.step()
     assert not found(hook)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_training_that_never_makes_a_step(hook, to_none):
+    model = Net()
+    hook.start("learning", every=1)
+    for _ in range(40):
+        model.zero_grad(set_to_none=to_none)
+        cross_entropy(model(X), Y).backward()
+    ((kind, message),) = found(hook)
+    assert kind == "no_step"
+    assert message.endswith("no optimizer has made a step. Is optimizer.step() called?")
+    assert hook.value("learning_finding", "no_step") == 1
+    train(model, [sgd(model.parameters())], 2)
+    assert hook.value("learning_finding", "no_step") == 0
+
+
+def test_gradients_may_be_accumulated_for_long_before_the_first_step(hook):
+    model = Net()
+    hook.start("learning", every=1)
+    for _ in range(40):
+        cross_entropy(model(X), Y).backward()
+    assert not found(hook)
+
+
+def test_a_step_by_hand_is_one(hook):
+    model = Net()
+    hook.start("learning", every=1)
+    for _ in range(40):
+        model.zero_grad()
+        cross_entropy(model(X), Y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+    assert not found(hook)
+
+
+def test_updates_that_only_reach_elements_far_behind_are_updates(hook):
+    words = nn.Embedding(100, 64, padding_idx=0)
+    hook.start("learning", every=1)
+    optimizer = sgd(words.parameters())
+    for _ in range(20):
+        optimizer.zero_grad()
+        words(torch.tensor([0, 90])).square().mean().backward()
+        optimizer.step()
+    assert not found(hook)
+
+
+def one_key(model, x):
+    """Attention to a single key, whose weight is always 1."""
+    scores = (model[0](x) * x).sum(-1, keepdim=True)
+    return model[2](scores.softmax(-1) * x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "loss"),
+    [
+        (one_key, cross_entropy),
+        (lambda model, x: model(x)[:, 0].unsqueeze(1), lambda out, y: (out - y).square().mean()),  # all pairs
+        (lambda model, x: model(x)[:, :1], lambda out, y: (out - out.squeeze(-1)).square().mean()),  # of outputs
+        (lambda model, x: model(x), lambda out, y: (out.softmax(-1) * out.log_softmax(-1)).sum()),  # an entropy
+        (lambda model, x: model(x), lambda out, y: cross_entropy(10 * out.sigmoid(), y)),
+        (lambda model, x: model(x), lambda out, y: cross_entropy(out.relu().unflatten(-1, (3, 1)).mean(-1), y)),
+    ],
+)  # fmt: skip
+def test_losses_that_look_unusual_and_are_meant(hook, forward, loss):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    hook.start("learning", every=1)
+    optimizer = sgd(model.parameters(), 0.01)
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss(forward(model, X), Y).backward()
+        optimizer.step()
+    assert not found(hook)
+
+
+@pytest.mark.parametrize("is_in_one_step_of_two", [False, True])
+def test_a_loss_that_gets_probabilities(hook, is_in_one_step_of_two):
+    model = Net()
+    hook.start("learning", every=1)
+    optimizer = sgd(model.parameters())
+    for step in range(12):
+        optimizer.zero_grad()
+        is_right = is_in_one_step_of_two and step % 2
+        cross_entropy(model(X) if is_right else model(X).softmax(-1)[:, None].squeeze(1), Y).backward()
+        optimizer.step()
+    assert [kind for kind, _ in found(hook)] == ["loss_input"] * (not is_in_one_step_of_two)

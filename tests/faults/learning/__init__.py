@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from hookd.api.inprocess import DEFAULT
-from tests.faults.learning import more_trainings, trainings
+from tests.faults.learning import losses_and_updates, more_trainings, trainings
 from tests.support.agent import running
 
 if TYPE_CHECKING:
@@ -70,6 +70,29 @@ FAULTS = [
     Fault(more_trainings.unclipped_recurrence, "loss_spike", 20, since=60),
     Fault(more_trainings.half_overflow, "nan", 20),
     Fault(more_trainings.frozen_statistics, "batchnorm_eval", 50),
+    Fault(losses_and_updates.softmax_before_cross_entropy, "loss_input", 50),
+    Fault(losses_and_updates.sigmoid_before_logits, "loss_input", 50),
+    Fault(losses_and_updates.likelihood_of_probabilities, "loss_input", 50),
+    Fault(losses_and_updates.likelihood_of_logits, "loss_input", 50),
+    Fault(losses_and_updates.one_class, "loss_input", 50),
+    Fault(losses_and_updates.cut_logits, "loss_input", 50),
+    Fault(losses_and_updates.column_and_row, "loss_input", 50),
+    Fault(losses_and_updates.column_and_row_of_mse, "loss_input", 50),
+    Fault(losses_and_updates.no_step, "no_step", 100),
+    Fault(losses_and_updates.clipped_to_nothing, "no_update", 100),
+    Fault(losses_and_updates.underflow_in_half, "no_update", 100),
+    Fault(losses_and_updates.rounded_away, "no_update", 100),
+    Fault(losses_and_updates.zeros_everywhere, "dead", 50, module="1"),
+    Fault(losses_and_updates.relu_at_the_end, "dead", 50, module="3"),
+    Fault(losses_and_updates.wrong_optimizer_cleared, "not_cleared", 200),
+    Fault(losses_and_updates.prediction_in_between, "eval_mode", 50),
+    Fault(losses_and_updates.climbing, "exploding", 150),
+    Fault(losses_and_updates.still_scaled, "inf", 20),
+    Fault(losses_and_updates.masked_row, "nan", 1, since=60),
+    Fault(losses_and_updates.empty_mask, "nan", 1, since=60),
+    Fault(losses_and_updates.branch_not_taken, "nan", 1, since=60),
+    Fault(losses_and_updates.adam_without_epsilon, "nan", 5),
+    Fault(losses_and_updates.exponential_of_everything, "nan", 1, since=60),
 ]
 
 

@@ -20,9 +20,13 @@ def main() -> None:
         first = play(fault, is_wrong=True, steps=fault.since + fault.within)[0]
         title = titled_rows.cell(inspect.getdoc(fault.train) or "")
         words = re.sub(r" at step \d+( \(counted from the attach\))?$", "", titled_rows.cell(first["message"]))
-        rows[title] = f"| {title} | {first['step'] - fault.since} steps | `{first['kind']}`: {words} |"
+        rows[title] = f"| {title} | {_steps(first['step'] - fault.since)} | `{first['kind']}`: {words} |"
     provenance = "Written by `python -m tests.faults.learning`, with the default plugins at their default rates, in steps of 35 ms."
     titled_rows.write(DOCUMENT, "findings", provenance=provenance, head=HEAD, rows=rows, titles=list(rows))
+
+
+def _steps(count: int) -> str:
+    return "the same step" if count == 0 else f"{count} step{'s' if count > 1 else ''}"
 
 
 if __name__ == "__main__":
