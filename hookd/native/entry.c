@@ -99,7 +99,7 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     uint64_t number = counted->number, freed = entry.freed;
     size_t group = counted->group;
     double value = counted->value;
-    int is_timed = counted->is_timed, is_clocked = is_timed || is_metered, is_left = 0;
+    int is_timed = counted->is_timed, is_clocked = is_timed || is_metered, has_raised = 0;
     Count *const first = counted;
     Py_ssize_t given = (Py_ssize_t)(nargsf & ~OFFSET);
     PyObject *module = counted->module, *cell = counted->cell;
@@ -125,20 +125,20 @@ static PyObject *counting(Count *counted, PyObject *state, PyObject *const *args
     int64_t others = apart();
     PyObject *before = NULL;
     if (counted->checks && entry.checks && counted->is_away && entry.hands[group])
-        is_left = versions_of(state, args, given, names, &before); /* may run any code, also a signal handler's */
+        has_raised = versions_of(state, args, given, names, &before); /* may run any code, also a signal handler's */
     else if (counted->checks && entry.checks)
         before = version_of(args, given, names);
     Notice notice = {0};
-    is_left = is_left || (entry.listening[group].before && notify_before(&notice, group, state, module, args, given, names));
+    has_raised = has_raised || (entry.listening[group].before && notify_before(&notice, group, state, module, args, given, names));
     Begun graph; /* a large struct: initialized only if it is used */
-    int is_hooked = entry.listeners[group] && !is_left;
+    int is_hooked = entry.listeners[group] && !has_raised;
     graph.listeners = NULL;
     if (is_hooked)
-        is_left = graph_begins(&graph, group, state, args, given);
+        has_raised = graph_begins(&graph, group, state, args, given);
     int64_t started = is_clocked ? now() : 0;
     if (is_metered)
         spent_between(begun, started, others);
-    PyObject *result = is_left ? NULL : through(state, args, nargsf, names);
+    PyObject *result = has_raised ? NULL : through(state, args, nargsf, names);
     int64_t ended = is_clocked ? now() : 0, returned = ended;
     others = apart();
     if (graph.listeners) /* without the time of hooks inside the call */

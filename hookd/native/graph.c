@@ -168,7 +168,7 @@ int graph_begins(Begun *begun, size_t group, PyObject *state, PyObject *const *a
     int64_t since = now();
     Py_IncRef(begun->listeners = entry.listeners[group]);
     begun->wants = entry.wants[group];
-    int is_plain = count - 1 <= INPUTS && may_ask(), is_left = 0;
+    int is_plain = count - 1 <= INPUTS && may_ask(), has_raised = 0;
     PyObject *sequence = is_plain ? PyObject_Vectorcall(entry.host.sequence, NULL, 0, NULL) : NULL;
     begun->sequence = sequence ? PyLong_AsUnsignedLongLong(sequence) : 0;
     is_plain = sequence != NULL; /* first of all, because reading an edge may create a node */
@@ -181,12 +181,12 @@ int graph_begins(Begun *begun, size_t group, PyObject *state, PyObject *const *a
         is_plain = edge_of(args[i], &begun->edges[begun->count++]);
     if (!is_plain) {
         PyErr_Clear();
-        is_left = begins_in_python(begun, state, args, count);
+        has_raised = begins_in_python(begun, state, args, count);
         since = now(); /* Python has counted its own time */
     }
     lose(state, since);
     begun->lost = whole(*at(state, entry.host.lost));
-    return is_left;
+    return has_raised;
 }
 
 void graph_forgets(Begun *begun) {
@@ -540,21 +540,21 @@ int graph_ends(Begun *begun, PyObject *state, PyObject *module, uint64_t number,
         return 0;
     int64_t since = now();
     Maker maker = {0};
-    int is_left = 0;
+    int has_raised = 0;
     if (begun->entered || !may_ask() || !found(&maker, begun, output)) {
         PyErr_Clear();
-        is_left = ends_in_python(begun, state, module, args, count, output);
+        has_raised = ends_in_python(begun, state, module, args, count, output);
         since = now();
     } else if (maker.node) {
         int is_right = begun->is_probed ? spans_end(begun, state, maker.node, maker.number, (uintptr_t)args[0], number)
                                         : flows(begun, state, module, number, (uintptr_t)args[0], &maker);
         if (!is_right && PyErr_Occurred())
-            is_left = failed(state);
+            has_raised = failed(state);
     }
     if (maker.node)
         Py_DecRef(maker.node);
     lose(state, since);
-    return is_left;
+    return has_raised;
 }
 
 /* -- in the backward */
@@ -641,7 +641,7 @@ static int finished(Flow *flow, PyObject *state, int64_t now_ns) {
         if (flow->times[i] > 0 && totals->standing[IS_ACTIVE])
             add_to(totals, flow->times[i], elapsed, self);
     }
-    int is_left = notify_flow(flow, state, 1, elapsed, self);
+    int has_raised = notify_flow(flow, state, 1, elapsed, self);
     flow->is_open = 0;
     for (Py_ssize_t i = 0; i < flow->inputs + flow->outputs; i++) {
         PyObject *grad = flow->grads[i];
@@ -649,7 +649,7 @@ static int finished(Flow *flow, PyObject *state, int64_t now_ns) {
         if (grad)
             Py_DecRef(grad);
     }
-    return is_left;
+    return has_raised;
 }
 
 /* Take the gradients that a node is about to get. Return 0 if an exception is set. */

@@ -259,7 +259,7 @@ class Activations(Plugin):
             see("dead", module.name, "", holds=False)
         if is_half:
             is_near = findings.HALF_LARGEST < summary.absmax < findings.LARGEST
-            see("near_overflow", module.name, "{module}: output of {absmax:.0f} in float16, which ends at 65504",
+            see("near_overflow", module.name, "{module}: an output of {absmax:.0f} in float16, whose largest number is 65504",
                 holds=is_near, absmax=summary.absmax)  # fmt: skip
 
     def _cells(self, module: Module) -> Cells:
@@ -271,7 +271,7 @@ class Activations(Plugin):
 
     def _dead(self, module: Module, ratio: float) -> None:
         self.findings.see(
-            "dead", module.name, "{module}: {dead_ratio:.1%} of a ReLU's units have only ever output 0: it is dead",
+            "dead", module.name, "{module} is dead: {dead_ratio:.1%} of its units have only ever output 0. Lower the learning rate, or use a LeakyReLU",
             holds=ratio >= self.findings.dead, dead_ratio=ratio,
         )  # fmt: skip
 
@@ -279,7 +279,7 @@ class Activations(Plugin):
         is_inside = self.placed.get(module.id) is False  # unknown until the first call of the model has returned
         self.saturation.labels(module.name).set(ratio)
         self.findings.see(
-            "saturated", module.name, "{module}: {saturation_ratio:.1%} of its output is saturated",
+            "saturated", module.name, "{module}: {saturation_ratio:.1%} of its output is saturated. Normalize its input, or initialize with less",
             holds=is_inside and is_much and ratio >= self.findings.saturated, saturation_ratio=ratio,
         )  # fmt: skip
 
@@ -309,7 +309,10 @@ class Activations(Plugin):
             if is_eval is not None and norm is not None and _is_in(stepped, norm):
                 self.norms[number] = module, ref, None
                 self.findings.see(
-                    "batchnorm_eval", module.name, "{module}: a BatchNorm in eval mode is being trained", holds=is_eval
+                    "batchnorm_eval",
+                    module.name,
+                    "{module}: a BatchNorm in eval mode is being trained. Call train() on it, or freeze its parameters",
+                    holds=is_eval,
                 )
 
     # -- the loss
@@ -361,11 +364,18 @@ class Activations(Plugin):
         is_spike = self.losses.is_spike(place, value)
         if is_spike:
             self.alert = ALERT_STEPS
-        self.findings.see("loss_spike", "", "the loss jumped to {loss:.4g}", holds=is_spike, patience=1, loss=value)
+        self.findings.see(
+            "loss_spike",
+            "",
+            "the loss jumped to {loss:.4g}. Look at the data of this step",
+            holds=is_spike,
+            patience=1,
+            loss=value,
+        )
         growth = self.losses.growth(place)
         self.findings.see(
-            "diverging", "", "the loss diverges: it is {loss:.4g}, and has been {growth:.0f} times the median of the steps before for "
-            "some steps. Lower the learning rate, or clip the gradients",
+            "diverging", "", "the loss diverges: it is {loss:.4g}, and for several steps it has been {growth:.0f} times the median "
+            "of the steps before. Lower the learning rate, or clip the gradients",
             holds=growth >= self.findings.diverging, patience=1, loss=value, growth=growth,
         )  # fmt: skip
 
@@ -462,7 +472,7 @@ class Activations(Plugin):
             ratio, depth, name = min(new)
             more = f"; so do those of {len(new) - 1} other modules" if len(new) > 1 else ""
             self.findings.report(
-                "vanishing", name, "{module}: its gradient vanishes: {ratio:.1e} of the gradient of a module after it" + more,
+                "vanishing", name, "{module}: its gradient vanishes: {ratio:.1e} of the gradient of a module after it" + more + ". Use ReLU or GELU, normalization, or residual connections",
                 ratio=ratio, depth=depth, modules=len(modules),
             )  # fmt: skip
 
@@ -477,7 +487,7 @@ class Activations(Plugin):
         place = list(norms).index(worst)
         holds = total > self.findings.exploding and not self.selector.rotate
         self.findings.see(
-            "exploding", "", "the gradients exploded, most of all in {worst}: their norm is {factor:.0f} times its recent median",
+            "exploding", "", "the gradients exploded, most of all in {worst}: their norm is {factor:.0f} times its recent median. Clip them, or lower the learning rate",
             holds=holds, patience=2, factor=total, worst=worst, depth=place, modules=len(norms),
         )  # fmt: skip
 
@@ -497,7 +507,11 @@ class Activations(Plugin):
             )
         ]
         if new:
-            self.findings.report_all("unchanged", new, "{modules}: the parameters get no gradient, or never change")
+            self.findings.report_all(
+                "unchanged",
+                new,
+                "{modules}: the parameters get no gradient, or never change. Look for detach(), no_grad(), or code that sets them back",
+            )
 
     @hookimpl
     def unconfigure(self) -> None:

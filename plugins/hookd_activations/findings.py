@@ -80,7 +80,7 @@ class Findings:
         self._incident(kind, message.format(modules=listed + more), modules[0], {"modules": list(modules[:INCIDENTS])})
 
     def _incident(self, kind: str, text: str, module: str, fields: Mapping[str, object]) -> None:
-        self._context.incident(kind, f"{text} at {self._context.origin}", module=module, **fields)
+        self._context.incident(kind, text, module=module, **fields)
 
     def holds(self, kind: str) -> bool:
         """Whether any module has a finding of this kind now."""

@@ -52,7 +52,7 @@ class Loss:
         self._context = context
         self._gauge = context.gauge(
             "loss",
-            "Loss on which a backward was called, at the last step; their sum if each of n was divided by n.",
+            "Loss of the last step's backward; the sum of n losses if each was divided by n.",
             ["backward"],
         )
         self._sums = context.gauge(

@@ -121,5 +121,5 @@ class Coverage(Plugin):
             self.logged.update(bypassed)
             names = ", ".join(bypassed)
             self.context.log(
-                f"not observed: {names}: gradients but no calls (.forward(), or weights used in a function)"
+                f"not observed: {names}: trained, but never called (.forward(), or weights used in a function)"
             )

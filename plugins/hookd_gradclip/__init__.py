@@ -119,10 +119,8 @@ class GradClip(Plugin):
     def _declare(self, context: Context) -> None:
         self.norm = context.gauge("norm", "Norm of the gradients before clipping.")
         self.scale = context.gauge("scale", "Factor that the gradients were multiplied by.")
-        self.clipped = context.counter("clipped", "Times that something was, or would have been, clipped.", ["mode"])
-        self.nonfinite = context.counter(
-            "nonfinite", "Times that there were non-finite gradients, which are not clipped."
-        )
+        self.clipped = context.counter("clipped", "Clips, including those of a dry run.", ["mode"])
+        self.nonfinite = context.counter("nonfinite", "Steps with non-finite gradients, which are not clipped.")
         self.skipped = context.counter("skipped", "Steps from which non-finite gradients were taken out.")
         self.clipped_here = self.clipped.labels(self.mode)
         for counter in (self.clipped_here, self.nonfinite, self.skipped):

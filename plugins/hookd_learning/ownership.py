@@ -54,9 +54,7 @@ class Ownership:
         if parameters and all(of_tensor(p, "grad") is None for p in parameters):
             message = f"{kind} has no gradient for any of its {len(parameters)} parameters, so it changes nothing"
             if not self._is_any_in_a_model(parameters):
-                message += (
-                    ": they belong to no model that is called. Was the model replaced after the optimizer was made?"
-                )
+                message += ": no model that is called has them. Was the model replaced after the optimizer was made?"
             elif not any(of_tensor(p, "requires_grad") for p in parameters):
                 message += ": all of them have requires_grad=False"
             else:

@@ -66,8 +66,8 @@ class Values:
         is_bad = summary.std > LARGE
         (self._bad.add if is_bad else self._bad.discard)(name)
         message = (
-            f"the values of {name} have a standard deviation of {summary.std:,.0f}: usual initial values have at most 1, "
-            "and everything that is computed from these is as large. Initialize it with less, as torch.nn.init does"
+            f"the values of {name} have a standard deviation of {summary.std:,.0f}: initial values usually have at "
+            "most 1, and all that is computed from these is as large. Initialize it with less, as torch.nn.init does"
         )
         self._see(
             "out_of_range", name, message if is_bad else "", patience=1, module=root, parameter=name, std=summary.std

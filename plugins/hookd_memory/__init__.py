@@ -152,7 +152,7 @@ class Memory(Plugin):
             trend.is_reported = True
             self.context.incident(
                 "leak",
-                f"memory of {place} grows steadily: {trend.grown >> 20} MiB since step {trend.since},"
+                f"{'anonymous memory' if place == 'anonymous' else f'memory of {place}'} grows steadily: {trend.grown >> 20} MiB since step {trend.since},"
                 f" {trend.per_step:.0f} bytes per step, without slowing down",
                 place=place,
                 since_step=trend.since,

@@ -23,7 +23,7 @@ class Policy:
 
     def __init__(self, context: Context, name: str) -> None:
         self._context, self.name = context, name
-        self._acted = context.counter("policy", "How often something was done about a NaN or an infinity.", ["policy"])
+        self._acted = context.counter("policy", "Actions taken on a NaN or an infinity.", ["policy"])
         if name != "report":
             self._acted.labels(name).inc(0)
         self._due = ""

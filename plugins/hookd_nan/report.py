@@ -51,7 +51,7 @@ def _remarks(context: Context, event: Event) -> Iterator[str]:
     details = event.details
     if "if_used_in" in details:
         user = context.described(details["if_used_in"])
-        yield f"if {user} uses it without a call of its module, which hookd cannot see; otherwise in the output of {user}"
+        yield f"if {user} uses it without calling its module, which hookd cannot see; otherwise in the output of {user}"
     if "or_in" in details:
         others = ", ".join(map(context.described, details["or_in"]))
         if event.where == "grad":

@@ -40,7 +40,7 @@ class Throughput:
             "flops", "Operations of layers with a formula, estimated from sampled steps."
         ).labels()
         self._flops_per_s = context.gauge("flops_per_second", "Operations of layers with a formula per second.")
-        self._mfu = context.gauge("mfu_ratio", "flops_per_second over the best that the device can do.")
+        self._mfu = context.gauge("mfu_ratio", "flops_per_second divided by the device's peak.")
         self._call = Call()  # the outermost call
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters

@@ -130,7 +130,7 @@ def test_one_that_changes_the_training_is_left(target, older):
 
 def test_a_newer_agent_is_left(target, newer):
     keep(newer, target.pid, "timing")
-    assert f"hookd {NEWER}, which is not older" in refusal(target.pid).message
+    assert f"hookd {NEWER}, not older than this one" in refusal(target.pid).message
     status = json.loads(tool.hookd("status", "--json"))
     row = next(row for row in status["targets"] if row["pid"] == target.pid)
     assert row["reason"] == "protocol"

@@ -208,13 +208,13 @@ def test_the_target_survives_the_tracer_whenever_it_dies(tmp_path):
 
 KILLER = """
 import os, sys, time
-from hookd.tool.inject import injector, ptrace, queued, selftest
+from hookd.tool.inject import injector, ptrace, queued_source, selftest
 from hookd.tool.linux import proc
 from hookd.tool.attach import target
 found = target.inspect(int(sys.argv[1]))
 selftest.check = lambda: None
 request = ptrace.request
-code = queued.code(found.status.nspid, 5, 0.1)
+code = queued_source.code(found.status.nspid, 5, 0.1)
 job = injector.Job(
     found.pid, found.ticks, found.program, found.memory.fd, found.python.symbols, found.python.returns, code, 5, 65536, 5.0
 )

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from hookd.errors import AttachError, NoSuchTarget, PermissionDenied, TargetUnsupported
-from hookd.tool.inject import elf, interpreter, mailbox, queued
+from hookd.tool.inject import elf, interpreter, mailbox, queued_source
 from hookd.tool.linux import permission, proc
 from hookd.tool.linux.memory import Opened
 from tests.support.stub import own_memory
@@ -110,7 +110,7 @@ def test_the_extended_state_of_a_signal_frame_says_what_it_holds(size, features,
 
 
 def test_the_injected_statement_is_one_line_that_leaves_no_name():
-    text = queued.at_address(queued.statement(queued.code(0, 2**64 - 1, 1000.0)), 2**47)
+    text = queued_source.at_address(queued_source.statement(queued_source.code(0, 2**64 - 1, 1000.0)), 2**47)
     assert len(text) <= mailbox.DATA - mailbox.CODE
     assert text.endswith(b"\n\0")
     assert text.count(b"\n") == 1

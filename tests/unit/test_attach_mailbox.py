@@ -9,7 +9,7 @@ import struct
 import sys
 import types
 
-from hookd.tool.inject import mailbox, queued
+from hookd.tool.inject import mailbox, queued_source
 from hookd.tool.linux import proc
 from tests.support.processes import wait_until
 from tests.support.stub import own_memory
@@ -38,7 +38,7 @@ def test_it_has_set_the_state_before_it_counts_itself(monkeypatch):
         seen.append((mailbox.word(box, mailbox.RAN), mailbox.word(box, mailbox.STATE)))
         return look
 
-    code = queued.code(os.getpid(), 7, wait_s=60).replace("@BOX@", str(address))
+    code = queued_source.code(os.getpid(), 7, wait_s=60).replace("@BOX@", str(address))
     before = sys.gettrace()
     sys.settrace(look)
     try:

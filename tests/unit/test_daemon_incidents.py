@@ -618,7 +618,7 @@ def test_what_is_stored_is_listed_where_the_file_cannot_be_written(tmp_path, mon
     store.add(TARGET, "r", "0", [nan(4)])
     assert [row["id"] for row in store.query(order="id")] == [None, 3, 2, 1]
     assert store.seen(TARGET) == 3
-    assert "make room there, or name another directory by --state-dir" in caplog.text
+    assert "free space there, or use another --state-dir" in caplog.text
     monkeypatch.undo()
     wait_until(store.flush, what="it can be written")
     assert [row["id"] for row in store.query(order="id")] == [4, 3, 2, 1]

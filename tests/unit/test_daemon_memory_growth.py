@@ -41,7 +41,7 @@ def test_a_leak_that_ends_the_job_soon_is_reported_once_and_its_end(stack):
     ((kind, message),) = scene.reported()
     assert kind == "memory_growth"
     assert message.startswith(
-        "its memory grows by 72 MiB a second, 4.2 GiB in the last minute: the 5.4 GiB that are left are used"
+        "its memory grows by 72 MiB a second, 4.2 GiB in the last minute: the remaining 5.4 GiB last"
     )
     scene.grow(360, 1)
     scene.grow(0, 13)

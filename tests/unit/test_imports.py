@@ -91,6 +91,14 @@ assert threading.active_count() == 1, threading.enumerate()
     assert "hookd" in loaded_by(code)
 
 
+class AtRuntime(ast.NodeTransformer):
+    """Leaves out what only a type checker sees."""
+
+    def visit_If(self, node):  # noqa: N802 - the name is ast's
+        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return node.orelse or None if is_for_types else self.generic_visit(node)
+
+
 def modules_used(source: bytes) -> set[str]:
     """Return the top-level modules that code imports, except `from os import environ`; and `open` if the code calls it."""
     used: set[str] = set()
@@ -126,3 +134,26 @@ def test_one_module_closes_descriptors_in_a_target():
         "hookd/wire/descriptors.py",
         "hookd/wire/page/reader.py",  # the daemon's side
     }
+
+
+LIBRARIES = {
+    "hookd/wire": set(),
+    "hookd/api": {"torch"},
+    "hookd/target": {"torch"},
+    "hookd/serving": set(),
+    "plugins": {"torch"},
+}
+"""What a file may import besides the standard library and hookd: the table in docs/architecture.md."""
+
+
+@pytest.mark.parametrize("folder", LIBRARIES)
+def test_what_a_training_must_be_able_to_import_needs_few_libraries(folder):
+    root = PACKAGE.parent / folder
+    own = {path.name for path in root.iterdir()} if folder == "plugins" else set()
+    allowed = {*sys.stdlib_module_names, *own, *LIBRARIES[folder], "hookd", "open"}
+    used = {}
+    for path in root.rglob("*.py"):
+        tree = AtRuntime().visit(ast.parse(path.read_bytes()))
+        used[str(path)] = modules_used(ast.unparse(tree).encode()) - allowed
+    assert used
+    assert {path: names for path, names in used.items() if names} == {}

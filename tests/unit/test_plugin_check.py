@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 import textwrap
 
 import pytest
@@ -13,6 +14,7 @@ from hookd.api import compatibility, hookspecs
 from hookd.errors import HookdError, PluginError
 from hookd.tool.check import attributes, blocking, names, packaging, signatures, source, types
 from hookd.tool.cli import main
+from tests.support import served
 
 HEAD = """
 from hookd import Plugin, hookimpl, Context, Module, Summary, TrainingError
@@ -241,6 +243,19 @@ class TestMetrics:
         (problem,) = names.declared(one.file)
         assert problem.line - offset == 3
         assert words in problem.message + problem.fix
+
+    @pytest.mark.skipif(not served.has("promtool"), reason="promtool is not installed")
+    def test_what_promtool_says_of_a_name_is_said_here(self):
+        suffixes = "milliseconds ms weeks gibibytes kilobits bits percent fahrenheit kelvin miles kilojoules calories milliamperes".split()
+        suffixes += "kilograms pounds counter gauge histogram summary total count sum bucket info seconds bytes ratio loss".split()
+        text = "".join(f"# HELP hookd_x_{end} X.\n# TYPE hookd_x_{end} gauge\nhookd_x_{end} 1\n" for end in suffixes)
+        told = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+        )
+        refused = {line.split()[0].removeprefix("hookd_x_") for line in told.stderr.splitlines()}
+        assert "milliseconds" in refused
+        ours = {end for end in suffixes if list(names.lint("gauge", f"a_{end}", "A.", [], file="x.py", line=1))}
+        assert refused <= ours <= {*refused, "percent"}
 
     @pytest.mark.parametrize(("labels", "warnings"), [(["a", "b", "c", "d"], 0), (["a", "b", "c", "d", "e"], 1)])
     def test_more_than_four_labels_are_warned_of(self, labels, warnings):
@@ -695,7 +710,7 @@ class TestDaemonPlugin:
         rest = " ".join(message for _, _, message in problems)
         assert "'spread_ms' is in ms; metrics are in base units" in rest
         assert "web_panel returned int" in rest
-        assert "register_commands gave a int, which is not a command" in rest
+        assert "register_commands returned a int, not a command" in rest
         assert len(problems) == 4
 
     def test_what_it_refuses_is_reported_with_what_to_do(self, tmp_path, capsys):

@@ -79,7 +79,7 @@ OPENS = {
     "tool/config/ownership.py": {"_is_unmapped": KERNEL, "open_checked": OPERATOR},
     "tool/config/projected.py": {"_is_mounted_so": KERNEL},
     "tool/config/webhooks.py": {"_read_secret_file": OPERATOR},
-    "tool/inject/queued.py": {"_template": OURS},
+    "tool/inject/queued_source.py": {"_template": OURS},
     "tool/daemon/api.py": {"_remove_if_refused": OURS},
     "tool/daemon/client.py": {"connect": "the control socket: its peer has to be the same user or root"},
     "tool/daemon/incidents/database.py": {"open_to_write": OURS, "_make_private": OURS, "_reader": OURS},

@@ -24,7 +24,7 @@ def start(config: AgentConfig, loader: Any = None, clock: Callable[[], int] = cl
     """Create the page, load the plugins, patch torch, listen.
 
     Args:
-        config: method, plugins, lease_s, budget, run, rank (see the working contract of the attach side).
+        config: method, plugins, lease_s, budget, run, rank (see `AgentConfig`).
         loader: the loader that imported this code, if it came in a payload; it imports plugins and cleans up at the end.
         clock: returns the time in ns; measures steps and the time of plugins.
 

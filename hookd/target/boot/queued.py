@@ -1,6 +1,6 @@
 """The code that a tool queues in a target: the training thread runs it, at a time that the interpreter chooses.
 
-`hookd/tool/inject/queued.py` makes it short, and sets the names that are declared here; the words of the mailbox are explained in
+`hookd/tool/inject/queued_source.py` makes it short, and sets the names that are declared here; the words of the mailbox are explained in
 `hookd/tool/inject/mailbox.py`. This module is never imported.
 
 The code must not raise: the interpreter would end the process. It sets the mailbox's state, starts a thread and returns; the thread

@@ -74,10 +74,14 @@ class Listener:
 
     def __post_init__(self) -> None:
         """Set the derived attributes."""
-        places = [values.NAMES.index(name) for name in self.arguments] if self.hook in values.HOOKS else self.arguments
+        places = (
+            [values.NAMES.index(name) for name in self.arguments] if self.hook in values.CALL_HOOKS else self.arguments
+        )
         self.run, self.pick = self.call, _picks(places)
         self.only = places[0] if len(places) == 1 else None
-        looks = not hookspecs.TENSORS.isdisjoint(self.arguments) if self.hook in values.HOOKS else self.hook != "phase"
+        looks = (
+            not hookspecs.TENSORS.isdisjoint(self.arguments) if self.hook in values.CALL_HOOKS else self.hook != "phase"
+        )
         self.needs_quiet = looks and not self.mutates
 
     @property

@@ -24,7 +24,7 @@ NAMES = (
 )
 """Names of the hooks' arguments, by place; `hookd/native/entry.h` has the same order."""
 MODULE, INPUTS, KWARGS, RECOMPUTE, VERSIONS, OUTPUT, ELAPSED, SELF, IS_NESTED, INFERENCE = range(len(NAMES))
-HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_forward")
+CALL_HOOKS = ("forward_pre", "forward", "output_summary", "root_forward_pre", "root_forward")
 """The hooks that take their values from such a list; all others have dicts."""
 
 

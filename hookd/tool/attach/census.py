@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import HookdError
 from hookd.tool.attach import discover
 from hookd.tool.linux import proc
-from hookd.tool.linux.accounts import Budget, account_of
+from hookd.tool.linux.accounts import TimeLimit, account_of
 from hookd.tool.linux.waiter import WAITERS
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Census:
         sizes = {pid: size for pid in self._pids() if (size := proc.size(pid))}
         self._seen = {pid: self._seen.get(pid) or _Seen(now) for pid in sizes}
         changed = [pid for pid, seen in self._seen.items() if seen.size != sizes[pid]]
-        candidates, budget = [], Budget(SCAN_LIMIT_S, self._clock)
+        candidates, limit = [], TimeLimit(SCAN_LIMIT_S, self._clock)
         for pid, user in self._chosen(changed, now):
-            if user and budget.is_over(user):
+            if user and limit.is_over(user):
                 continue  # the next scan begins with the processes that have waited longest
-            with budget.of(user):
+            with limit.of(user):
                 if candidate := self._inspect(pid, sizes[pid], now):
                     candidates.append(candidate)
         return sorted(candidates, key=lambda candidate: (candidate.start, candidate.pid))

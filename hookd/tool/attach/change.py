@@ -64,7 +64,7 @@ def change(pid: int, op: str, spec: PluginSpec, plugin_dirs: Sequence[Path] = ()
             stack.enter_context(_explaining(pid, op, spec.name, plugin_dirs))
             return {**source, **_attempt(stack, pid, request, margin_s, deadline, name=spec.name)}
     raise ControlError(
-        "the ranks were past the boundary before all of them knew of it; nothing is changed", reason="cannot-agree",
+        "the ranks passed the chosen step before all of them had been told; nothing was changed", reason="cannot-agree",
         hint="The machine may be busy: try again.",
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def _attempt(
             with _naming(rank, other):
                 controls[rank] = stack.enter_context(Control.connect(other))
                 if controls[rank].request(**request).get("state") != "prepared":
-                    raise PluginError("it does not have the options that the other ranks have", reason="ranks-differ")
+                    raise PluginError("its options differ from those of the other ranks", reason="ranks-differ")
         _commit(controls, margin_s, deadline)
     return {**_await_done(controls, deadline), **description}
 
@@ -160,7 +160,7 @@ def _explaining(pid: int, op: str, name: str, plugin_dirs: Sequence[Path]) -> It
         try:
             sources.find(name, plugin_dirs)
         except PluginError as ours:
-            ours.message += f"; the environment of process {pid} has none either"
+            ours.message += f", nor in the environment of process {pid}"
             ours.hint = f"--plugin-dir says where else to look. {ours.hint}"
             raise PluginError(ours.message, reason="unknown-plugin", hint=ours.hint) from error
         raise
@@ -303,7 +303,7 @@ def _await_done(controls: Controls, deadline: float) -> Change:
         time.sleep(_POLL_S)
     marks = {rank: report.get("at") for rank, report in reports.items()}
     if any(mark != next(iter(marks.values())) for mark in marks.values()):
-        raise ControlError(f"the ranks have changed at different steps: boundaries {marks}", reason="ranks-differ",
+        raise ControlError(f"the ranks changed at different steps: boundaries {marks}", reason="ranks-differ",
                            hint="Their weights differ from here on. Go back to a checkpoint.")  # fmt: skip
     steps = {str(rank): str(report.get("step") or "") for rank, report in reports.items()}
     return {"state": "done", "ranks": ranks, "step": steps}

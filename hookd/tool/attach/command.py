@@ -81,7 +81,7 @@ def _wait_until_ready(channel: Connection) -> None:
     try:
         problem = channel.recv()
     except EOFError:
-        raise HookdError("the companion of the command has ended; its error is above") from None
+        raise HookdError("hookd's helper process has ended; its error is above") from None
     if problem is not None:
         raise problem
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hookd.errors import HookdError
 from hookd.tool.attach.target import require_awake
-from hookd.tool.inject import helper, mailbox, queued
+from hookd.tool.inject import helper, mailbox, queued_source
 from hookd.tool.inject.injector import Job
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class StopDelivery(Delivery):
 
     def __init__(self, target: Target, token: int, size: int, wait_s: float) -> None:
         self._target, self._token, self._size = target, token, size
-        self._code = queued.code(target.status.nspid, token, wait_s)
+        self._code = queued_source.code(target.status.nspid, token, wait_s)
         self._address = 0
 
     def queue(self) -> None:
@@ -137,7 +137,7 @@ class ScriptDelivery(Delivery):
         self.box = self._box
         self._box.write(0, mailbox.opening(token, size))
         self._box.write(size - 1, b"\0")
-        code = queued.file_code(target.status.nspid, token, wait_s, folder.path(".box"), folder.path(".py"))
+        code = queued_source.file_code(target.status.nspid, token, wait_s, folder.path(".box"), folder.path(".py"))
         script = mailbox.FileBox(folder.create(".py"))
         script.write(0, code.encode())
         script.close()

@@ -221,16 +221,16 @@ def _timed_out(process: target.Target, request: AttachRequest, delivery: Deliver
         )  # fmt: skip
     return AttachError(
         f"a thread that was started in process {process.pid} did not run within {request.timeout_s:g} s ({where})",
-        reason="timeout", hint="It gets no memory (RLIMIT_AS, vm.overcommit_memory=2), or no processor.",
+        reason="timeout", hint="It gets no memory (RLIMIT_AS, vm.overcommit_memory=2), or no processor time.",
     )  # fmt: skip
 
 
 def _out_of_resources(process: target.Target, word: int) -> AttachError:
     """Return the error for a target that could not create the agent's thread, or has no memory for it."""
     if word == mailbox.NO_THREAD:
-        hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS, for which its stack counts."
-        return AttachError(f"process {process.pid} gets no thread", reason="no-threads", hint=hint)
-    return AttachError(f"process {process.pid} gets no memory", reason="no-memory", hint=mailbox.MORE_MEMORY)
+        hint = "Raise pids.max of its container or job, its RLIMIT_NPROC, or its RLIMIT_AS (stacks count)."
+        return AttachError(f"process {process.pid} cannot start another thread", reason="no-threads", hint=hint)
+    return AttachError(f"process {process.pid} cannot get more memory", reason="no-memory", hint=mailbox.MORE_MEMORY)
 
 
 def _suspended(process: target.Target) -> AttachError:

@@ -35,7 +35,7 @@ WATCH_S = 0.5
 """How long the heartbeats are watched for changes."""
 MOST_TASKS = 1024
 """Limit on the threads of a process in another pid namespace whose tids are translated."""
-STATES = {"R": "running", "S": "asleep", "D": "in the kernel, not to be interrupted", "T": "stopped", "t": "traced",
+STATES = {"R": "running", "S": "asleep", "D": "in an uninterruptible wait", "T": "stopped", "t": "traced",
           "Z": "ended", "X": "ended", "I": "asleep"}  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def _of_agent(pid: int, state: str) -> list[Stack]:
     except ControlError as error:
         if error.reason != "gone":
             raise
-        text = f"the agent has not answered within {AGENT_S:g} s: something holds the interpreter, or it is going"
+        text = f"the agent has not answered within {AGENT_S:g} s: the GIL is held, or the agent is leaving"
         raise ControlError(text, reason="timeout") from error
     return [*_checked(answer.get("threads"))]
 

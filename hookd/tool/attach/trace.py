@@ -154,8 +154,6 @@ def _chunks(pid: int, number: int, max_bytes: int) -> Iterator[bytes]:
             yield chunk
             offset += len(chunk)
     except untrusted.UnexpectedError as exc:
-        raise ControlError(
-            f"process {pid} shows something else as its trace: {exc.strerror}", reason="protocol"
-        ) from exc
+        raise ControlError(f"process {pid} did not return its trace: {exc.strerror}", reason="protocol") from exc
     except OSError as exc:
         raise permission.explain(pid, exc) from exc

@@ -35,9 +35,9 @@ def plan(pid: int, request: AttachRequest, there: Identity) -> AttachRequest:
     """
     version = str(there.get("agent_version"))
     if not _age(version, there.get("protocol")) < _age(hookd.__version__, page.PROTOCOL):
-        raise _refusal(pid, version, "which is not older", "Use that version, or end its agent")
+        raise _refusal(pid, version, "not older than this one", "Use that version, or end its agent")
     if there.get("method") != "attach":
-        raise _refusal(pid, version, f"which it was started with ({there.get('method')})", "End that agent")
+        raise _refusal(pid, version, f"started by its own program ({there.get('method')})", "End that agent")
     with Control.connect(pid, request.timeout_s) as control:
         status = control.status()
     if status.get("leases"):
@@ -66,7 +66,7 @@ def send_away(pid: int, timeout_s: float) -> None:
 
 def _refusal(pid: int, version: str, why: str, what: str) -> AttachError:
     return AttachError(
-        f"process {pid} holds an agent of hookd {version}, {why}; this is hookd {hookd.__version__}",
+        f"process {pid} has an agent of hookd {version}, {why}; this is hookd {hookd.__version__}",
         reason="agent-version",
         hint=f"{what} with `hookd detach {pid}`, then attach again.",
     )

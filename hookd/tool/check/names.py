@@ -21,14 +21,20 @@ if TYPE_CHECKING:
     from hookd.tool.check.source import Subject
 
 KINDS = ("counter", "gauge", "histogram")
-# The base unit for each other unit in a name. Source: client_golang/prometheus/util/promlint/validations.
+# Source of the units and prefixes: client_golang/prometheus/util/promlint/validations.
+_PREFIXES = ("pico", "nano", "micro", "milli", "centi", "deci", "deca", "hecto", "kilo", "mega", "giga", "tera", "peta",
+             "kibi", "mebi", "gibi", "tebi", "pebi")  # fmt: skip
+_UNITS = ("seconds", "bytes", "meters", "metres", "grams", "amperes", "joules", "volts")
 _BASE = {
-    "milliseconds": "seconds", "microseconds": "seconds", "nanoseconds": "seconds", "ms": "seconds", "us": "seconds",
-    "ns": "seconds", "minutes": "seconds", "hours": "seconds", "days": "seconds", "secs": "seconds", "sec": "seconds",
-    "kilobytes": "bytes", "megabytes": "bytes", "gigabytes": "bytes", "kb": "bytes", "mb": "bytes", "gb": "bytes",
-    "mib": "bytes", "kib": "bytes", "gib": "bytes", "bits": "bytes", "percent": "ratio", "percentage": "ratio", "pct": "ratio",
-    "celsius_degrees": "celsius", "fahrenheit": "celsius", "kilograms": "grams", "kelvin": "celsius",
+    **{prefix + unit: unit for prefix in _PREFIXES for unit in _UNITS},
+    **{prefix + "bits": "bytes" for prefix in ("", *_PREFIXES)},
+    **dict.fromkeys(("minutes", "hours", "days", "weeks", "ms", "us", "ns", "secs", "sec"), "seconds"),
+    **dict.fromkeys(("kb", "mb", "gb", "kib", "mib", "gib"), "bytes"),
+    **dict.fromkeys(("percent", "percentage", "pct"), "ratio"),
+    **dict.fromkeys(("inches", "yards", "miles"), "meters"),
+    "calories": "joules", "pounds": "grams", "ounces": "grams", "fahrenheit": "celsius", "rankine": "celsius",
 }  # fmt: skip
+"""The base unit for each other unit in a name."""
 _KIND_WORDS = ("counter", "gauge", "histogram", "summary", "metric")
 _CHANGES = ("inc", "set", "observe")
 _OURS = ("run", "rank", "le", "quantile")
@@ -89,7 +95,7 @@ def lint(
         )
     if words[-1] == "total":
         yield problem("metric", f"{name!r} ends with '_total', which hookd adds to counters", f"call it {name[:-6]!r}")
-    elif words[-1] in ("count", "sum", "bucket", "info") and (kind == "counter" or side == "daemon"):
+    elif words[-1] in ("count", "sum", "bucket") or (words[-1] == "info" and (kind == "counter" or side == "daemon")):
         yield problem(
             "metric", f"{name!r} ends with {words[-1]!r}, which belongs to histograms", "name what is counted"
         )

@@ -146,7 +146,7 @@ def _leave(client: DaemonClient | None, pid: int, timeout_s: float) -> DetachedT
     except NoSuchTarget as error:
         if error.reason != "not-attached":
             raise
-        hint = "Nothing has to be done: hookd is not in this process."
+        hint = "Nothing to do: hookd is not in this process."
         raise NoSuchTarget(f"no agent in process {pid}", reason=error.reason, hint=hint) from error
 
 
@@ -227,9 +227,9 @@ def detached_message(entry: DetachedTarget) -> str:
     """Return the message for a detach: what was restored, and what stays."""
     words = {
         "identity": "nn.Module.__call__ is the original again",
-        "pass-through": "other code has patched on top of hookd, so an empty pass-through stays below it",
+        "pass-through": "other code has patched nn.Module.__call__ after hookd, so an empty wrapper stays below it",
         "pending": "the patch is removed when the calls in flight have returned",
-        None: str(entry.get("left", "it had gone already")),
+        None: str(entry.get("left", "already gone")),
     }
     restored = entry.get("restored")
     left = f"; what stays: {', '.join(entry['residue'])}" if entry.get("residue") else ""

@@ -83,7 +83,7 @@ def has_capability(status: str | None = None, number: int = CAP_SYS_PTRACE) -> b
 def rights(status: str) -> Check:
     """Whether we may trace processes of other users."""
     if has_capability(status) and not has_capability(status, CAP_DAC_OVERRIDE):
-        return Check("rights", "note", "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: the files of others stay closed",
+        return Check("rights", "note", "CAP_SYS_PTRACE without CAP_DAC_OVERRIDE: files of other users cannot be read",
                      "In a container, add the capability DAC_OVERRIDE.")  # fmt: skip
     if has_capability(status):
         return Check("rights", "ok", "CAP_SYS_PTRACE: processes of every user")
@@ -135,7 +135,7 @@ def native_code(directory: Path) -> Check:
 
     missing = [name for name in build.SOURCES if not build.place(name, directory=directory).exists()]
     if not missing:
-        return Check("native code", "ok", "module calls are entered, and tensors read, in C")
+        return Check("native code", "ok", "module calls and tensors are handled in C")
     cure = "Install a C compiler (apt-get install gcc), then reinstall hookd (pip install --force-reinstall)."
     fact = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch take their place, at a higher cost"
     return Check("native code", "note", fact, cure)

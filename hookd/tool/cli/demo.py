@@ -147,10 +147,10 @@ class Play:
         fault = training.line(r"^fault in (\S+) at step (\d+)$", "the fault")
         loss = training.line(rf"^step {fault[2]} loss nan", "the loss of the faulty step")
         _note(f"the script:  {fault[0]}; {loss[0]}")
-        incident = until(lambda: _first_nan(training.pid), "word from hookd of the NaN")
+        incident = until(lambda: _first_nan(training.pid), "hookd's report of the NaN")
         _note(f"hookd:       {incident['message']}")
         module = incident["module"]
-        require(module == fault[1], f"the layer where the NaN was born, {fault[1]}, not {module}")
+        require(module == fault[1], f"the layer that made the NaN, {fault[1]}, not {module}")
         return fault
 
     def _detach(self, training: Program, watching: Program) -> None:

@@ -31,7 +31,7 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
         of_root = root_daemon.find()
         known = "none runs" if of_root is None else of_root.description
         hint = "Start `hookd serve` with a configuration that has [eval] allow = true."
-        raise DaemonNotRunning(f"expressions are evaluated for a daemon only, and {known}", hint=hint)
+        raise DaemonNotRunning(f"`hookd eval` needs a daemon, and {known}", hint=hint)
     answer = client.evaluate(pid, expression, timeout_s)
     if as_json:
         output.emit(answer)
@@ -52,4 +52,6 @@ def _failure(answer: EvaluatedTarget) -> str:
         return f"hookd: error: interrupted after {answer['seconds']:.3g} s; --timeout allows more time"
     frames = answer.get("frames")
     where = "".join(f"\n  {frame}" for frame in frames) if isinstance(frames, list) else ""
-    return f"hookd: error: {answer.get('error') or 'it did not end when it was interrupted, and goes on'}{where}"
+    return (
+        f"hookd: error: {answer.get('error') or 'it did not end when it was interrupted, and is still running'}{where}"
+    )

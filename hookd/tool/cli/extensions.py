@@ -30,7 +30,7 @@ def commands(taken: Collection[str]) -> dict[str, click.Command]:
         for plugin in _available():
             _try_add(added, plugin, taken)
     except Exception as error:  # noqa: BLE001  a broken plugin must not hide the help page
-        output.complain(HookdError(f"the commands of plugins cannot be looked for: {worded(error)}"))
+        output.complain(HookdError(f"the commands of plugins cannot be found: {worded(error)}"))
     return added
 
 
@@ -73,7 +73,7 @@ def _name(plugin: str, command: object, taken: Collection[str]) -> str:
     import click
 
     if not isinstance(command, click.Command) or not command.name:
-        raise PluginError(f"{plugin}: register_commands gave a {type(command).__name__}, which is not a command")
+        raise PluginError(f"{plugin}: register_commands returned a {type(command).__name__}, not a command")
     if command.name in taken:
-        raise PluginError(f"{plugin}: there is a command {command.name!r} already")
+        raise PluginError(f"{plugin}: a command {command.name!r} already exists")
     return command.name

@@ -118,8 +118,7 @@ def _say_of_others(every: Iterable[IncidentRow], chosen: Filter) -> None:
     others = sorted({user_name(row["owner"]) or "?" for row in every if row["owner"] != chosen.user})
     if others:
         output.say(
-            f"run {chosen.run} is one of user {user_name(chosen.user)}; there are incidents under this name of user "
-            f"{', '.join(others)}, too: --user lists those"
+            f"these are incidents of user {user_name(chosen.user)}; {', '.join(others)} had a run {chosen.run} too: --user lists those"
         )
 
 
@@ -129,7 +128,7 @@ def _nothing(every: list[IncidentRow], chosen: Filter) -> str:
     for what, word, known in (("run", chosen.run, runs), ("kind", chosen.kind, kinds)):
         if every and word is not None and word not in known:
             near = difflib.get_close_matches(word, known, SUGGESTED) or list(known)[:SUGGESTED]
-            return f"no incidents: none is of {what} '{word}'; there are {', '.join(map(output.plain, near))}"
+            return f"no incidents of {what} '{word}'; there are incidents of {', '.join(map(output.plain, near))}"
     return "no incidents"
 
 

@@ -141,7 +141,7 @@ def _installed_line(installed: Installed, pid: int) -> str:
     name, ours = installed.plugin["name"], installed.shadowed_by
     who = " ".join(filter(None, (str(name), str(installed.plugin.get("version") or ""))))
     if installed.refused:
-        return f"{who} is installed in the target, and here is another that cannot be carried: {installed.refused}"
+        return f"{who} is installed in the target; the one here cannot be sent there: {installed.refused}"
     if ours is None:
         return f"{who} is installed in the target: `hookd plugin enable {pid} {name}` loads it from there"
     mine = " ".join(filter(None, (ours["version"], f"of {ours['origin']}" if ours["origin"] else "")))

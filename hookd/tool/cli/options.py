@@ -138,8 +138,9 @@ def parse_plugins(texts: Sequence[str]) -> tuple[PluginSpec, ...]:
     from hookd.tool.config import PluginSpec
 
     chosen = tuple(PluginSpec.parse(text) for text in texts)
-    if len({spec.name for spec in chosen}) != len(chosen):
-        raise click.UsageError("A plugin is named twice; give all its options with one -p.")
+    names = [spec.name for spec in chosen]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise click.UsageError(f"-p {twice} is given twice; give all its options with one -p.")
     return chosen
 
 

@@ -377,7 +377,7 @@ def _show_run(report: CheckReport) -> None:
         output.show(output.fill(output.table("HOOK", ">CALLS", ">PER CALL"), rows))
     if report.uncalled:
         hooks = ", ".join(report.uncalled)
-        output.say(f"{report.plugin}: the small models never called {hooks}: test it with a model of your own")
+        output.say(f"{report.plugin}: the models of the trial never called {hooks}: test it with a model of your own")
     if report.is_good:
         ran = f"; {_rehearsed(report) if report.side == 'daemon' else _trained(report)}" if report.is_run else ""
         typed = "" if report.is_typed else "; types were not checked (pip install mypy)"

@@ -75,7 +75,7 @@ def _nothing(processes: Sequence[Candidate], user: int | None) -> Iterator[str]:
     if not processes:
         yield f"no process{whose} that is visible to you has loaded torch; `hookd doctor` says whose processes hookd may enter"
         return
-    yield f"no process{whose} can be attached to; `hookd ps --all` lists what was skipped:"
+    yield f"no process{whose} can be attached to; these were skipped:"
     yield from targets.skipped_lines(map(targets.skipped, processes))
 
 

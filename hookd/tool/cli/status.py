@@ -150,7 +150,7 @@ def _who_serves(
     elif of_root is not None:
         yield f"daemon: {of_root.description}. {of_root.hint}"
     elif not others:
-        yield "daemon: none is running (pages are read directly)"
+        yield "daemon: none is running"
     for server in others:
         pids = ", ".join(str(target["pid"]) for target in server["targets"]) or "nothing yet"
         yield f"hookd attach (process {server['pid']}): {server['url']}/metrics serves {pids}"
@@ -171,9 +171,9 @@ def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
         if is_called_only(row["step"]):
             yield f"{row['pid']}: {row['step']['text']}"
         if compiled := row["modules"].get("compiled", 0):
-            yield f"{row['pid']}: {compiled:.0f} more modules are compiled and not seen inside"
+            yield f"{row['pid']}: {compiled:.0f} more modules are hidden in compiled code"
         if row["changed_by"]:
-            yield f"{row['pid']}: {', '.join(row['changed_by'])} changes the training"
+            yield f"{row['pid']}: the training is changed by {', '.join(row['changed_by'])}"
         if row["how"]:
             yield f"{row['pid']}: it {row['how']}"
         if row["paused"]:

@@ -80,7 +80,9 @@ def find(word: str, client: DaemonClient | None, user: int | None = None) -> Sub
     subject = _find(word, client, user)
     if user is not None and subject.kind != "run" and subject.owner not in (None, user):
         raise NoSuchTarget(
-            f"{subject.kind} {word} is of user {user_name(subject.owner)}", reason="other-user", hint="Omit --user."
+            f"{subject.kind} {word} belongs to user {user_name(subject.owner)}",
+            reason="other-user",
+            hint="Omit --user.",
         )
     return subject
 

@@ -93,7 +93,7 @@ def _state(status: Status) -> Iterator[Check]:
         yield Check("state", "bad", error.message + tracer, error.hint)
         return
     if frozen := _frozen(status.pid):
-        yield Check("state", "bad", f"its cgroup is frozen ({frozen})", "An attach waits until the cgroup is thawed.")
+        yield Check("state", "bad", f"its cgroup is frozen ({frozen})", "Thaw the cgroup; an attach waits for that.")
     elif status.state == "D":
         cure = "An attach waits until it returns; check the disk or network file system that it waits for."
         yield Check("state", "note", "in an uninterruptible wait in the kernel (D)", cure)
@@ -281,7 +281,7 @@ def _calls(why_patched: str) -> Check:
     """Return the check of how calls of modules are observed."""
     if why_patched:
         return Check("calls", "note", f"nn.Module.__call__ is replaced in Python: {why_patched}")
-    return Check("calls", "ok", "nn.Module.__call__ is entered in C")
+    return Check("calls", "ok", "module calls are handled in C")
 
 
 def _status(pid: int) -> AgentStatus | HookdError:

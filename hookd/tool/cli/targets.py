@@ -66,7 +66,7 @@ def reader(host: str | None) -> DaemonClient | None:
     except DaemonSilent as error:
         if _named_by(host):
             raise
-        output.say(f"hookd: warning: {error.message}; facts that only it knows are missing. {error.hint}")
+        output.say(f"hookd: warning: {error.message}; what only it knows is missing. {error.hint}")
         return None
 
 

@@ -18,7 +18,7 @@ from hookd.tool.attach.change import change, enable_together
 from hookd.tool.config import PluginSpec
 from hookd.tool.daemon import audit
 from hookd.tool.daemon.fleet.identity import Identity
-from hookd.tool.linux.accounts import Budget, uid_of
+from hookd.tool.linux.accounts import TimeLimit, uid_of
 from hookd.tool.linux.owner import user_name
 
 if TYPE_CHECKING:
@@ -210,13 +210,13 @@ class Actions:
         Args:
             new: targets that have not been checked before.
         """
-        budget, undecided = Budget(ORPHAN_TIMEOUT_S, time.monotonic), []
+        limit, undecided = TimeLimit(ORPHAN_TIMEOUT_S, time.monotonic), []
         for target in (*self._undecided, *new):
             owner = target.identity.uid
-            if budget.is_over(owner):
+            if limit.is_over(owner):
                 undecided.append(target)
                 continue
-            with budget.of(owner):
+            with limit.of(owner):
                 if not self._is_decided(target):
                     undecided.append(target)
         self._undecided = undecided

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from hookd.errors import AttachError, HookdError, TargetUnsupported, worded
-from hookd.tool.inject import mailbox, ptrace, queued, seccomp, selftest
+from hookd.tool.inject import mailbox, ptrace, queued_source, seccomp, selftest
 from hookd.tool.inject.interpreter import EVALUATE, GIL_CHECK, GIL_GIVE, GIL_TAKE, INITIALIZED, QUEUE
 from hookd.tool.linux import proc
 from hookd.tool.linux.memory import Memory
@@ -97,7 +97,7 @@ def run(job: Job) -> Stopped:
         OSError: EPERM or ENOSYS from ptrace, for the tool to explain.
     """
     selftest.check()
-    text = queued.statement(job.code)
+    text = queued_source.statement(job.code)
     check_ns = _require_mercy(job) if job.is_filtered and not job.box else 0
     memory = Memory(job.pid, job.memory)
     thread = ptrace.thread(memory, job.returns)
@@ -144,7 +144,7 @@ def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> in
             mailbox.set_word(box, mailbox.SENT, mailbox.word(box, mailbox.SENT) + 1)
     else:
         box = mailbox.MemoryBox(memory, thread.map_memory(job.symbols["mmap"], job.size))
-        box.write(0, mailbox.opening(job.token, job.size) + queued.at_address(text, box.address))
+        box.write(0, mailbox.opening(job.token, job.size) + queued_source.at_address(text, box.address))
     if job.direct:
         _evaluate(thread, job, box.address + mailbox.CODE)
     else:

@@ -17,7 +17,7 @@ _FIRST_USER = 1000  # UID_MIN of login.defs(5)
 _A_CONTAINERS = 1 << 16
 
 
-class Budget:
+class TimeLimit:
     """Limit the time that is spent on the processes of each user.
 
     Args:

@@ -26,7 +26,7 @@ def softmax_before_cross_entropy(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def sigmoid_before_logits(steps: Steps, *, is_wrong: bool) -> None:
-    """Give the output of a sigmoid to `binary_cross_entropy_with_logits`, which applies one itself."""
+    """Pass the output of a sigmoid to `binary_cross_entropy_with_logits`, which applies one itself."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters())
     for _ in steps:
@@ -38,7 +38,7 @@ def sigmoid_before_logits(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def likelihood_of_probabilities(steps: Steps, *, is_wrong: bool) -> None:
-    """Give the probabilities of a softmax to `nll_loss`, which expects their logarithms."""
+    """Pass the probabilities of a softmax to `nll_loss`, which expects their logarithms."""
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in steps:
@@ -50,7 +50,7 @@ def likelihood_of_probabilities(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def likelihood_of_logits(steps: Steps, *, is_wrong: bool) -> None:
-    """Give the output of the last layer to `nll_loss`: the `log_softmax` in between was forgotten."""
+    """Pass the output of the last layer to `nll_loss`: the `log_softmax` in between was forgotten."""
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in steps:

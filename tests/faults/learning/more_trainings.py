@@ -31,7 +31,7 @@ def cleared_too_late(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def wrapped_loss(steps: Steps, *, is_wrong: bool) -> None:
-    """Make a new tensor of the loss's number, which requires a gradient, so that `backward` raises nothing."""
+    """Copy the value of the loss into a new tensor that requires a gradient, so that `backward` does not fail."""
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters())
     for _ in steps:
@@ -43,7 +43,7 @@ def wrapped_loss(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def parameter_replaced(steps: Steps, *, is_wrong: bool) -> None:
-    """Initialize a layer by new parameters after the optimizer was made."""
+    """Replace the parameters of a layer after the optimizer was made."""
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters())
     with torch.no_grad():
@@ -57,7 +57,7 @@ def parameter_replaced(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def plain_list(steps: Steps, *, is_wrong: bool) -> None:
-    """Keep layers in a list of Python's, so that `parameters()` does not have theirs."""
+    """Keep layers in a plain list, so that `parameters()` omits theirs."""
 
     class Stacked(nn.Module):
         def __init__(self) -> None:
@@ -78,7 +78,7 @@ def plain_list(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def schedule_over(steps: Steps, *, is_wrong: bool) -> None:
-    """Train on when the schedule is over, and the learning rate 0."""
+    """Train on after the schedule has reached a learning rate of 0."""
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     total = 60 if is_wrong else 4000

@@ -151,7 +151,7 @@ def detached(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def dead_units(steps: Steps, *, is_wrong: bool) -> None:
-    """Make one step that is much too long after 60 steps: a ReLU never outputs anything again."""
+    """Take one step that is far too large at step 60: a ReLU never outputs anything again."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in steps:

@@ -102,7 +102,7 @@ def _heading(report: Report) -> Iterator[Part]:
         (
             counted(report["step"]),
             ("a step, on average", output.seconds(step_seconds(report))),
-            ("of it hookd's cost", output.percent(report["overhead"]["ratio"])),
+            ("hookd's share", output.percent(report["overhead"]["ratio"])),
             ("incidents", len(report["incidents"])),
             ("modules observed", f"{report['observed'].get('observed') or 0:.0f}"),
         )
@@ -114,7 +114,7 @@ def _heading(report: Report) -> Iterator[Part]:
             ("ended", _moment(target.get("ended"))),
             ("Python, torch", f"{identity.get('python')}, {identity.get('torch')}"),
             ("agent", identity.get("agent_version")),
-            ("not seen inside", _unseen(report)),
+            ("hidden in compiled code", _unseen(report)),
         )
     )
 

@@ -270,7 +270,7 @@ def _verdict(evidence: Evidence, *, exited: bool, after: str) -> tuple[str, str]
     if evidence.status is None:
         if exited:
             return "exited", f"ran Python's own exit{after}; its exit code is not known"
-        return "unknown", "ended without Python's own exit; how is unknown: no source could tell"
+        return "unknown", "ended without Python's own exit; the cause is unknown"
     number, code = evidence.status & 0x7F, evidence.status >> 8
     if not number and not code:
         return "exited", "ended with exit code 0" + ("" if exited else ", without Python's own exit")

@@ -26,7 +26,7 @@ from hookd.tool.daemon.incidents.admission import MOST_COUNTED, Admission, Sourc
 from hookd.tool.daemon.incidents.incident_log import who
 from hookd.tool.daemon.incidents.store import END
 from hookd.tool.linux import proc
-from hookd.tool.linux.accounts import Budget, account_of
+from hookd.tool.linux.accounts import TimeLimit, account_of
 from hookd.tool.linux.owner import user_name
 from hookd.tool.linux.waiter import WAITERS
 from hookd.wire import labels
@@ -171,13 +171,13 @@ class Fleet:
 
     def _adopt_in_turn(self, pids: Sequence[int]) -> list[Target]:
         """Make targets of processes that have pages. This takes at most POLL_LIMIT_S per user; the rest waits for the next scan."""
-        budget, new = Budget(POLL_LIMIT_S, self._clock), []
+        limit, new = TimeLimit(POLL_LIMIT_S, self._clock), []
         for pid in pids:
             user = account_of(pid)
-            if budget.is_over(user):
+            if limit.is_over(user):
                 self._census.recheck(pid)
                 continue
-            with budget.of(user), WAITERS.within(INSPECTION_S):
+            with limit.of(user), WAITERS.within(INSPECTION_S):
                 if (target := self.adopt(pid)) is not None:
                     new.append(target)
         return new
@@ -406,14 +406,14 @@ class Fleet:
         This takes at most POLL_LIMIT_S per user; the user's other targets wait for the next poll, so that other users' need not.
         """
         self._memory_cgroups.poll()
-        budget = Budget(POLL_LIMIT_S, self._clock)
+        limit = TimeLimit(POLL_LIMIT_S, self._clock)
         for target in sorted(self.targets(), key=lambda target: target.polled_at):
             owner = target.identity.uid
-            if budget.is_over(owner):
+            if limit.is_over(owner):
                 continue  # these are the first at the next poll
             target.polled_at = self._clock()
             try:
-                with budget.of(owner):
+                with limit.of(owner):
                     self._see(target)
             except Exception:  # noqa: BLE001  whatever it is, the others are polled
                 if target not in self._failing:
@@ -426,8 +426,8 @@ class Fleet:
             ]
             ended = list(self._ended)
         for target in ended:
-            if not budget.is_over(owner := target.identity.uid):
-                with budget.of(owner):
+            if not limit.is_over(owner := target.identity.uid):
+                with limit.of(owner):
                     target.tidy()
         self.admission.keep({self._key(target) for target in self.targets()})
         self.admission.sum_up()

@@ -340,7 +340,7 @@ def bound(connection: sqlite3.Connection, path: Path, max_bytes: float) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
     if _file_bytes(log) > MAX_LOG_BYTES:
-        raise OSError(f"somebody reads it for so long that {log.name} has {_file_bytes(log)} bytes")
+        raise OSError(f"a reader that does not end keeps {log.name} at {_file_bytes(log)} bytes")
 
 
 def _sizes(connection: sqlite3.Connection) -> tuple[int, int]:

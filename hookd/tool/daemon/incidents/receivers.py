@@ -64,7 +64,7 @@ class FunctionReceiver:
         try:
             self._waiting.put_nowait(incident)
         except queue.Full:
-            _log.warning("%s is behind by %d incidents, and does not get the newest", self.name, MAX_WAITING)
+            _log.warning("%s is %d incidents behind, and does not get the newest", self.name, MAX_WAITING)
 
     def catch_up(self) -> None:
         """Queue the undelivered incidents of earlier daemons; blocks. Call this before the first incident."""

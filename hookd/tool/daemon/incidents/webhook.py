@@ -215,17 +215,17 @@ class Sender:
         if status >= 500 or status in (408, 425, 429):
             return f"status {status}"
         if status >= 300:
-            _log.error("%s refuses incidents with status %d: these are not sent again", self._config.host, status)
+            _log.error("%s rejected incidents (status %d); they are not sent again", self._config.host, status)
         elif self._is_failing:
             self._is_failing = False
-            _log.warning("%s takes incidents again", self._config.host)
+            _log.warning("%s accepts incidents again", self._config.host)
         return None
 
     def _log_failure(self, why: str) -> None:
         if not self._is_failing:
             self._is_failing = True
             _log.warning(
-                "incidents cannot be sent to %s (%s): hookd tries again until it takes them", self._config.host, why
+                "incidents cannot be sent to %s (%s): hookd tries again until they are accepted", self._config.host, why
             )
 
 

@@ -258,8 +258,8 @@ class WriteQueue:
                 if write.row is not None and later is not None and later is not write:
                     self._set(name, write.then(later))
             if not self._failure and self._path is not None:
-                _log.warning("incidents are kept in memory only: %s: %s; they are stored when it can be written: make room"
-                             " there, or name another directory by --state-dir", self._path, why)  # fmt: skip
+                _log.warning("cannot write %s: %s; incidents stay in memory until it can be written: free space there, or use"
+                             " another --state-dir", self._path, why)  # fmt: skip
             self._failure = why
 
     def _succeeded(self, batch: Mapping[tuple[Any, ...], Write]) -> None:
@@ -269,7 +269,7 @@ class WriteQueue:
                 if self._waiting.get(name) is write:
                     self._remove(name)
             if self._lost:
-                _log.error("%d incidents were too many to wait for the disk, and are lost", self._lost)
+                _log.error("%d incidents were lost while the disk could not be written", self._lost)
             if self._failure:
                 _log.warning("incidents are stored again in %s", self._path)
             self._failure, self._lost = "", 0

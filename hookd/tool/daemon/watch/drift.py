@@ -142,7 +142,7 @@ class Drift:
         for target, checksums in at.items():
             group.agreed[target] = checksums.step
             if self._is_reported(target):
-                message = f"rank {target.claim.rank} holds the same as the others again"
+                message = f"rank {target.claim.rank} is equal to the others again"
                 self._fleet.report(target, OVER, message, step=checksums.step)
             self._is_odd[target] = False
 
@@ -165,7 +165,7 @@ class Drift:
         described = snapshot.described if snapshot is not None else str
         shown = [*map(described, diff.modules[:MOST_NAMED]), *(["..."] if len(diff.modules) > MOST_NAMED else [])]
         whom = f"from {ranks.named(diff.others)}"
-        even = ": as many differ as do not, so nobody can tell which are right" if diff.is_even else ""
+        even = ": half of them differ, so it is unknown which are right" if diff.is_even else ""
         verb = "differs" if len(diff.odd) == 1 else "differ"
         message = f"the replica of {ranks.named(diff.odd)} {verb} {whom} in {', '.join(shown)}; {when}{even}"
         fields: dict[str, object] = {

@@ -224,10 +224,10 @@ class Hangs:
             member.hang = None
             self._silences[member].rearm(self._now)
         lasted = f"{'at least ' if reported.at_least else ''}{reported.for_s:.0f} s"
-        message = f"rank {target.claim.rank} goes on after {lasted}"
+        message = f"rank {target.claim.rank} goes on after hanging for {lasted}"
         if target.ended is not None:
             what = "has ended" if target.state in GONE else "is no longer watched"
-            message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after it had stood for {lasted}"
+            message = f"rank {target.claim.rank} {what} ({target.ended.reason}) after hanging for {lasted}"
         self._fleet.report(target, OVER, message, lasted_s=round(reported.for_s, 1), at_least=reported.at_least)
 
     def _recall(self, new: Iterable[Target], members: Sequence[Target]) -> _Reported | None:

@@ -96,8 +96,8 @@ class MemoryGrowth:
         left, rate = self._left(target.pid), grown / (EVERY_S * (READINGS - 1))
         if left is not None and left / rate < SOON_S:
             message = (
-                f"its memory grows by {_size(rate)} a second, {_size(grown)} in the last minute: the {_size(left)} that are left "
-                f"are used up in {left / rate / 60:.0f} minutes. `hookd plugin enable {target.pid} memory` says what is kept"
+                f"its memory grows by {_size(rate)} a second, {_size(grown)} in the last minute: the remaining {_size(left)} "
+                f"last {left / rate / 60:.0f} minutes. `hookd plugin enable {target.pid} memory` shows what is kept"
             )
             self._fleet.report(target, GROWTH, message, bytes_per_second=rate, bytes_left=left)
 

@@ -214,7 +214,7 @@ def sentence(verdict: Verdict, world_size: int = 1) -> str:
     if verdict.basis == "cpu":
         notes.append("CPU side only: a device may be further behind")
     if world_size > known > 0:
-        notes.append(f"{known} of {world_size} ranks stand here; the others are unknown here, or make progress")
+        notes.append(f"{known} of {world_size} ranks hang here; the others are unknown here, or make progress")
     text, more = "; ".join(parts), "; ".join(notes)
     return f"{text}. {more[0].upper()}{more[1:]}" if more else text
 
