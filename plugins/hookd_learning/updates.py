@@ -36,7 +36,7 @@ class Values:
         has_gradient: whether any element of their gradients was not 0, in the last sample.
     """
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: object) -> None:
         self.ref = weakref.ref(owner)
         self.have_changed = False
         self.step = 0
@@ -102,7 +102,7 @@ class Updates:
             int, bool
         ] = {}  # by the id of a model: whether its gradients were, before the last known backward
 
-    def _of(self, owner: Any) -> Values:
+    def _of(self, owner: object) -> Values:
         values = self._values.get(id(owner))
         if values is None or values.ref() is not owner:
             values = self._values[id(owner)] = Values(owner)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HOLDER = REPOSITORY / "tests" / "support" / "page_holder.py"
 HOUR_S = 3600
-BAD_DISK = "kept in memory only: .*; they are stored when it can be written: make room"
+BAD_DISK = "incidents cannot be stored in .*; they stay in memory until they can: free space there"
 OFFSET = """
 import time
 real = time.time

@@ -37,7 +37,7 @@ def test_a_dead_relu(hook, is_dead):
     assert found(hook) == ({("dead", "1")} if is_dead else set())
     if is_dead:
         assert hook.value("activations_finding", "1", "dead") == 1
-        assert "1 (ReLU): 100.0% of a ReLU's units have only ever output 0" in hook.incident["message"]
+        assert "1 (ReLU) is dead: 100.0% of its units have only ever output 0" in hook.incident["message"]
         nn.init.constant_(model[0].bias, 0.0)
         train(model, steps=1)
         assert hook.value("activations_finding", "1", "dead") == 0

@@ -107,7 +107,7 @@ def test_frozen_parameters_need_no_optimizer(hook):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda model: sgd(Net().parameters()), "they belong to no model that is called. Was the model replaced"),
+        (lambda model: sgd(Net().parameters()), "no model that is called has them. Was the model replaced"),
         (lambda model: sgd(model.extra.parameters()), "is the loss detached from the model"),
     ],
     ids=["of-another-model", "unused"],

@@ -94,7 +94,7 @@ def test_while_a_run_is_watched_it_means_that_of_its_user(kept, monkeypatch, has
         monkeypatch.setattr("hookd.tool.cli.targets.reports", lambda *_, **__: iter(reports))
     lines, said = listed("--run", "llama")
     assert targets_of(lines) == ["llama/0 (11 of root)"]
-    assert f"run llama is one of user root; there are incidents under this name of user {STRANGER}" in said
+    assert f"these are incidents of user root; {STRANGER} had a run llama too" in said
     lines, said = listed("--run", "llama", "--user", str(STRANGER))
     assert targets_of(lines) == [f"llama/0 (12 of {STRANGER})"]
     assert not said
@@ -119,7 +119,7 @@ def test_a_report_of_a_run_that_several_users_have_had_is_refused_with_their_nam
     with pytest.raises(NoSuchTarget, match="no run 'bert' of user"):
         subject.find("bert", None, STRANGER)
     assert subject.find("#1", None, ROOT).rows[0]["pid"] == 11
-    with pytest.raises(NoSuchTarget, match="incident #1 is of user root"):
+    with pytest.raises(NoSuchTarget, match="incident #1 belongs to user root"):
         subject.find("#1", None, STRANGER)
     assert [row["pid"] for row in subject.find("bert", None).rows] == [14]
     assert subject.find("bert", None).whose == " of user root"
@@ -158,7 +158,7 @@ def test_a_report_takes_the_ranks_and_incidents_of_its_own_user_for_its_run(kept
     assert [row["pid"] for row in subject.find("llama", None).rows] == [11]
     assert {one["pid"] for one in subject.find("llama", None, ROOT).reports} == {12, 13}
     assert [row["pid"] for row in subject.find("llama", None, ROOT).rows] == [12, 13]
-    with pytest.raises(NoSuchTarget, match="target 12 is of user root"):
+    with pytest.raises(NoSuchTarget, match="target 12 belongs to user root"):
         subject.find("12", None, STRANGER)
 
 

@@ -22,7 +22,7 @@ def test_one_that_cannot_be_carried_hides_no_other(tmp_path, monkeypatch):
     broken, widths = loaded._installed(4711, [tmp_path])
     assert "cannot be found" in broken.refused
     assert loaded._installed_line(broken, 4711) == (
-        f"broken 2 is installed in the target, and here is another that cannot be carried: {broken.refused}"
+        f"broken 2 is installed in the target; the one here cannot be sent there: {broken.refused}"
     )
     assert widths.shadowed_by["origin"] == str(tmp_path / "hookd_widths.py")
 

@@ -50,7 +50,7 @@ def listed(monkeypatch):
 
 def test_where_all_are_skipped_it_says_how_many_and_why(listed):
     _, said = listed([DISABLED, WORKER])
-    assert "`hookd ps --all` lists what was skipped" in said
+    assert "these were skipped" in said
     assert "skipped 11: HOOKD_DISABLE is set" in said
     assert "skipped 12: a data loader's worker" in said
     assert "no process that is visible to you has loaded torch" in listed([])[1]

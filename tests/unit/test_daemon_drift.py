@@ -74,7 +74,7 @@ def test_of_two_that_differ_nobody_can_tell_which_is_right(job, fleet):
     training.publish(1, 100, first=1.0)
     training.poll(2)
     (incident,) = fleet.incidents()
-    assert "nobody can tell which" in incident["message"]
+    assert "it is unknown which" in incident["message"]
     assert training.diverged() == [1, 1]
 
 

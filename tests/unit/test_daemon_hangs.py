@@ -523,7 +523,7 @@ def test_where_nothing_tells_who_is_waited_for_it_says_so():
         "complete, on a device or in the network"
     )
     assert sentence(judge([at(0, "backward")]), 8).endswith(
-        "1 of 8 ranks stand here; the others are unknown here, or make progress"
+        "1 of 8 ranks hang here; the others are unknown here, or make progress"
     )
 
 

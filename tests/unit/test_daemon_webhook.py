@@ -167,7 +167,7 @@ def test_a_message_is_posted_until_it_is_taken_and_can_be_verified_each_time(tmp
         assert not snippet["is_genuine"]({**headers, "webhook-timestamp": "1"}, body, SECRET)
         assert json.loads(body)["labels"] == critical
     messages = [record.message for record in caplog.records if "webhook" in record.name]
-    assert [("cannot be sent" in one, "takes incidents again" in one) for one in messages] == [
+    assert [("cannot be sent" in one, "accepts incidents again" in one) for one in messages] == [
         (True, False),
         (False, True),
     ]
@@ -188,7 +188,7 @@ def test_each_time_that_a_receiver_fails_and_recovers_is_logged_once(tmp_path, c
 
     asyncio.run(run())
     messages = [record.message for record in caplog.records if "webhook" in record.name]
-    assert ["takes incidents again" in one for one in messages] == [False, True] * 2
+    assert ["accepts incidents again" in one for one in messages] == [False, True] * 2
 
 
 def test_what_was_not_delivered_is_after_a_restart_and_only_that(tmp_path):
@@ -255,7 +255,7 @@ def test_a_refusal_is_reported_and_the_next_comes_and_a_redirect_is_one(tmp_path
             return hook.seqs
 
     assert sorted(asyncio.run(run())) == [[1], [2]]
-    assert caplog.text.count("refuses incidents") == 2
+    assert caplog.text.count("rejected incidents") == 2
 
 
 # ---- the configuration

@@ -62,7 +62,7 @@ def likelihood_of_logits(steps: Steps, *, is_wrong: bool) -> None:
 
 
 def one_class(steps: Steps, *, is_wrong: bool) -> None:
-    """Tell two classes apart by `cross_entropy` of one output: its softmax is always 1."""
+    """Separate two classes by `cross_entropy` of one output: its softmax is always 1."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1 if is_wrong else 2))
     optimizer = torch.optim.Adam(model.parameters())
     for _ in steps:

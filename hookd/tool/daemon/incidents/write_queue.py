@@ -258,7 +258,7 @@ class WriteQueue:
                 if write.row is not None and later is not None and later is not write:
                     self._set(name, write.then(later))
             if not self._failure and self._path is not None:
-                _log.warning("cannot write %s: %s; incidents stay in memory until it can be written: free space there, or use"
+                _log.warning("incidents cannot be stored in %s: %s; they stay in memory until they can: free space there, or use"
                              " another --state-dir", self._path, why)  # fmt: skip
             self._failure = why
 
