@@ -198,7 +198,7 @@ def test_a_detach_of_what_is_not_attached_says_that_nothing_has_to_be_done(idle,
     for words in ([], ["--host", daemon[0]]):
         done = hookd("detach", str(idle.pid), *words)
         assert done.returncode == 4
-        assert "hint: Nothing has to be done" in done.stderr
+        assert "hint: Nothing to do" in done.stderr
         assert "hookd attach" not in done.stderr
 
 

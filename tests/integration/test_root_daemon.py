@@ -86,5 +86,5 @@ def test_the_doctor_says_so_too(beside):
 
 
 def test_an_evaluation_says_so_too(beside):
-    with pytest.raises(DaemonNotRunning, match="for a daemon only, and root's runs"):
+    with pytest.raises(DaemonNotRunning, match="needs a daemon: root's runs"):
         CliRunner().invoke(evaluate, [str(os.getpid()), "1"], catch_exceptions=False)

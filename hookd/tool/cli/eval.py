@@ -31,7 +31,7 @@ def evaluate(*, pid: int, expression: str, timeout_s: float, host: str | None, a
         of_root = root_daemon.find()
         known = "none runs" if of_root is None else of_root.description
         hint = "Start `hookd serve` with a configuration that has [eval] allow = true."
-        raise DaemonNotRunning(f"`hookd eval` needs a daemon, and {known}", hint=hint)
+        raise DaemonNotRunning(f"`hookd eval` needs a daemon: {known}", hint=hint)
     answer = client.evaluate(pid, expression, timeout_s)
     if as_json:
         output.emit(answer)
