@@ -64,6 +64,8 @@ class PluginRow(TypedDict):
     """Mean duration of one call of its hooks, in seconds."""
     series: int
     """Number of its series."""
+    refused_series: float
+    """Number of series that were refused, because a label had too many values."""
     options: dict[str, str]
     """The options that the user gave."""
     settings: dict[str, str]

@@ -175,6 +175,12 @@ def test_what_is_not_on_metrics_is_reported_with_the_setting_that_changes_it():
     assert not list(_notes([_row(7, report(series_dropped=0))]))
 
 
+def test_a_plugin_whose_labels_have_no_end_is_named():
+    found = {**report(), "plugins": [{"name": "talks", "refused_series": 1234}, {"name": "old"}]}
+    (note,) = _notes([_row(7, found)])
+    assert note.startswith("7: talks: 1,234 series were refused")
+
+
 def test_what_the_daemon_has_reported_and_is_not_over_is_shown_but_for_a_hang_which_has_words_of_its_own():
     message = "rank 1 needs 1.6 x the other ranks' time in data"
     reported = {"straggler": {"time": 0.0, "message": message}, "hang": {"time": 0.0, "message": "silent"}}

@@ -114,6 +114,7 @@ def test_plugins_overhead_and_what_is_observed(page):
     given = {"options": {"every": "1"}, "settings": {"every": "1", "policy": "report", "no text": 5},
              "source": {"version": "1.2", "sha256": "ab"}, "error": {"text": "KeyError: 'x'"}}  # fmt: skip
     put(page, "hookd_plugin_call_seconds", "gauge", [2e-6], {"plugin": "nan"})
+    put(page, "hookd_plugin_series_refused", "counter", [100], {"plugin": "nan"})
     put(page, "hookd_nan_thing", "gauge", [1.0], {"kind": "a"})
     page.update_identity(plugins={"nan": given, "gradclip": "nonsense"})
     found = report(page)
@@ -129,6 +130,7 @@ def test_plugins_overhead_and_what_is_observed(page):
         "settings": {"every": "1", "policy": "report"},
         "call_seconds": 2e-6,
         "series": 1,
+        "refused_series": 100,
         "source": {"version": "1.2", "sha256": "ab"},
         "error": {"text": "KeyError: 'x'"},
     }

@@ -60,6 +60,8 @@ class _Row(TypedDict):
     hang: Hang | None
     series_dropped: int
     """Number of its series that the limits exclude from /metrics."""
+    refused_series: dict[str, float]
+    """By plugin: number of series that were refused, because a label had too many values."""
 
 
 @final
@@ -174,6 +176,8 @@ def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
             yield f"{row['pid']}: {compiled:.0f} more modules are hidden in compiled code"
         if row["changed_by"]:
             yield f"{row['pid']}: the training is changed by {', '.join(row['changed_by'])}"
+        for name, count in row["refused_series"].items():
+            yield f"{row['pid']}: {name}: {count:,.0f} series were refused: a label of it has too many values, such as steps or texts"
         if row["how"]:
             yield f"{row['pid']}: it {row['how']}"
         if row["paused"]:
@@ -220,6 +224,7 @@ def _row(pid: int, report: Report | HookdError) -> StatusRow | ErrorRow:
         "how": target.get("how"),
         "hang": target.get("hang"),
         "series_dropped": target.get("series_dropped", 0),
+        "refused_series": {plugin["name"]: count for plugin in report["plugins"] if (count := plugin.get("refused_series"))},
     }
 
 

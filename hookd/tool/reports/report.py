@@ -215,7 +215,7 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snap
         name = labels.get("plugin", "")
         empty: PluginRow = {"name": name, "state": None, "changes_training": None, "errors": 0, "interval_steps": None,
                  "overhead_seconds": None, "options": plugin_options(identity, name),
-                 "settings": plugin_options(identity, name, "settings"), "call_seconds": None, "series": 0,
+                 "settings": plugin_options(identity, name, "settings"), "call_seconds": None, "series": 0, "refused_series": 0,
                  "source": plugin_options(identity, name, "source"),
                  "error": cast("HookError", plugin_options(identity, name, "error"))}  # fmt: skip
         return rows.setdefault(name, empty)
@@ -223,11 +223,12 @@ def _plugins(values: dict[str, list[tuple[dict[str, str], Any]]], snapshot: Snap
     for labels, value in values.get("hookd_plugin_state", []):
         if value:
             row(labels)["state"] = labels.get("state")
-    columns: dict[Literal["errors", "interval_steps", "overhead_seconds", "call_seconds"], str] = {
+    columns: dict[Literal["errors", "interval_steps", "overhead_seconds", "call_seconds", "refused_series"], str] = {
         "errors": "hookd_plugin_errors",
         "interval_steps": "hookd_sampling_interval_steps",
         "overhead_seconds": "hookd_overhead_seconds",
         "call_seconds": "hookd_plugin_call_seconds",
+        "refused_series": "hookd_plugin_series_refused",
     }
     for column, name in columns.items():
         for labels, value in values.get(name, []):
