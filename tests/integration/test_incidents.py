@@ -113,8 +113,12 @@ def test_incidents_are_listed_followed_reported_and_posted_and_outlive_target_an
     )
     assert hookd("incidents", "--pid", str(second.pid), *host) == ""
     assert asked("incidents", "--kind", "nan", *host) == ""
-    assert re.search("no incidents of kind 'nam'; there are incidents of .*nan", asked("incidents", "--kind", "nam", *host))
-    assert re.search(rf"no incidents of run '{run}x'; there are incidents of .*{run}", asked("incidents", "--run", f"{run}x", *host))
+    assert re.search(
+        "no incidents of kind 'nam'; there are incidents of .*nan", asked("incidents", "--kind", "nam", *host)
+    )
+    assert re.search(
+        rf"no incidents of run '{run}x'; there are incidents of .*{run}", asked("incidents", "--run", f"{run}x", *host)
+    )
     with Process(
         ["bash", "-c", f"{shlex.join([*HOOKD, *FOLLOW])} {shlex.join(host)} | head -n 1"], env=tool_environment()
     ) as one:

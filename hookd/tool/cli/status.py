@@ -224,7 +224,9 @@ def _row(pid: int, report: Report | HookdError) -> StatusRow | ErrorRow:
         "how": target.get("how"),
         "hang": target.get("hang"),
         "series_dropped": target.get("series_dropped", 0),
-        "refused_series": {plugin["name"]: count for plugin in report["plugins"] if (count := plugin.get("refused_series"))},
+        "refused_series": {
+            plugin["name"]: count for plugin in report["plugins"] if (count := plugin.get("refused_series"))
+        },
     }
 
 
