@@ -116,7 +116,7 @@ clean: ## remove what was made
 	@touch $@
 
 .venv/.long: .venv/.dev
-	$(PIP) --editable '.[dev,docs,integrations]'
+	$(PIP) --editable '.[dev,docs,integrations,trainers]'
 	@touch $@
 
 .venv/.bench: .venv/.dev

@@ -7,7 +7,9 @@ attached in the middle. Losses and the closing checksum are the same, bit for bi
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +17,9 @@ from tests.support import tool, training
 from tests.support.processes import wait_until
 from tests.support.tool import Attachment, Page, plugin_options
 from tests.support.training import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
@@ -26,10 +31,17 @@ ALL = "1"
 QUICK = ["by_hand", "inference", "rollouts", "validation"]
 MORE = [
     "each_parameter", "two_optimizers", "sparse_beside_dense", "adversaries", "by_hand_data", "by_hand_functional", "transforms",
-    "used_uncalled", "warm_up", "odd_names", "recursive", "deep", "teacher",
+    "used_uncalled", "warm_up", "odd_names", "recursive", "deep", "teacher", "averaged", "closures", "compiled", "workers",
 ]  # fmt: skip
-WITH_LIBRARIES = {"trainer": ("transformers", "accelerate"), "fitted": ("lightning",)}
+WITH_LIBRARIES = {
+    "trainer": ("transformers", "accelerate"),
+    "fitted": ("lightning",),
+    "lora": ("peft",),
+    "unet": ("diffusers",),
+}
 """What they import; `make long` installs it."""
+WITH_RANKS = {"replicated": (), "accelerated": ("accelerate",)}
+"""What torchrun starts twice, and what else they import."""
 
 
 UNREPORTED = {"by_hand_data": 1}
@@ -38,7 +50,7 @@ UNREPORTED = {"by_hand_data": 1}
 
 def test_every_report_is_in_one_of_the_lists() -> None:
     scripts = {path.stem for path in (Path(__file__).parent / "reports").glob("[a-z]*.py")}
-    assert sorted(scripts) == sorted([*QUICK, *MORE, *WITH_LIBRARIES])
+    assert sorted(scripts) == sorted([*QUICK, *MORE, *WITH_LIBRARIES, *WITH_RANKS])
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -70,8 +82,45 @@ def under_run(name: str) -> None:
         errors = {one: count for one, count in found["hookd_plugin_errors"].items() if count}
     assert training.result(lines) == plain.result()
     assert not errors, process.describe()
-    counted = json.loads(next(line for line in lines if line.startswith("counted ")).partition(" ")[2])
-    reported = counted["steps"] - UNREPORTED.get(name, 0)
+    (counted,) = counts(lines)
+    compare(counted, found, counted["steps"] - UNREPORTED.get(name, 0), incidents)
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("name", WITH_RANKS)
+def test_numbers_are_those_of_each_rank(name: str) -> None:
+    for library in WITH_RANKS[name]:
+        pytest.importorskip(library)
+    plain = training.plain_run(job := Job(f"reports/{name}.py", ranks=2, has_libraries=bool(WITH_RANKS[name])))
+    with ExitStack() as stack:
+        process = stack.enter_context(tool.run(*OBSERVERS, program=job.command("--pause", "0.02"), HOOKD_BUDGET=ALL))
+        pages: dict[int, Page] = {}
+
+        def are_found() -> bool:
+            for pid in set(tool.family_of(process.pid)) - pages.keys():
+                if (page := Page.of(pid)) is not None:
+                    pages[pid] = stack.enter_context(page)
+            return len(pages) == 2  # noqa: PLR2004
+
+        wait_until(are_found, what="the pages of both ranks")
+        lines = process.finish()
+        by_rank = {page.read().identity["rank"]: page for page in pages.values()}
+        assert training.result(lines) == plain.result()
+        found = counts(lines)
+        assert sorted(counted["rank"] for counted in found) == [0, 1]
+        for counted in found:
+            page = by_rank[counted["rank"]]
+            assert page.read().incidents == []
+            compare(counted, page.values(), counted["steps"], [])
+
+
+def counts(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what the scripts have counted themselves, one of each rank."""
+    return [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("counted ")]
+
+
+def compare(counted: dict[str, Any], found: dict[str, Any], reported: int, incidents: Sequence[str]) -> None:
+    """Compare what a script has counted with the numbers on its page, for so many reported steps."""
     assert found["hookd_steps"][()] == reported
     assert "incident" not in counted or any(counted["incident"] in message for message in incidents), incidents
     if "modules" in counted:
