@@ -87,7 +87,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     (tmp_path / "sleep").unlink()
     over = wait_for(daemon, 2)
     assert (over["kind"], over["pid"]) == ("hang_over", pids[1])
-    assert "after at least" in over["message"]
+    assert "after hanging for at least" in over["message"]
 
     os.kill(pids[0], signal.SIGSTOP)
     stack.callback(os.kill, pids[0], signal.SIGCONT)
