@@ -94,12 +94,16 @@ static PyObject *hook_of(Flow *flow, int is_before, Py_ssize_t own, PyObject *la
 
 static long long whole(PyObject *number) { return PyLong_AsLongLong(number); } /* a number stored by hookd */
 
+/* What a hook takes before and after `called`, in ns: torch's call of a Python function, and the frame of `host.hooked`.
+ * Measured as what such hooks that do nothing add to a backward, on a processor of 2.8 GHz: 440 to 530. */
+enum { OUTSIDE_NS = 450 };
+
 static void lose(PyObject *state, int64_t since) {
     PyObject **lost = at(state, entry.host.lost);
     int64_t spent = now() - since;
     set_to(lost, PyLong_FromLongLong(whole(*lost) + spent));
     if (entry.metered)
-        entry.hooked += spent;
+        entry.hooked += spent + OUTSIDE_NS;
 }
 
 /* Let Python handle an error of hookd's own. Return -1 if an exception is set, which is a signal handler's. */

@@ -29,7 +29,7 @@ TITLE = "The overhead that is claimed, and the real one"
 BUDGET = 0.10
 WITHIN = 1.5
 """The largest factor between the two."""
-WORKLOADS = ("mlp", "charlm", "convnet")
+WORKLOADS = ("mlp", "charlm", "convnet", *workloads.TRAINERS)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,91 @@ def llama() -> Workload:
     return Workload(model, lambda m: m(input_ids=ids, labels=ids).loss, optimizer)
 
 
+def _tower(inputs: int, outputs: int, width: int = 128) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
+    )
+
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = _tower(8, 4), _tower(8, 1)
+
+    def forward(self, x):
+        return self.actor(x), self.critic(x)
+
+
+def ppo() -> Workload:
+    """Sixteen calls without gradients on four environments, then one update on all their samples."""
+
+    def loss(model):
+        states = []
+        with torch.no_grad():
+            x = torch.randn(4, 8)
+            for _ in range(16):
+                states.append(x)
+                x = x + 0.1 * model(x)[0].repeat(1, 2)
+        logits, values = model(torch.cat(states))
+        return logits.log_softmax(-1)[:, 0].mean() + values.square().mean()
+
+    model = ActorCritic()
+    return Workload(model, loss, torch.optim.Adam(model.parameters(), lr=1e-3))
+
+
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = _tower(16, 64, 256), _tower(64, 1, 256)
+
+
+def gan() -> Workload:
+    """A generator and a discriminator, the latter trained within the loss of the former, with an optimizer of its own."""
+    pair = Gan()
+    of_discriminator = torch.optim.Adam(pair.discriminator.parameters(), lr=1e-3)
+
+    def loss(model):
+        made = model.generator(torch.randn(64, 16))
+        of_discriminator.zero_grad()
+        told = model.discriminator(torch.randn(64, 64)), model.discriminator(made.detach())
+        (functional.softplus(-told[0]).mean() + functional.softplus(told[1]).mean()).backward()
+        of_discriminator.step()
+        return functional.softplus(-model.discriminator(made)).mean()
+
+    return Workload(pair, loss, torch.optim.Adam(pair.generator.parameters(), lr=1e-3))
+
+
+class Adapted(nn.Module):
+    """A frozen Linear with an adapter of rank 4."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = nn.Linear(base.in_features, 4, bias=False), nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+def lora() -> Workload:
+    """The character model with adapters in its attention; all else is frozen."""
+    frozen = charlm()
+    frozen.model.requires_grad_(False)
+    for block in frozen.model[1:-1]:
+        block.attn.qkv, block.attn.proj = Adapted(block.attn.qkv), Adapted(block.attn.proj)
+    trained = [parameter for parameter in frozen.model.parameters() if parameter.requires_grad]
+    return Workload(frozen.model, frozen.loss, torch.optim.AdamW(trained, lr=1e-3))
+
+
+def compiled() -> Workload:
+    """The character model, compiled by inductor."""
+    eager = charlm()
+    return Workload(torch.compile(eager.model), eager.loss, eager.optimizer)
+
+
 WORKLOADS = {"mlp": mlp, "charlm": charlm, "convnet": convnet, "llama": llama}
+TRAINERS = {"ppo": ppo, "gan": gan, "lora": lora, "compiled": compiled}
+"""Of other shapes: `tests/bench/claimed.py` looks at what hookd says that it costs there."""
 
 
 def available() -> list[str]:
@@ -112,7 +196,7 @@ class Job:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
-        self.model, self._loss, self.optimizer = WORKLOADS[name]()
+        self.model, self._loss, self.optimizer = {**WORKLOADS, **TRAINERS}[name]()
 
     def step(self) -> None:
         self.optimizer.zero_grad()

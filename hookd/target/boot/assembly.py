@@ -194,7 +194,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     data = Data(
         page=page, life=life, local=local, call_visibly=counting.call_visibly, begins=steps.begins, set_phase=phases.set_phase,
-        callback=callbacks.callback,
+        callback=callbacks.callback, accounts=dispatch.accounts,
     )  # fmt: skip
     calls = Calls(
         page=page, life=life, local=local, dispatch=dispatch, portions=portions, notifier=notifier, models=models, counting=counting,

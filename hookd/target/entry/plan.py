@@ -74,7 +74,8 @@ class Plan:
         calls, module, group = self._calls, self._module, self._group
         accounts = calls.accounts
         is_metered = accounts.is_metered  # read once: a new step may begin in `calls.begins`
-        left_at = (accounts.clock(), accounts.charged) if is_metered else (0, 0)
+        if is_metered:
+            accounts.leave()
         thread = calls.local.thread
         bare = calls.visible_call(called) if thread.hidden else calls.bare(called)
         # A mutator's changes must not become part of a trace; observers of tensors are not called in one.
@@ -108,10 +109,10 @@ class Plan:
             if listeners.is_timed:
                 start = thread.inner, thread.recomputed, accounts.clock()
             if is_metered:
-                accounts.settle(*left_at)
+                accounts.come_back()
             output = bare(*args, **kwargs)
             if is_metered:
-                left_at = accounts.clock(), accounts.charged
+                accounts.leave()
             if start is not None:
                 _take_time(thread, accounts.clock(), start, flow, values)
             listeners = group.active[recompute] or group.find(recompute)
@@ -133,7 +134,7 @@ class Plan:
         if values[INFERENCE] and not self.counts_inference:
             calls.count_inference(called, self)
         if is_metered:
-            accounts.settle(*left_at)
+            accounts.come_back()
         return output
 
     run.__code__ = run.__code__.replace(co_filename=FILE)

@@ -96,9 +96,17 @@ class Boundaries:
     def step_begins(self) -> None:
         """Settle the accounts of the last step, and switch hooks."""
         try:
-            self._governor.begin(self._count.turns)
+            self._begin()
         except Failure as failure:
             self._dispatch.own_failure("the beginning of a step", failure)
+
+    def _begin(self) -> None:
+        """Charge hookd's own work so far to the last step, and what follows to the next one."""
+        accounts = self._dispatch.accounts
+        accounts.come_back()
+        since = accounts.clock()
+        self._governor.begin(self._count.turns)
+        accounts.leave(since)
 
     def call_begins(self) -> None:
         """Begin a call of a model in a process that does not train. Such a call is a turn, as a step is."""
@@ -106,7 +114,7 @@ class Boundaries:
             self._deliver_numbers()
             self._step_calls.inc()
             self._governor.end()
-            self._governor.begin(self._count.turns)
+            self._begin()
             self._install_late()
         except Failure as failure:
             self._dispatch.own_failure("the beginning of a call", failure)

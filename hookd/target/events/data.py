@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hookd.target.boot.arming import Life
     from hookd.target.entry.threads import Threads, ThreadState
+    from hookd.target.plugins.accounts import Accounts
     from hookd.wire.page import PageWriter
 
 DATA = PHASES.index("data")
@@ -33,6 +34,7 @@ class Data:
         begins: called when something other than an optimizer's step begins.
         set_phase: switches a thread to another phase.
         callback: makes the functions that the training calls.
+        accounts: charges hookd with its own time.
     """
 
     def __init__(  # noqa: PLR0913
@@ -45,8 +47,9 @@ class Data:
         begins: Callable[[], None],
         set_phase: Callable[[ThreadState, int], None],
         callback: Callable[..., Callable[..., Any]],
+        accounts: Accounts,
     ) -> None:
-        self._cells, self._life, self._local = page.cells, life, local
+        self._cells, self._life, self._local, self._accounts = page.cells, life, local, accounts
         self._call_visibly, self._begins, self._set_phase, self._entrance = call_visibly, begins, set_phase, callback
         self._replaced: list[Replaced] = []
 
@@ -74,14 +77,18 @@ class Data:
             phase = int(cells[thread.beat + PHASE])
             if phase == DATA or thread.busy:
                 return call_visibly(thread, original, self)
+            accounts.leave()
             try:
                 begins()
                 set_phase(thread, DATA)
+                accounts.come_back()
                 return call_visibly(thread, original, self)
             finally:
+                accounts.leave()
                 if life.is_live:
                     set_phase(thread, phase)
+                accounts.come_back()
 
         cells, life, local, call_visibly = self._cells, self._life, self._local, self._call_visibly
-        begins, set_phase = self._begins, self._set_phase
+        begins, set_phase, accounts = self._begins, self._set_phase, self._accounts
         return self._entrance(waited, original)

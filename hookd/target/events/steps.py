@@ -144,6 +144,8 @@ class Steps:
         def step_pre(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return None
+            accounts = self._dispatch.accounts
+            accounts.leave()
             # Before the closure runs, which may do what looks like a step without an optimizer.
             self._manual_updates = None
             if self._row.is_in_row(optimizer):
@@ -160,6 +162,7 @@ class Steps:
             values = {"optimizer": optimizer, "step": self._count.absolute(), "has_closure": callable(closure)}
             self._dispatch.emit("step_pre", values)
             self._started_ns = self._clock()
+            accounts.come_back()
             if not callable(closure) or not self._listeners("closure_done", None):
                 return None
             return _replaced(args, kwargs, self._observed_closure(optimizer, closure))
@@ -186,10 +189,13 @@ class Steps:
         def step_post(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if not self._life.is_live or _is_nested(sys._getframe(2)):
                 return
+            accounts = self._dispatch.accounts
+            accounts.leave()
             elapsed_ns = self._clock() - self._started_ns if self._started_ns else 0
             self._set_phase(self._local.thread, self._outside)
             self._micro_batches.optimizer_done()
             self._step_done(optimizer, elapsed_ns)
+            accounts.come_back()
 
         return step_post
 
@@ -290,6 +296,8 @@ class Steps:
         return self._dispatch.callback(backward, original)
 
     def _observed_backward(self, thread: ThreadState, original: Any, args: Any, kwargs: Any) -> Any:
+        accounts = self._dispatch.accounts
+        accounts.leave()
         self._backward_begins()
         self._inference.backward_begins(thread)
         self._micro_batches.backward_begins()
@@ -301,9 +309,11 @@ class Steps:
             self._dispatch.emit("loss", {"tensors": tensors})
             handle = self._collectives.backward_begins(thread, tensors)
             self._set_phase(thread, BACKWARD)
+            accounts.come_back()
             started = self._clock()
             return self._call_visibly(thread, original, *args, **kwargs)
         finally:
+            accounts.leave()
             thread.backwards = 0
             if handle is not None:
                 handle.remove()
@@ -315,6 +325,7 @@ class Steps:
             manual_updates = self._manual_updates
             if manual_updates is not None:
                 manual_updates.backward_done()
+            accounts.come_back()
 
     def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         """Return the tensors that a backward starts from."""

@@ -30,6 +30,21 @@ class Accounts:
         self.spent: dict[int, int] = {}
         self.charged = 0
         self.calls: dict[int, int] = {}
+        self._left: tuple[int, int] | None = None
+
+    def leave(self, since: int = 0) -> None:
+        """Note that the training's own code is left for hookd's, now or at the time `since` in ns; `come_back` charges hookd with the rest.
+
+        Only the thread that trains calls these two, around what it does for hookd outside of hooks: it may leave again without
+        having come back, after an exception.
+        """
+        self._left = (since or self.clock(), self.charged) if self.is_metered else None
+
+    def come_back(self) -> None:
+        """Charge hookd itself with the time since `leave`, without the time charged since then."""
+        left, self._left = self._left, None
+        if left is not None and self.is_metered:
+            self.settle(*left)
 
     def charge(self, number: int, since: int) -> int:
         """Charge a plugin with the time from `since` on; return the current time in ns."""

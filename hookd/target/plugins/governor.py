@@ -62,6 +62,8 @@ FAR = 1 << 12
 """The most steps between two draws of the sampled hooks."""
 KINDS = 108
 """Number of kinds of steps that are remembered, the most recent ones: enough for every kind of four plugins."""
+LAST_COSTS = 4
+"""Number of metered costs whose mean counts: see `_typical`."""
 
 
 class _Draw(NamedTuple):
@@ -339,17 +341,19 @@ class Governor:
             known.clear()
 
     def _typical(self, key: tuple[int, int | _Kind], ns: int) -> int:
-        """Return the median of the last three metered costs, in ns.
+        """Return the mean of the last metered costs, in ns; the largest counts with at most twice the second largest.
 
-        The median keeps an interruption of one step from being charged to all steps of its kind. Of two costs the lower one
-        counts, because a plugin's first sampled step includes its one-time setup. A cost below half of the median counts
-        at once: for a kind that occurs seldom, the old value would persist too long.
+        So an interruption of one step is not charged to all steps of its kind, but a cost that differs from step to step is
+        charged as a whole. Of two costs the lower one counts, because a plugin's first sampled step includes its one-time setup.
         """
         if len(self._last) >= 4 * KINDS:
             self._last.clear()
-        last = self._last[key] = [*self._last.get(key, ()), ns][-3:]
-        middle = sorted(last)[(len(last) - 1) // 2]
-        return ns if 2 * ns < middle else middle
+        last: list[int] = [*self._last.get(key, ()), ns][-LAST_COSTS:]
+        self._last[key] = last
+        if len(last) < 3:  # noqa: PLR2004
+            return min(last)
+        *_, second, largest = sorted(last)
+        return (sum(last) - largest + min(largest, 2 * second)) // len(last)
 
     def _pay(self) -> None:
         """Charge all unpaid steps at once: charging each step by itself would cost more than many of the hooks."""
