@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import pty
-import select
 import signal
 import sys
 import termios
@@ -56,12 +55,6 @@ class Terminal:
     def forget(self):
         self.written()
         self._written = b""
-
-    def takes_more(self):
-        """Return whether the line takes more bytes now."""
-        poll = select.poll()
-        poll.register(self.file, select.POLLOUT)
-        return bool(poll.poll(0))
 
     def hang_up(self):
         if self.outer >= 0:
@@ -232,24 +225,24 @@ def test_only_the_lines_that_changed_are_written(terminal, state):
     lived(state, terminal, story)
 
 
-def test_a_line_that_takes_nothing_is_not_drawn_for(terminal, state):
-    async def story(app):
-        async def fill():
-            while app.is_quiet or terminal.takes_more():
-                if app.is_quiet:  # else the queue could get full, which blocks until the writing thread is scheduled
-                    app.refresh()
-                await asyncio.sleep(0)
+def test_a_line_that_takes_nothing_is_not_drawn_for(terminal, state, stack, monkeypatch):
+    write, takes = terminals.Output.write, threading.Event()
+    takes.set()
+    stack.callback(takes.set)
+    monkeypatch.setattr(terminals.Output, "write", lambda output, text: takes.wait(PATIENCE_S) and write(output, text))
 
-        await asyncio.wait_for(fill(), PATIENCE_S)
+    async def story(app):
+        await app.settled()
+        takes.clear()
+        app.refresh()
+        await app.until(lambda: not app.is_quiet)
         seen = state.opened.read_at
         app.read()
         assert state.opened.read_at == seen
-
-        def has_read():
-            app.read()
-            return state.opened.read_at > seen
-
-        await app.until(has_read)  # not at once: what is still to be drawn may come first
+        takes.set()
+        await app.until(lambda: app.is_quiet)
+        app.read()
+        assert state.opened.read_at > seen
 
     lived(state, terminal, story)
 
