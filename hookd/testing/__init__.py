@@ -20,6 +20,7 @@ from hookd.testing.cost import assert_overhead_below, overhead
 from hookd.testing.daemon import FakeDaemon
 from hookd.testing.equality import assert_bit_identical
 from hookd.testing.events import Event
+from hookd.testing.incidents import Incident, StoredIncident
 from hookd.testing.process import SubprocessTarget
 from hookd.testing.ranks import FakeRank
 from hookd.testing.target import FakeTarget
@@ -31,6 +32,8 @@ __all__ = [
     "FakeDaemon",
     "FakeRank",
     "FakeTarget",
+    "Incident",
+    "StoredIncident",
     "SubprocessTarget",
     "Training",
     "assert_bit_identical",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import hookd
 from hookd.errors import PluginError
 from hookd.testing import values
+from hookd.testing.incidents import StoredIncident
 from hookd.testing.ranks import FakeRank
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.plugins.discovery import AvailablePlugin
     from hookd.tool.daemon.plugins.rows import PanelRow, PluginHookError
     from hookd.tool.daemon.plugins.worker import PluginWorker
-    from hookd.wire.incident import IncidentRow
 
 RUN = "train.py"
 JOIN_S = 5.0
@@ -307,9 +307,9 @@ class FakeDaemon:
         return panel
 
     @property
-    def incidents(self) -> list[IncidentRow]:
-        """All stored incidents, the oldest first, in the format of `hookd incidents --json`."""
-        return self._fleet.incidents()[::-1]
+    def incidents(self) -> list[StoredIncident]:
+        """All stored incidents, the oldest first."""
+        return [StoredIncident.from_row(row) for row in self._fleet.incidents()[::-1]]
 
     def plugin(self, name: str) -> DaemonPlugin:
         """Return the running object of a plugin."""

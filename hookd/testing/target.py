@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hookd.testing import request, training, values
 from hookd.testing.events import Event, recorded
+from hookd.testing.incidents import Incident
 from hookd.testing.pretence import pretending
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hookd.api.context import Context
     from hookd.api.plugin import Plugin
     from hookd.wire.agent import AgentConfig, PluginConfig
-    from hookd.wire.incident import Incident
     from hookd.wire.page import PageReader, Snapshot
 
 HOME = "hookd_testing_plugins"
@@ -336,7 +336,7 @@ class FakeTarget:
     @property
     def incidents(self) -> list[Incident]:
         """The incidents on the page, the oldest first."""
-        return self.read().incidents
+        return [Incident.from_page(incident) for incident in self.read().incidents]
 
     @property
     def incident(self) -> Incident:

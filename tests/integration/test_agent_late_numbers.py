@@ -84,8 +84,13 @@ def test_what_cannot_be_read_from_the_device_costs_no_other_verdict(hook, lost, 
             optimizer.step()
         optimizer.zero_grad()
     first = hook.incidents[0]
-    assert (first["module"], first["where"], first["step"], first["is_exact"]) == (named_as, "output", 3, is_exact)
-    assert ("could not be read from the device" in first["message"]) is not is_exact
+    assert (first.module, first.fields["where"], first.step, first.fields["is_exact"]) == (
+        named_as,
+        "output",
+        3,
+        is_exact,
+    )
+    assert ("could not be read from the device" in first.message) is not is_exact
     assert len(hook.incidents) == 1
     assert sum("could not be read" in line for line in hook.logs) == (lost is not None)
     assert not hook.plugin("nan").queue.requested
@@ -118,7 +123,7 @@ def test_a_long_validation_without_steps_gets_all_verdicts_in_little_memory(hook
                 outer(torch.ones(1, 4), 4 if at == 30 else 1)
     assert max(most) < 16
     train(net(), steps=2)
-    assert hook.incidents[0]["module"].endswith("model.1")
+    assert hook.incidents[0].module.endswith("model.1")
 
 
 def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook, monkeypatch):
@@ -138,7 +143,7 @@ def test_after_a_quarantine_no_verdict_waits_for_numbers_that_arrived_in_it(hook
     spoiled.is_on = True
     train(model, steps=2)
     assert not queue.requested
-    assert [one["module"] for one in hook.incidents if one["kind"] == "nan"] == ["1"]
+    assert [one.module for one in hook.incidents if one.kind == "nan"] == ["1"]
 
 
 def test_an_error_in_one_verdict_costs_no_other():
@@ -168,7 +173,7 @@ def test_a_server_gets_its_verdict_after_some_calls(hook):
         for at in range(1, 35):
             spoiled.is_on = at == 3
             model(torch.ones(1, 4))
-    assert hook.incidents[0]["module"] == "1"
+    assert hook.incidents[0].module == "1"
     assert not hook.plugin("nan").queue.requested
 
 
@@ -189,7 +194,7 @@ def test_gradients_that_cannot_be_read_are_found_in_the_parameter_that_they_made
             model[1].fc.weight.grad[0, 0] = NAN
         optimizer.step()
         optimizer.zero_grad()
-    assert [(one["module"], one["where"], one["step"]) for one in hook.incidents] == [("1.fc", "param", 4)]
+    assert [(one.module, one.fields["where"], one.step) for one in hook.incidents] == [("1.fc", "param", 4)]
     (line,) = [line for line in hook.logs if "could not be read" in line]
     assert line.startswith("nan: 1 check not judged")
     assert line.endswith("the last: grad of the training at step 3")

@@ -479,8 +479,8 @@ def test_what_a_plugin_says_beside_an_incident_is_not_taken_for_what_hookd_says(
             context.incident("strange", "message", plugin="another", rows=3)
 
     fake_target.start(Liar)
-    (incident,) = [one for one in fake_target.incidents if one["kind"] == "strange"]
-    assert (incident["plugin"], incident["step"], incident["rows"]) == ("steady", 1, 3)
+    (incident,) = [one for one in fake_target.incidents if one.kind == "strange"]
+    assert (incident.plugin, incident.step, incident.fields) == ("steady", 1, {"rows": 3})
 
 
 class Part:

@@ -41,7 +41,7 @@ class TestWhatIsChanged:
         (loss,) = taken  # the optimizer's step begins when the loss is there
         assert loss > 0
         assert fake_target.run_steps(1) == [0.0]
-        assert "halving changes the training with by=0.0" in fake_target.incidents[-1]["message"]
+        assert "halving changes the training with by=0.0" in fake_target.incidents[-1].message
 
     def test_without_a_step_it_takes_place_in_a_training_that_runs_in_another_thread(self, fake_target):
         fake_target.start(Halving)

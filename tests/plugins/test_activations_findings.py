@@ -20,7 +20,7 @@ def train(model, steps=6, lr=0.01, loss=lambda out, step: out.float().square().m
 
 
 def found(hook):
-    return {(incident["kind"], incident["module"]) for incident in hook.incidents}
+    return {(incident.kind, incident.module) for incident in hook.incidents}
 
 
 def perceptron(act):
@@ -37,7 +37,7 @@ def test_a_dead_relu(hook, is_dead):
     assert found(hook) == ({("dead", "1")} if is_dead else set())
     if is_dead:
         assert hook.value("activations_finding", "1", "dead") == 1
-        assert "1 (ReLU) is dead: 100.0% of its units have only ever output 0" in hook.incident["message"]
+        assert "1 (ReLU) is dead: 100.0% of its units have only ever output 0" in hook.incident.message
         nn.init.constant_(model[0].bias, 0.0)
         train(model, steps=1)
         assert hook.value("activations_finding", "1", "dead") == 0
@@ -96,9 +96,9 @@ def test_a_gradient_that_vanishes_with_depth(hook):
     vanishing = {module for kind, module in found(hook) if kind == "vanishing"}
     assert "0.0" in vanishing
     assert "14" not in vanishing
-    incident = next(one for one in hook.incidents if one["module"] == "0.0")
-    assert incident["depth"] == 0
-    assert incident["modules"] == 15
+    incident = next(one for one in hook.incidents if one.module == "0.0")
+    assert incident.fields["depth"] == 0
+    assert incident.fields["modules"] == 15
 
 
 def test_a_gradient_that_fades_is_found_before_it_is_tiny(hook):
@@ -131,7 +131,7 @@ def test_exploding_gradients(hook, factor):
     train(model, steps=15, lr=0.0, loss=lambda out, step: out.square().mean() * (factor if step >= 12 else 1.0))
     assert found(hook) == ({("exploding", "")} if factor > 1 else set())
     if factor > 1:
-        assert hook.incident["worst"] in {"0", "2"}
+        assert hook.incident.fields["worst"] in {"0", "2"}
 
 
 @pytest.mark.parametrize(("rate", "steps"), [(1.38, 20), (1.38, 8), (1.0, 60)])
@@ -225,7 +225,7 @@ def test_a_loss_spike_is_seen_in_every_step(hook, factor):
     train(model, steps=40, lr=0.0, loss=lambda out, step: out.square().mean() * (factor if step == 33 else 1.0))
     assert found(hook) == ({("loss_spike", "")} if factor > 1 else set())
     if factor > 1:
-        assert hook.incident["step"] == 34
+        assert hook.incident.step == 34
 
 
 @given(st.lists(st.floats(1.0, 1.4), min_size=1, max_size=200))
@@ -288,7 +288,7 @@ def test_of_one_kind_so_many_findings_are_reported_and_the_gauge_shows_all(hook)
         nn.init.constant_(layer.bias, -100.0)
     hook.start("activations", every=1, vanishing=1e-30)
     train(model, steps=4)
-    dead = [incident["module"] for incident in hook.incidents if incident["kind"] == "dead"]
+    dead = [incident.module for incident in hook.incidents if incident.kind == "dead"]
     assert (len(dead), len(set(dead))) == (INCIDENTS, INCIDENTS)
     assert sum(kind == "dead" for _, kind in hook.metric("activations_finding")) == INCIDENTS + 2
 

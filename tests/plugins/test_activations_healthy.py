@@ -16,7 +16,7 @@ def step(optimizer, loss):
 
 
 def kinds(hook):
-    return [(one["kind"], one["module"]) for one in hook.incidents]
+    return [(one.kind, one.module) for one in hook.incidents]
 
 
 class InTurn(nn.Module):
@@ -200,7 +200,7 @@ def test_options_that_choose_nothing_are_reported_once(hook, options, words):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(45):
         step(optimizer, model(torch.randn(4, 8)).sum())
-    messages = [one["message"] for one in hook.incidents if one["kind"] == "option"]
+    messages = [one.message for one in hook.incidents if one.kind == "option"]
     assert [words in text for text in messages] == ([True] if words else [])
 
 

@@ -120,18 +120,18 @@ class TestReports:
     def test_the_incident_has_the_path(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, CALLS["linear"]()[1])
         (incident,) = hook.incidents
-        assert (incident["kind"], incident["bundle"]) == ("bundle", str(bundle))
-        assert (incident["step"], incident["module"], incident["where"], incident["value"]) == (
+        assert (incident.kind, incident.fields["bundle"]) == ("bundle", str(bundle))
+        assert (incident.step, incident.module, incident.fields["where"], incident.fields["value"]) == (
             1,
             "(root)",
             "output",
             "inf",
         )
-        assert incident["size_bytes"] > 0
-        assert "`hookd replay`" in incident["message"]
-        assert text_of(bundle)["incident"]["message"] in incident["message"]
-        assert text_of(bundle)["incident"]["python_stack"] == incident["python_stack"]
-        assert any("test_capture.py" in line for line in incident["python_stack"])
+        assert incident.fields["size_bytes"] > 0
+        assert "`hookd replay`" in incident.message
+        assert text_of(bundle)["incident"]["message"] in incident.message
+        assert text_of(bundle)["incident"]["python_stack"] == incident.fields["python_stack"]
+        assert any("test_capture.py" in line for line in incident.fields["python_stack"])
 
     def test_it_is_the_owners_alone(self, hook, tmp_path):
         bundle = captured(hook, tmp_path / "new" / "place", CALLS["linear"]()[1])
@@ -144,9 +144,9 @@ class TestReports:
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
-        assert hook.incident["kind"] == "bundle_failed"
-        assert "bytes=100" in hook.incident["message"]
-        assert "no bundle was written" in hook.incident["message"]
+        assert hook.incident.kind == "bundle_failed"
+        assert "bytes=100" in hook.incident.message
+        assert "no bundle was written" in hook.incident.message
 
     def test_a_full_disk_is_reported(self, hook, tmp_path, monkeypatch):
         free = lambda _path: SimpleNamespace(free=0)  # noqa: E731
@@ -155,7 +155,7 @@ class TestReports:
         CALLS["linear"]()[1]()
         hook.stop()
         assert list(tmp_path.iterdir()) == []
-        assert "free" in reported(hook, "bundle_failed")[0]["message"]
+        assert "free" in reported(hook, "bundle_failed")[0].message
 
     def test_a_directory_that_cannot_be_is_refused_at_once(self, hook, tmp_path):
         (tmp_path / "file").write_text("")
@@ -168,7 +168,7 @@ class TestReports:
         hook.start("capture")
         CALLS["linear"]()[1]()
         hook.stop()
-        assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / "hookd" / "bundles"
+        assert Path(hook.incidents[0].fields["bundle"]).parent == tmp_path / "hookd" / "bundles"
 
     def test_where_the_state_cannot_be_written_it_is_the_place_for_temporary_files(self, hook, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
@@ -177,14 +177,14 @@ class TestReports:
         hook.start("capture")
         CALLS["linear"]()[1]()
         hook.stop()
-        assert Path(hook.incidents[0]["bundle"]).parent == tmp_path / f"hookd-{os.getuid()}" / "bundles"
+        assert Path(hook.incidents[0].fields["bundle"]).parent == tmp_path / f"hookd-{os.getuid()}" / "bundles"
 
     def test_without_capture_nothing_is_written(self, hook, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         hook.start("nan", every=1)
         CALLS["linear"]()[1]()
         hook.stop()
-        assert hook.incident["kind"] == "inf"
+        assert hook.incident.kind == "inf"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -218,7 +218,7 @@ class TestWhatIsBad:
             optimizer.step()
         hook.stop()
         (bundle,) = tmp_path.iterdir()
-        assert reported(hook, "bundle")[0]["module"] == "(root)"
+        assert reported(hook, "bundle")[0].module == "(root)"
         found = replayed(bundle)
         assert (found["is_reproduced"], found["is_bit_equal"]) == (True, True)
         assert (found["first"]["module"], found["first"]["operation"]) == ("2.1", "aten.addmm.default")
@@ -286,12 +286,12 @@ class TestWhichCall:
 
     def test_call_of_the_module_whose_own_code_made_it(self, hook, tmp_path):
         bundle = captured(hook, tmp_path, lambda: nn.Sequential(nn.Identity(), Halved())(torch.ones(2, 4)))
-        assert (hook.incident["module"], hook.incident["where"]) == ("1", "output")
+        assert (hook.incident.module, hook.incident.fields["where"]) == ("1", "output")
         assert replayed(bundle, allow=[__name__])["first"]["module"] == "(itself)"
 
     def test_call_that_was_given_it_where_the_outer_one_has_removed_it(self, hook, tmp_path):
         captured(hook, tmp_path, lambda: Halved(is_removed=True)(torch.ones(2, 4)))
-        assert (hook.incident["module"], hook.incident["where"]) == ("second", "input")
+        assert (hook.incident.module, hook.incident.fields["where"]) == ("second", "input")
 
     @pytest.mark.parametrize(("neginf", "module"), [("false", "1"), ("true", "0")])
     def test_minus_infinity_is_a_mask_unless_it_is_asked_for(self, hook, tmp_path, neginf, module):
@@ -305,7 +305,7 @@ class TestWhichCall:
 
         call = nn.Sequential(Masks(), Undoes())
         bundle = captured(hook, tmp_path, lambda: call(torch.ones(2, 4)), neginf=neginf)
-        assert hook.incident["module"] == module
+        assert hook.incident.module == module
         assert text_of(bundle)["call"]["masks"] is (neginf == "false")
 
     def test_after_the_whole_model_the_module_is_saved_and_nothing_else(self, hook, tmp_path):
@@ -319,7 +319,7 @@ class TestWhichCall:
                 model(some(2, 4))
             optimizer.step()
         hook.stop()
-        assert [one["module"] for one in hook.incidents] == ["(root)", "1"]
+        assert [one.module for one in hook.incidents] == ["(root)", "1"]
         assert len(list(tmp_path.iterdir())) == 2
 
     def test_another_option_does_not_give_another_bundle(self, hook, tmp_path):
@@ -336,7 +336,7 @@ class TestWhichCall:
         hook.start("capture", "nan", directory=str(tmp_path))
         CALLS["linear"]()[1]()
         hook.stop()
-        assert sorted((one["kind"], one["plugin"]) for one in hook.incidents) == [("bundle", "capture"), ("inf", "nan")]
+        assert sorted((one.kind, one.plugin) for one in hook.incidents) == [("bundle", "capture"), ("inf", "nan")]
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
     def test_nested_tensor_without_one_size_is_saved_without_it(self, hook, tmp_path):
@@ -346,7 +346,7 @@ class TestWhichCall:
 
         model = nn.Sequential(nn.Identity(), Ragged())
         bundle = captured(hook, tmp_path, lambda: model(torch.randn(5, 4)))
-        assert (hook.incident["module"], hook.incident["value"]) == ("1", "nan")
+        assert (hook.incident.module, hook.incident.fields["value"]) == ("1", "nan")
         assert "nested" in " ".join(text_of(bundle)["notes"])
 
     def test_of_values_on_a_device_the_reason_is_reported_later(self, hook, tmp_path, monkeypatch):
@@ -360,8 +360,8 @@ class TestWhichCall:
             optimizer.step()
         hook.stop()
         (incident,) = hook.incidents
-        assert (incident["kind"], incident["step"], incident["where"]) == ("bundle_failed", 2, "output")
-        assert "the values were on a device" in incident["message"]
+        assert (incident.kind, incident.step, incident.fields["where"]) == ("bundle_failed", 2, "output")
+        assert "the values were on a device" in incident.message
         assert list(tmp_path.iterdir()) == []
 
 

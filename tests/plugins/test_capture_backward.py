@@ -41,7 +41,7 @@ class TestBackward:
     def test_the_model_and_the_gradient_that_reached_it_are_carried(self, hook, tmp_path):
         self.train(hook, tmp_path, every=1)
         (bundle,) = tmp_path.iterdir()
-        assert reported(hook, "bundle")[0]["module"] == "(root)"
+        assert reported(hook, "bundle")[0].module == "(root)"
         found = replayed(bundle, allow=[__name__])
         assert (found["where"], found["raised"], found["is_reproduced"]) == ("grad", None, True)
         assert (found["first"]["module"], found["first"]["is_backward"]) == ("2.0", True)
@@ -51,8 +51,8 @@ class TestBackward:
     def test_it_is_carried_from_a_step_in_which_no_module_is_checked(self, hook, tmp_path):
         self.train(hook, tmp_path, at=2, every=1000)
         (incident,) = hook.incidents
-        assert (incident["kind"], incident["where"], incident["step"]) == ("bundle", "grad", 2)
-        assert replayed(incident["bundle"], allow=[__name__])["is_reproduced"]
+        assert (incident.kind, incident.fields["where"], incident.step) == ("bundle", "grad", 2)
+        assert replayed(incident.fields["bundle"], allow=[__name__])["is_reproduced"]
 
     def test_after_a_model_the_call_of_a_criterion_is_not_taken_for_it(self, hook, tmp_path):
         model, optimizer = halves()
@@ -60,7 +60,7 @@ class TestBackward:
         nn.MSELoss()(model(torch.ones(2, 4)), torch.ones(2, 1)).backward()
         optimizer.step()
         hook.stop()
-        assert (hook.incident["module"], hook.incident["where"]) == ("(root)", "grad")
+        assert (hook.incident.module, hook.incident.fields["where"]) == ("(root)", "grad")
 
     def test_gradient_of_a_closure_is_carried(self, hook, tmp_path):
         model, _ = halves()
@@ -74,7 +74,7 @@ class TestBackward:
         hook.start("capture", directory=str(tmp_path))
         optimizer.step(closure)
         hook.stop()
-        assert (hook.incident["kind"], hook.incident["where"]) == ("bundle", "grad")
+        assert (hook.incident.kind, hook.incident.fields["where"]) == ("bundle", "grad")
 
     def test_where_no_gradient_reached_the_model_the_reason_is_reported(self, hook, tmp_path):
         model, optimizer = halves()
@@ -83,7 +83,7 @@ class TestBackward:
         model[0].weight.grad = torch.full((4, 4), float("inf"))
         optimizer.step()
         hook.stop()
-        assert "no gradient reached the model" in reported(hook, "bundle_failed")[0]["message"]
+        assert "no gradient reached the model" in reported(hook, "bundle_failed")[0].message
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("fused", [False, True])
@@ -134,6 +134,6 @@ class TestBackward:
         (model(torch.ones(2, 4)).sum() * float("nan")).backward()
         optimizer.step()
         hook.stop()
-        assert hook.incident["kind"] == "bundle_failed"
-        assert "the loss is computed" in hook.incident["message"]
+        assert hook.incident.kind == "bundle_failed"
+        assert "the loss is computed" in hook.incident.message
         assert list(tmp_path.iterdir()) == []

@@ -52,7 +52,7 @@ def train(steps):
 def test_a_pattern_that_matches_nothing_is_reported_once(hook, options, words):
     hook.start("gradclip", **options)
     train(45)
-    messages = [one["message"] for one in hook.incidents if one["kind"] == "option"]
+    messages = [one.message for one in hook.incidents if one.kind == "option"]
     assert [words in text for text in messages] == ([True] if words else [])
 
 
@@ -72,7 +72,7 @@ class TestLive:
             grads = []
             now = hook.configure("gradclip", lambda: grads.append(step()), **options)
             (grad,) = grads
-            return grad, now, hook.incidents[-1]["message"]
+            return grad, now, hook.incidents[-1].message
 
         hook.start("gradclip", max_norm=5)
         return configure

@@ -39,7 +39,7 @@ def sgd(parameters, lr=0.1):
 
 
 def found(hook):
-    return [(incident["kind"], incident["message"]) for incident in hook.incidents]
+    return [(incident.kind, incident.message) for incident in hook.incidents]
 
 
 def test_a_training_without_mistakes_has_no_findings(hook):
@@ -64,7 +64,7 @@ def test_parameters_that_no_optimizer_has(hook):
     assert message.startswith(
         "4 of 6 parameters of (root) get gradients, but no optimizer has them, so they never change: backbone.0.w"
     )
-    assert hook.incident["parameters"][0] == "backbone.0.weight"
+    assert hook.incident.fields["parameters"][0] == "backbone.0.weight"
     assert hook.value("learning_finding", "not_optimized") == 1
     optimizer.add_param_group({"params": list(model.backbone.parameters())})
     train(model, [optimizer], 4)

@@ -85,27 +85,27 @@ def test_kept_outputs_are_named_with_their_step(hook):
     hook.start("memory", every=2, kept=4)
     train(net(), 3)
     train(net(), 20, lambda output, _: kept.append(output))
-    assert hook.incident["kind"] == "leak"
-    assert hook.incident["modules"] == ["(root)"], "a backward frees what the layers below have saved"
-    assert "the output of (root)" in hook.incident["message"]
-    assert hook.incident["since_step"] == 5, "steps 1, 3, 5... are looked at, and all are kept from step 4 on"
-    assert hook.incident["bytes_per_step"] == 3 * 2 * FLOAT
+    assert hook.incident.kind == "leak"
+    assert hook.incident.fields["modules"] == ["(root)"], "a backward frees what the layers below have saved"
+    assert "the output of (root)" in hook.incident.message
+    assert hook.incident.fields["since_step"] == 5, "steps 1, 3, 5... are looked at, and all are kept from step 4 on"
+    assert hook.incident.fields["bytes_per_step"] == 3 * 2 * FLOAT
 
 
 def test_kept_losses_are_named(hook):
     kept = []
     hook.start("memory", every=2, kept=4)
     train(net(), 20, lambda _, loss: kept.append(loss))
-    assert hook.incident["modules"] == ["(loss)"]
-    assert "the loss" in hook.incident["message"]
+    assert hook.incident.fields["modules"] == ["(loss)"]
+    assert "the loss" in hook.incident.message
 
 
 def test_graphs_that_no_backward_frees_name_the_layers_too(hook):
     model, kept = net(), []
     hook.start("memory", every=1, kept=4)
     train(model, 10, lambda _output, _loss: kept.append(model(torch.randn(3, 4)).sum()))
-    assert hook.incident["modules"] == ["1"], "the rest was not saved for a backward"
-    assert hook.incident["since_step"] == 2
+    assert hook.incident.fields["modules"] == ["1"], "the rest was not saved for a backward"
+    assert hook.incident.fields["since_step"] == 2
 
 
 def test_what_is_kept_for_less_than_it_takes_is_no_leak(hook):
@@ -158,8 +158,8 @@ def test_memory_that_is_taken_and_never_given_back_is_a_leak(hook):
         hook.plugin("memory").tick(0.0)
         if hook.incidents:
             break
-    assert hook.incident["place"] == "anonymous"
-    assert hook.incident["bytes_per_step"] == pytest.approx(MIB // 4, rel=0.3)
+    assert hook.incident.fields["place"] == "anonymous"
+    assert hook.incident.fields["bytes_per_step"] == pytest.approx(MIB // 4, rel=0.3)
     assert hook.value("memory_growth_bytes", "anonymous") == pytest.approx(MIB // 4, rel=0.3)
 
 
@@ -255,4 +255,4 @@ def test_growth_of_cudas_memory_is_a_leak(hook):
     for _ in range(2 * LEAST * SPAN):
         train(net(), 10, lambda _output, _loss: kept.append(torch.empty(MIB // 4, device="cuda")))
         hook.plugin("memory").tick(0.0)
-    assert any(incident["place"] == "cuda:0" for incident in hook.incidents)
+    assert any(incident.fields["place"] == "cuda:0" for incident in hook.incidents)

@@ -30,10 +30,14 @@ class TestForward:
         hook.start("nan")
         train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         incident = hook.incident
-        assert incident["message"].startswith("first NaN: layers.2.fc output at step 3")
-        assert incident["stack"] == ["(root)", "layers", "layers.2", "layers.2.fc"]
-        assert (incident["nan_count"], incident["inf_count"], incident["elements"]) == (1, 0, 40)
-        assert (incident["shape"], incident["dtype"], incident["is_exact"]) == ([5, 8], "float32", True)
+        assert incident.message.startswith("first NaN: layers.2.fc output at step 3")
+        assert incident.fields["stack"] == ["(root)", "layers", "layers.2", "layers.2.fc"]
+        assert (incident.fields["nan_count"], incident.fields["inf_count"], incident.fields["elements"]) == (1, 0, 40)
+        assert (incident.fields["shape"], incident.fields["dtype"], incident.fields["is_exact"]) == (
+            [5, 8],
+            "float32",
+            True,
+        )
 
     def test_consequences_are_counted_and_not_reported(self, hook):
         model = net()
@@ -64,8 +68,8 @@ class TestForward:
         hook.start("nan")
         train(model, strike=strike)
         assert found(hook.incident) == (owner, "param", "nan", 3)
-        assert hook.incident["parameter"] == "weight"
-        assert f"{owner} parameter weight at step 3" in hook.incident["message"]
+        assert hook.incident.fields["parameter"] == "weight"
+        assert f"{owner} parameter weight at step 3" in hook.incident.message
 
     def test_bad_batch_is_the_models_input(self, hook):
         model = net()
@@ -185,8 +189,8 @@ class TestInPlace:
         hook.start("nan")
         nn.Sequential(nn.Identity(), Spoiler())(torch.ones(4))
         assert found(hook.incident)[:3] == ("1", "output", "nan")
-        assert hook.incident["inputs"] == "unknown"
-        assert "changed its inputs in place" in hook.incident["message"]
+        assert hook.incident.fields["inputs"] == "unknown"
+        assert "changed its inputs in place" in hook.incident.message
 
     def test_module_that_was_given_a_bad_input_and_did_not_change_it_is_not_named(self, hook):
         class Between(nn.Module):
@@ -207,7 +211,7 @@ class TestRecorder:
         model = net(layers=2)
         hook.start("nan", recorder=3)
         train(model, strike=lambda: model.layers[1].fc.register_forward_hook(poison(NAN)))
-        calls = hook.incident["calls_before"]
+        calls = hook.incident.fields["calls_before"]
         assert [call["module"] for call in calls] == ["layers.0.act", "layers.0", "layers.1.norm"]
         assert all(call["min"] <= call["max"] and call["norm"] > 0 for call in calls[1:])
 
@@ -215,7 +219,7 @@ class TestRecorder:
         hook.start("nan")
         model = net()
         train(model, at=4, strike=lambda: model.head.register_forward_hook(poison(NAN)))
-        steps = hook.incident["steps_before"]
+        steps = hook.incident.fields["steps_before"]
         assert [one["step"] for one in steps] == [1, 2, 3]
         assert all(one["loss"] > 0 and one["largest_gradient"] > 0 and one["lr"] == 0.01 for one in steps)
 

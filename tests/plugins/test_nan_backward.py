@@ -23,7 +23,7 @@ class TestBackward:
         hook.start("nan")
         train(model, strike=strike)
         assert found(hook.incident) == (layer, "grad", "nan", 3)
-        assert f"first NaN: {layer} gradient at step 3" in hook.incident["message"]
+        assert f"first NaN: {layer} gradient at step 3" in hook.incident.message
 
     def test_module_whose_own_backward_makes_it_is_named(self, hook):
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Wrap(lambda x: (x * 0).sqrt()), nn.Linear(4, 1))
@@ -44,7 +44,7 @@ class TestBackward:
         hook.start("nan")
         train(model, strike=lambda: model.layers[1].fc.bias.register_hook(lambda g: g * NAN))
         assert found(hook.incident) == ("layers.1.fc", "grad", "nan", 3)
-        assert hook.incident["parameter"] == "bias"
+        assert hook.incident.fields["parameter"] == "bias"
 
     def test_parameter_of_a_second_model_has_its_name(self, hook):
         first, second = net(), nn.Linear(4, 1)
@@ -58,7 +58,7 @@ class TestBackward:
         hook.start("nan")
         train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
         assert found(hook.incident) == ("", "loss", "nan", 3)
-        assert hook.incident["message"].startswith("first NaN: loss at step 3")
+        assert hook.incident.message.startswith("first NaN: loss at step 3")
 
     def test_gradients_that_an_in_place_relu_passes_on_are_seen(self, hook):
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
@@ -125,7 +125,7 @@ class TestBackward:
         hook.start("nan")
         model(torch.randn(3, 4, requires_grad=True)).sum().backward()
         optimizer.step()
-        assert hook.incident["where"] == "grad"
+        assert hook.incident.fields["where"] == "grad"
         assert hook.value("nan_amp_skipped_steps") == 0
 
 

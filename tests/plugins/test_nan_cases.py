@@ -48,7 +48,7 @@ class Run:
 
 
 def findings(hook):
-    return [(one["module"], one["where"], one["step"]) for one in hook.incidents if one["kind"] in ("nan", "inf")]
+    return [(one.module, one.fields["where"], one.step) for one in hook.incidents if one.kind in ("nan", "inf")]
 
 
 class TestOneAfterTheOther:
@@ -62,7 +62,7 @@ class TestOneAfterTheOther:
         run.steps(101)
         run.steps(1, bad="1")
         assert findings(hook) == [("(root)", "input", 3), ("1", "output", 156)]
-        assert hook.incidents[-1]["message"].startswith("another NaN: 1 (Residual) output at step 156")
+        assert hook.incidents[-1].message.startswith("another NaN: 1 (Residual) output at step 156")
         assert hook.value("nan_first_step") == 3
         assert hook.metric("nan_origin") == {("(root)", "input", "nan"): 1, ("1", "output", "nan"): 1}
 
@@ -80,7 +80,7 @@ class TestOneAfterTheOther:
         hook.start("nan", policy="skip", every=50)
         run.steps(2)
         run.steps(1, bad="1.fc")
-        assert hook.incidents[-1]["is_exact"] is False
+        assert hook.incidents[-1].fields["is_exact"] is False
         assert all(self.looked_at(hook, run, 10))
         run.steps(92)
         assert sum(self.looked_at(hook, run, 100)) == 2
@@ -101,7 +101,7 @@ class TestOriginMetric:
         run.steps(2)
         run.steps(1, bad="1.fc")
         incident = hook.incident
-        places = [incident["module"], *incident["or_in"]]
+        places = [incident.module, *incident.fields["or_in"]]
         assert "1.fc" in places
         assert hook.metric("nan_origin") == {
             (place, "output", "nan"): pytest.approx(1 / len(places)) for place in places
@@ -160,8 +160,8 @@ class TestNewOptions:
         run.steps(4)
         self.configure(hook, run)
         run.steps(1, bad="1")
-        assert hook.incident["is_exact"] is True
-        assert len(hook.incident["steps_before"]) >= 4
+        assert hook.incident.fields["is_exact"] is True
+        assert len(hook.incident.fields["steps_before"]) >= 4
 
     def test_row_of_skipped_steps_goes_on(self, hook):
         model = nn.Linear(4, 1)
@@ -207,7 +207,7 @@ class TestNewOptions:
         hook.start("nan", policy="pause")
         thread = threading.Thread(target=training)
         thread.start()
-        wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
+        wait_until(lambda: [one for one in hook.incidents if one.kind == "paused"], what="the pause")
         hook.configure("nan", policy="report")
         thread.join(60)
         assert done.is_set()

@@ -33,7 +33,7 @@ def train(model, steps=12, bad=6, before=lambda: None, strike=lambda: None):
 
 
 def named(incident):
-    return incident["module"], incident["where"], incident.get("parameter"), incident["step"]
+    return incident.module, incident.fields["where"], incident.fields.get("parameter"), incident.step
 
 
 @pytest.mark.parametrize("options", [{}, {"every": 1}], ids=["default", "every=1"])

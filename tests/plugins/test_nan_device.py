@@ -46,7 +46,7 @@ def train(model, steps=6, strike=None, loss=lambda out: out.square().mean()):
 
 
 def named(incident):
-    return incident["module"], incident["where"], incident.get("parameter"), incident["kind"], incident["step"]
+    return incident.module, incident.fields["where"], incident.fields.get("parameter"), incident.kind, incident.step
 
 
 @pytest.mark.parametrize("every", [{}, {"every": 1}], ids=["default", "every=1"])
@@ -57,7 +57,7 @@ def test_the_parameter_of_a_bad_gradient_is_named(hook, every, kind):
     train(model, strike=lambda: model[1].fc.bias.grad[1:2].fill_(kind))
     first = hook.incidents[0]
     assert named(first) == ("1.fc", "grad", "bias", str(kind), 3)
-    assert "1.fc gradient bias at step 3" in first["message"]
+    assert "1.fc gradient bias at step 3" in first.message
     assert {labels[:2] for labels in hook.metric("nan_nonfinite")} >= {("1.fc", "grad")}
 
 
@@ -81,8 +81,8 @@ def test_what_a_block_uses_without_a_call_makes_it_uncertain(hook, is_parameter)
     train(model, steps=4, loss=lambda out: out.detach().requires_grad_().sum())
     first = hook.incidents[0]
     assert named(first)[:2] == ("1", "output")
-    assert ("parameters" in first) is is_parameter
-    assert ("a parameter or buffer inside of it is bad now" in first["message"]) is is_parameter
+    assert ("parameters" in first.fields) is is_parameter
+    assert ("a parameter or buffer inside of it is bad now" in first.message) is is_parameter
 
 
 def test_of_several_the_last_in_the_models_order_is_the_first_in_the_backwards(hook):
@@ -134,7 +134,7 @@ def test_a_bad_parameter_is_named(hook, name):
     model.register_forward_pre_hook(spoil)
     train(model)
     assert named(hook.incidents[0]) == ("1.fc", "param", name, "nan", 4)
-    assert f"1.fc parameter {name} at step 4" in hook.incidents[0]["message"]
+    assert f"1.fc parameter {name} at step 4" in hook.incidents[0].message
 
 
 def test_a_bad_buffer_is_named(hook):
@@ -151,7 +151,7 @@ def test_a_bad_buffer_is_named(hook):
     hook.start("nan", every=1)
     train(model, strike=lambda: model[0].shift.fill_(INF))
     assert named(hook.incidents[0])[:3] == ("0", "param", "shift")
-    assert "0 (Shifted) buffer shift" in hook.incidents[0]["message"]
+    assert "0 (Shifted) buffer shift" in hook.incidents[0].message
 
 
 def test_under_a_scaler_the_parameter_is_named_once_an_overflow_has_become_an_incident(hook):

@@ -16,10 +16,10 @@ class TestWhatIsSaid:
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.head.register_forward_hook(lambda _m, _i, o: o * INF))
         assert found(hook.incident) == ("head", "output", "inf", 3)
-        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
-        assert hook.incident["stack"] == ["(root)", "head"]
-        assert (hook.incident["inf_count"], hook.incident["shape"]) == (5, [5, 1])
-        before = [call["module"] for call in hook.incident["calls_before"]]
+        assert (hook.incident.fields["is_exact"], hook.incident.fields["since_step"]) == (True, 3)
+        assert hook.incident.fields["stack"] == ["(root)", "head"]
+        assert (hook.incident.fields["inf_count"], hook.incident.fields["shape"]) == (5, [5, 1])
+        before = [call["module"] for call in hook.incident.fields["calls_before"]]
         assert before[-2:] == ["layers.3", "layers"]
 
     def test_small_outputs_are_there_to_be_traced_back_also_where_nothing_else_needs_them(self, hook):
@@ -27,7 +27,7 @@ class TestWhatIsSaid:
         hook.start("nan", every=4)
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         assert found(hook.incident) == ("layers.2.fc", "output", "nan", 3)
-        assert hook.incident["is_exact"] is True
+        assert hook.incident.fields["is_exact"] is True
 
     def test_what_never_leaves_the_model_is_found_in_a_step_that_is_not_sampled(self, hook):
         class Healing(nn.Module):
@@ -38,8 +38,8 @@ class TestWhatIsSaid:
         hook.start("nan", every=50)
         train(model, steps=8, strike=lambda: model[1][0].register_forward_hook(poison(NAN)))
         assert found(hook.incident) == ("1.0", "output", "nan", 3)
-        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
-        assert hook.incident["stack"] == ["(root)", "1", "1.0"]
+        assert (hook.incident.fields["is_exact"], hook.incident.fields["since_step"]) == (True, 3)
+        assert hook.incident.fields["stack"] == ["(root)", "1", "1.0"]
 
     def test_what_is_too_large_to_be_looked_at_as_it_returns_is_traced_back_from_what_is_not(self, hook):
         model = nn.Sequential(
@@ -48,8 +48,8 @@ class TestWhatIsSaid:
         hook.start("nan", every=50)
         train(model, steps=8, strike=lambda: model[1].register_forward_hook(poison(NAN)))
         assert found(hook.incident) == ("1", "output", "nan", 3)
-        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (True, 3)
-        assert "or_in" not in hook.incident
+        assert (hook.incident.fields["is_exact"], hook.incident.fields["since_step"]) == (True, 3)
+        assert "or_in" not in hook.incident.fields
 
     def test_what_is_too_large_for_once_is_traced_back_too(self, hook):
         model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
@@ -61,7 +61,7 @@ class TestWhatIsSaid:
             model(torch.randn(size, 4)).mean().backward()
             optimizer.step()
         assert found(hook.incident) == ("1", "output", "nan", 3)
-        assert hook.incident["is_exact"] is True
+        assert hook.incident.fields["is_exact"] is True
 
     def test_where_outputs_are_gone_it_says_in_which_modules_it_may_have_been_born(self, hook):
         hook.pretend(large=True)
@@ -70,9 +70,9 @@ class TestWhatIsSaid:
         train(model, steps=8, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         incident = hook.incident
         assert found(incident) == ("layers.2", "output", "nan", 3)
-        assert incident["or_in"] == ["layers.2.fc", "layers.2.act"]  # nothing needs these two for the backward
-        assert incident["is_exact"] is False
-        assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident["message"]
+        assert incident.fields["or_in"] == ["layers.2.fc", "layers.2.act"]  # nothing needs these two for the backward
+        assert incident.fields["is_exact"] is False
+        assert "born there, or in layers.2.fc, layers.2.act, whose outputs are gone" in incident.message
 
     def test_the_model_is_not_blamed_for_what_was_traced_back_inside_of_it(self, hook):
         """From the trace on, every module is looked at: nothing is known of those that had returned before it."""
@@ -88,7 +88,7 @@ class TestWhatIsSaid:
         model = nn.Sequential(nn.Linear(4, 4), Drops(), nn.Linear(4, 4))
         hook.start("nan", every=1000)
         train(model, strike=lambda: model[1].inner.register_forward_hook(poison(NAN)))
-        assert {one["module"]: one["or_in"] for one in findings(hook)} == {"1": ["1.inner"]}
+        assert {one.module: one.fields["or_in"] for one in findings(hook)} == {"1": ["1.inner"]}
         assert hook.metric("hookd_nan_origin") == {("1", "output", "nan"): 0.5, ("1.inner", "output", "nan"): 0.5}
 
     def test_code_between_modules_is_named_as_the_module_that_it_is_in(self, hook):
@@ -106,8 +106,8 @@ class TestWhatIsSaid:
         train(model, strike=lambda: setattr(model[1], "mask", -INF))  # nothing may be looked at: the softmax is 0 / 0
         incident = hook.incident
         assert found(incident) == ("1", "output", "nan", 3)
-        assert incident["stack"] == ["(root)", "1"]
-        assert "1.project" not in incident.get("or_in", [])
+        assert incident.fields["stack"] == ["(root)", "1"]
+        assert "1.project" not in incident.fields.get("or_in", [])
 
     def test_code_of_a_model_between_its_modules_is_named_as_the_model(self, hook):
         class Divides(nn.Module):
@@ -128,9 +128,9 @@ class TestWhatIsSaid:
         model.head.weight.data.fill_(NAN)
         hook.start("nan")
         train(model, steps=2)
-        assert hook.incident["is_exact"] is False
-        assert "it may be older" in hook.incident["message"]
-        assert "(counted from the attach)" in hook.incident["message"]
+        assert hook.incident.fields["is_exact"] is False
+        assert "it may be older" in hook.incident.message
+        assert "(counted from the attach)" in hook.incident.message
 
     def test_patience_must_be_positive(self, hook):
         with pytest.raises(PluginError, match="amp_patience"):
@@ -157,7 +157,7 @@ class TestGate:
         hook.start("nan", every=4)
         train(model, strike=lambda: model.get_submodule(layer).weight.data.view(-1)[:1].fill_(NAN))
         assert found(hook.incident) == (owner, "param", "nan", 3)
-        assert (hook.incident["is_exact"], hook.incident["since_step"]) == (False, 2)
+        assert (hook.incident.fields["is_exact"], hook.incident.fields["since_step"]) == (False, 2)
 
     def test_bad_batch_is_the_models_input(self, hook):
         model = net()
@@ -170,7 +170,7 @@ class TestGate:
         hook.start("nan", every=4)
         train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
         assert found(hook.incident) == ("", "loss", "nan", 3)
-        assert hook.incident["is_exact"] is True
+        assert hook.incident.fields["is_exact"] is True
 
     def test_parameter_whose_bad_gradient_came_first_is_named(self, hook):
         model = net()
@@ -178,7 +178,7 @@ class TestGate:
         hooked = model.layers[2].register_forward_hook
         train(model, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
         assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
-        assert hook.incident["is_exact"] is False
+        assert hook.incident.fields["is_exact"] is False
 
     def test_module_is_named_when_it_makes_another_one_and_the_first_was_thrown_away(self, hook):
         hook.pretend(large=True)
@@ -195,10 +195,10 @@ class TestGate:
             optimizer.step()
         first, second = hook.incidents
         assert found(first) == ("layers.2", "output", "nan", 3)
-        assert (first["is_exact"], first["since_step"]) == (False, 3)
+        assert (first.fields["is_exact"], first.fields["since_step"]) == (False, 3)
         assert found(second) == ("layers.2.fc", "output", "nan", 4)
-        assert (second["is_exact"], second["since_step"]) == (False, 2)
-        assert second["first_seen"] == {"step": 3, "module": "layers.2", "where": "output"}
+        assert (second.fields["is_exact"], second.fields["since_step"]) == (False, 2)
+        assert second.fields["first_seen"] == {"step": 3, "module": "layers.2", "where": "output"}
         assert hook.metric("nan_origin") == {("layers.2.fc", "output", "nan"): 1}
         assert hook.value("nan_first_step") == 3
 
@@ -240,7 +240,7 @@ class TestGate:
     def test_incident_has_the_stack_of_the_training_code(self, hook):
         hook.start("nan", every=4)
         train(net(), loss=lambda out, step: out.mean() * (NAN if step >= 3 else 1))
-        *_, last = hook.incident["python_stack"]
+        *_, last = hook.incident.fields["python_stack"]
         assert "layered.py" in last
         assert last.endswith(" train")
 
@@ -262,16 +262,16 @@ class TestGradientsOfOneStepInTen:
         hooked = model.layers[2].register_forward_hook
         train(model, steps=8, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
         assert found(hook.incident) == ("embed", "param", "nan", 4)
-        assert (hook.incident["since_step"], hook.incident["gradients"]) == (None, "unknown")
-        assert (hook.incident["since_if_used"], hook.incident["last_bad"]) == (3, "layers.2.fc.bias"), (
+        assert (hook.incident.fields["since_step"], hook.incident.fields["gradients"]) == (None, "unknown")
+        assert (hook.incident.fields["since_if_used"], hook.incident.fields["last_bad"]) == (3, "layers.2.fc.bias"), (
             "when and where it went bad"
         )
         said = (
             "; it may be older than that; not all gradients were checked:"
             " if the parameter is used in every step, it went bad in step 3; "
         )
-        assert f"{said}14 parameters are bad, the last in the model is layers.2.fc.bias" in hook.incident["message"]
-        steps = hook.incident["steps_before"]
+        assert f"{said}14 parameters are bad, the last in the model is layers.2.fc.bias" in hook.incident.message
+        steps = hook.incident.fields["steps_before"]
         assert [("loss" in one, "largest_gradient" in one) for one in steps] == [
             (True, True),
             *[(True, False)] * (len(steps) - 1),
@@ -284,8 +284,8 @@ class TestGradientsOfOneStepInTen:
         hooked = model.layers[2].fc.register_forward_hook
         train(model, steps=8, strike=lambda: hooked(lambda _m, _i, o: o.register_hook(lambda g: g * NAN) and None))
         assert found(hook.incident) == ("layers.2.fc", "grad", "nan", 3)
-        assert hook.incident["or_in"] == ["layers.2.act", "layers.3.norm"]
-        assert "born in its backward, or in that of layers.2.act, layers.3.norm, or in code" in hook.incident["message"]
+        assert hook.incident.fields["or_in"] == ["layers.2.act", "layers.3.norm"]
+        assert "born in its backward, or in that of layers.2.act, layers.3.norm, or in code" in hook.incident.message
         assert hook.metric("nan_origin")["layers.2.fc", "grad", "nan"] == pytest.approx(1 / 3)
 
     def test_under_a_scaler_each_step_is_looked_at(self, hook):
@@ -304,7 +304,7 @@ class TestGradientsOfOneStepInTen:
         train(model, steps=8, strike=lambda: struck.register_hook(lambda grad: torch.full_like(grad, INF)))
         module, _, own = where.partition(".")
         assert found(hook.incident) == (module, "param", "inf", 4)
-        assert (hook.incident["parameter"], hook.incident["since_if_used"]) == (own, 3)
+        assert (hook.incident.fields["parameter"], hook.incident.fields["since_if_used"]) == (own, 3)
 
     def test_of_a_parameter_that_is_not_used_in_each_step_no_step_is_named(self, hook):
         model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
@@ -329,7 +329,7 @@ class TestGradientsOfOneStepInTen:
             if net.step == 4:
                 handle.remove()
         assert found(hook.incident) == ("model.1", "param", "nan", 24)
-        assert hook.incident["since_step"] is None
+        assert hook.incident.fields["since_step"] is None
 
     def test_gradients_of_a_closure_are_looked_at_in_each_step(self, hook):
         model = nn.Linear(4, 1)

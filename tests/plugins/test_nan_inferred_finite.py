@@ -94,8 +94,8 @@ def test_an_origin_is_named_all_the_same(hook, at):
     hook.start("nan", every=1)
     train(net, 5, strike=4, at=at)
     incident = hook.incident
-    assert (incident["module"], incident["where"], incident["kind"], incident["step"]) == (at, "output", "nan", 4)
-    assert incident["is_exact"]
+    assert (incident.module, incident.fields["where"], incident.kind, incident.step) == (at, "output", "nan", 4)
+    assert incident.fields["is_exact"]
 
 
 def test_less_than_half_of_a_chain_is_read(hook, monkeypatch):
@@ -123,8 +123,8 @@ def test_all_is_read_where_a_hook_may_have_made_it_good(hook):
     train(net, 4)
     net[6].register_forward_pre_hook(lambda _m, args: (args[0].nan_to_num(0.0),))
     train(net, 2, strike=2, at="5")
-    assert hook.incident["module"] == "5"
-    assert hook.incident["is_exact"]
+    assert hook.incident.module == "5"
+    assert hook.incident.fields["is_exact"]
 
 
 def test_all_is_read_where_a_hook_of_all_modules_may_have_made_it_good(hook):
@@ -139,7 +139,7 @@ def test_all_is_read_where_a_hook_of_all_modules_may_have_made_it_good(hook):
         train(net, 2, strike=2, at="5")
     finally:
         handle.remove()
-    assert hook.incident["module"] == "5"
+    assert hook.incident.module == "5"
 
 
 def test_all_is_read_where_a_plugin_may_have_made_it_good(hook):
@@ -155,4 +155,4 @@ def test_all_is_read_where_a_plugin_may_have_made_it_good(hook):
     net = chain()
     train(net, 4)
     train(net, 2, strike=2, at="5")
-    assert [one["module"] for one in hook.incidents if one["plugin"] == "nan"] == ["5"]
+    assert [one.module for one in hook.incidents if one.plugin == "nan"] == ["5"]

@@ -52,7 +52,7 @@ def train(
 
 
 def place(incident):
-    return incident["module"], incident["where"], incident["kind"], incident["step"]
+    return incident.module, incident.fields["where"], incident.kind, incident.step
 
 
 def bad_batch():
@@ -83,8 +83,8 @@ class TestBuffers:
         hook.start("nan", every=every)
         train(model, strike=lambda: model[1].running_mean.fill_(NAN))
         assert place(hook.incident) == ("1", "param", "nan", AT)
-        assert (hook.incident["parameter"], hook.incident["is_buffer"]) == ("running_mean", True)
-        assert "1 (BatchNorm1d) buffer running_mean" in hook.incident["message"]
+        assert (hook.incident.fields["parameter"], hook.incident.fields["is_buffer"]) == ("running_mean", True)
+        assert "1 (BatchNorm1d) buffer running_mean" in hook.incident.message
 
     def test_infinity_that_a_buffer_may_well_have_is_not_blamed(self, hook, every):
         born = Born()
@@ -111,9 +111,9 @@ class TestBuffers:
         hook.start("nan", every=every)
         train(model, strike=lambda: setattr(model[1], "by", 0.0))
         assert place(hook.incident) == ("1", "output", "inf", AT)
-        assert hook.incident["is_exact"] is False
-        assert hook.incident["buffer"] == "mean"
-        assert "its buffer mean is bad as well" in hook.incident["message"]
+        assert hook.incident.fields["is_exact"] is False
+        assert hook.incident.fields["buffer"] == "mean"
+        assert "its buffer mean is bad as well" in hook.incident.message
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -124,7 +124,7 @@ class TestKind:
         hook.start("nan", every=every)
         train(model, strike=lambda: setattr(model[1], "is_on", True))
         assert place(hook.incident) == ("1", "output", "inf", AT)
-        assert (hook.incident["nan_count"], hook.incident["inf_count"]) == (0, 20)
+        assert (hook.incident.fields["nan_count"], hook.incident.fields["inf_count"]) == (0, 20)
         assert {kind for _, _, kind in hook.metric("nan_origin")} == {"inf"}
 
     def test_kind_is_that_of_the_parameter(self, hook, every):
@@ -142,8 +142,8 @@ class TestKind:
         for _ in range(2):
             model = nn.Sequential(nn.Identity(), Two())
             model(torch.ones(3))
-        assert hook.incident["kind"] == "nan"
-        assert hook.incident["nan_count"] == 3
+        assert hook.incident.kind == "nan"
+        assert hook.incident.fields["nan_count"] == 3
 
 
 class Normalize(nn.Module):
@@ -159,8 +159,8 @@ def test_batch_that_the_model_has_changed_in_place_is_not_blamed(hook, every):
     hook.start("nan", every=every)
     train(model, batch=lambda: torch.full((5, 4), 2.0))
     assert place(hook.incident) == ("1", "output", "nan", AT)
-    assert (hook.incident["is_exact"], hook.incident["inputs"]) == (False, "unknown")
-    assert "has changed its inputs in place" in hook.incident["message"]
+    assert (hook.incident.fields["is_exact"], hook.incident.fields["inputs"]) == (False, "unknown")
+    assert "has changed its inputs in place" in hook.incident.message
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
@@ -172,8 +172,13 @@ def test_nested_tensor_without_one_size_is_named(hook):
     hook.start("nan")
     nn.Sequential(nn.Identity(), Ragged())(torch.randn(5, 4))
     first = hook.incidents[0]
-    assert (first["module"], first["where"], first["nan_count"], first["elements"]) == ("1", "output", 4, 7)
-    assert first["shape"] is None
+    assert (first.module, first.fields["where"], first.fields["nan_count"], first.fields["elements"]) == (
+        "1",
+        "output",
+        4,
+        7,
+    )
+    assert first.fields["shape"] is None
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -187,7 +192,7 @@ def test_parameter_that_an_optimizer_broke_is_as_old_as_that_step(hook, every):
         model(torch.randn(5, 4)).mean().backward()
         optimizer.step()
     assert place(hook.incident) == ("1", "param", "nan", 6)
-    assert (hook.incident["is_exact"], hook.incident["since_step"]) == (False, 5)
+    assert (hook.incident.fields["is_exact"], hook.incident.fields["since_step"]) == (False, 5)
 
 
 class Borrower(nn.Module):
@@ -228,8 +233,8 @@ def test_what_is_used_without_a_call_of_its_module_is_named(hook, every, make, o
     tensor = operator.attrgetter(f"{owner[2:]}.{name}")(model[1])
     train(model, strike=lambda: tensor.data.view(-1)[:1].fill_(NAN))
     assert place(hook.incident) == (owner, "param", "nan", AT)
-    assert hook.incident["parameter"] == name
-    assert hook.incident.get("is_buffer", False) is (name == "running_mean")
+    assert hook.incident.fields["parameter"] == name
+    assert hook.incident.fields.get("is_buffer", False) is (name == "running_mean")
 
 
 def test_a_bad_tensor_that_nothing_uses_is_not_blamed_for_what_a_batch_brings(hook):
@@ -284,8 +289,8 @@ def test_a_bad_parameter_is_blamed_as_far_as_it_is_known_to_be_used(hook, every,
     hook.start("nan", every=every)
     train(model, strike=lambda: setattr(model[1], "is_on", True), make=torch.optim.Adam if adam else torch.optim.SGD)
     assert place(hook.incident) == (*expected, "nan", AT)
-    assert hook.incident["is_exact"] is adam
-    assert hook.incident.get("if_used_in") == (None if adam else "1")
+    assert hook.incident.fields["is_exact"] is adam
+    assert hook.incident.fields.get("if_used_in") == (None if adam else "1")
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -294,7 +299,7 @@ def test_an_infinity_in_a_buffer_inside_is_reported_and_not_blamed(hook, every):
     hook.start("nan", every=every)
     train(model, strike=lambda: setattr(model[1], "is_on", True))
     assert place(hook.incident) == ("1", "output", "nan", AT)
-    assert (hook.incident["is_exact"], hook.incident["buffer"]) == (False, "1.ranges least")
+    assert (hook.incident.fields["is_exact"], hook.incident.fields["buffer"]) == (False, "1.ranges least")
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -303,7 +308,7 @@ def test_a_buffer_of_a_module_in_training_that_nobody_calls_is_not_overlooked(ho
     hook.start("nan", every=every)
     train(model, strike=lambda: model[1].norm.running_var.fill_(NAN))
     assert place(hook.incident) == ("1.norm", "param", "nan", AT)
-    assert (hook.incident["parameter"], hook.incident["if_used_in"]) == ("running_var", "1")
+    assert (hook.incident.fields["parameter"], hook.incident.fields["if_used_in"]) == ("running_var", "1")
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -313,8 +318,8 @@ def test_a_bad_parameter_somewhere_else_makes_nothing_exact(hook, every):
     hook.start("nan", every=every)
     tokens = torch.tensor([0, 1, 2])
     train(model, strike=lambda: table.weight.data[4].fill_(NAN), batch=lambda: tokens, wrap=lambda x: tokens)
-    assert hook.incident["is_exact"] is False
-    assert (hook.incident["module"], hook.incident.get("elsewhere")) in {("2", "0 parameter weight"), ("0", None)}
+    assert hook.incident.fields["is_exact"] is False
+    assert (hook.incident.module, hook.incident.fields.get("elsewhere")) in {("2", "0 parameter weight"), ("0", None)}
 
 
 class Bag:
@@ -337,9 +342,9 @@ class TestWhatIsNotLookedInto:
 
         hook.start("nan", every=every)
         train(Opens(), batch=lambda: torch.full((5, 4), NAN), wrap=Bag)
-        assert hook.incident["is_exact"] is False
-        assert hook.incident["inputs"] == "partly"
-        assert "was given more than can be checked" in hook.incident["message"]
+        assert hook.incident.fields["is_exact"] is False
+        assert hook.incident.fields["inputs"] == "partly"
+        assert "was given more than can be checked" in hook.incident.message
 
     def test_output_of_which_not_all_is_seen_is_among_the_places(self, hook, every):
         class Many(nn.Module):
@@ -360,8 +365,8 @@ class TestWhatIsNotLookedInto:
         model = Sums()
         hook.start("nan", every=every)
         train(model, strike=lambda: setattr(model.many, "is_on", True))
-        assert hook.incident["is_exact"] is False
-        assert "many" in hook.incident["or_in"]
+        assert hook.incident.fields["is_exact"] is False
+        assert "many" in hook.incident.fields["or_in"]
 
     def test_module_that_is_called_under_a_transform_is_among_the_places(self, hook, every):
         class Mapped(nn.Module):
@@ -376,7 +381,7 @@ class TestWhatIsNotLookedInto:
         hook.start("nan", every=every)
         train(model, strike=lambda: setattr(model[1].inner, "is_on", True))
         assert place(hook.incident) == ("1", "output", "nan", AT)
-        assert hook.incident["or_in"] == ["1.inner"]
+        assert hook.incident.fields["or_in"] == ["1.inner"]
 
 
 @pytest.mark.parametrize("form", [lambda x: SimpleNamespace(a=x), lambda x: UserDict(a=[x]), lambda x: deque([x])])
@@ -387,7 +392,7 @@ def test_containers_of_the_standard_library_are_looked_into(hook, form):
 
     hook.start("nan")
     nn.Sequential(nn.Identity(), Wraps())(torch.ones(3))
-    assert (hook.incident["module"], hook.incident["nan_count"]) == ("1", 3)
+    assert (hook.incident.module, hook.incident.fields["nan_count"]) == ("1", 3)
 
 
 class Log(nn.Module):
@@ -406,8 +411,8 @@ class TestMinusInfinity:
         hook.start("nan", every=every)
         train(model, strike=lambda: setattr(model[1], "is_on", True), loss=lambda out: out.square().mean())
         assert place(hook.incident) == ("", "loss", "inf", AT)
-        assert (hook.incident["is_exact"], hook.incident["neginf_in"]) == (False, ["1"])
-        assert "the output of 1 has -inf, which is taken for a mask unless neginf=true" in hook.incident["message"]
+        assert (hook.incident.fields["is_exact"], hook.incident.fields["neginf_in"]) == (False, ["1"])
+        assert "the output of 1 has -inf, which is taken for a mask unless neginf=true" in hook.incident.message
 
     def test_module_that_makes_it_is_named_where_that_is_asked_for(self, hook, every):
         model = nn.Sequential(nn.Linear(4, 4), Log())
@@ -420,4 +425,4 @@ def test_module_that_makes_a_nan_of_minus_infinity_is_reported_with_it(hook):
     hook.start("nan")
     nn.Sequential(Log(), nn.Softmax(-1))(torch.full((2, 4), -INF))
     assert place(hook.incident)[:2] == ("1", "output")
-    assert hook.incident["neginf_in"] == "inputs"
+    assert hook.incident.fields["neginf_in"] == "inputs"

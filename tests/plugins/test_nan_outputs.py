@@ -75,7 +75,7 @@ class TestKindsOfOutputs:
         model = nn.Sequential(nn.Identity(), Source(BAD[name]))
         hook.start("nan")
         model(torch.ones(1))
-        assert (hook.incident["module"], hook.incident["where"]) == ("1", "output")
+        assert (hook.incident.module, hook.incident.fields["where"]) == ("1", "output")
 
     @pytest.mark.parametrize("name", GOOD)
     @pytest.mark.filterwarnings("ignore:.*quantiz.*")
@@ -91,4 +91,4 @@ class TestKindsOfOutputs:
 
         hook.start("nan")
         nn.Sequential(Source(lambda: torch.tensor([NAN]).as_subclass(Image)))(torch.ones(1))
-        assert hook.incident["module"] == "0"
+        assert hook.incident.module == "0"

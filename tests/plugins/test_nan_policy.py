@@ -22,7 +22,7 @@ class TestPolicy:
         with pytest.raises(FloatingPointError, match=r"first NaN: layers\.2\.fc output at step 3"):
             train(model, strike=lambda: model.layers[2].fc.register_forward_hook(poison(NAN)))
         assert hook.value("nan_policy", "raise") == 1
-        assert [one["kind"] for one in hook.incidents] == ["training_changed", "nan"]
+        assert [one.kind for one in hook.incidents] == ["training_changed", "nan"]
         model.layers[2].fc._forward_hooks.clear()
         train(model)  # the rest of the failed step does not get in the way
 
@@ -82,7 +82,7 @@ class TestPolicy:
         hook.start("nan", policy="pause")
         thread = threading.Thread(target=training)
         thread.start()
-        wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
+        wait_until(lambda: [one for one in hook.incidents if one.kind == "paused"], what="the pause")
         for _ in range(2):
             wait_until(
                 lambda: "paused" in [one.phase for one in hook.read().heartbeats], what="a thread that is paused"
@@ -98,7 +98,7 @@ class TestPolicy:
         thread = threading.Thread(target=train, args=(net(),), kwargs={"loss": lambda out, _step: out.mean() * NAN})
         hook.start("nan", policy="pause")
         thread.start()
-        wait_until(lambda: [one for one in hook.incidents if one["kind"] == "paused"], what="the pause")
+        wait_until(lambda: [one for one in hook.incidents if one.kind == "paused"], what="the pause")
         hookd.stop(0.5)
         thread.join(60)
         assert not thread.is_alive()
@@ -116,7 +116,7 @@ class TestPolicy:
 
         for _ in range(3):
             optimizer.step(closure)
-        (refused,) = [one["message"] for one in hook.incidents if one["kind"] == "refused"]
+        (refused,) = [one.message for one in hook.incidents if one.kind == "refused"]
         assert refused.startswith("nan: policy=skip does nothing with LBFGS")
         assert hook.value("nan_policy", "skip") == 0
 

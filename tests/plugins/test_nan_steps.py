@@ -66,7 +66,7 @@ class TestSeveralOptimizers:
         both = TwoModels(fused=fused)
         hook.start("nan", amp_patience=5)
         getattr(both, how)(10)
-        assert (hook.incident["module"], hook.incident["where"]) == ("2", "grad")
+        assert (hook.incident.module, hook.incident.fields["where"]) == ("2", "grad")
         assert hook.value("nan_amp_skipped_steps") == 10 if fused else 9  # the last is not known to be skipped yet
 
     def test_good_step_of_its_own_ends_the_row(self, hook, fused, how):
@@ -143,15 +143,15 @@ class TestClosures:
         model = nn.Linear(4, 1)
         hook.start("nan", policy="skip")
         closures(model, torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3))
-        assert [one for one in hook.incidents if one["kind"] == "refused" and "LBFGS" in one["message"]]
+        assert [one for one in hook.incidents if one.kind == "refused" and "LBFGS" in one.message]
         assert hook.value("nan_policy", "skip") == 0
 
     def test_origin_is_reported_in_the_step_whose_closure_has_it(self, hook):
         model = nn.Linear(4, 1)
         hook.start("nan", every=4)
         closures(model, torch.optim.Adam(model.parameters(), 0.1))
-        assert (hook.incident["where"], hook.incident["step"]) == ("input", 5)
-        assert [one["step"] for one in hook.incident["steps_before"]] == [1, 2, 3, 4]
+        assert (hook.incident.fields["where"], hook.incident.step) == ("input", 5)
+        assert [one["step"] for one in hook.incident.fields["steps_before"]] == [1, 2, 3, 4]
 
     def test_bad_gradient_alone_is_found_in_the_closure_that_made_it(self, hook):
         model = nn.Linear(4, 1)
@@ -160,7 +160,11 @@ class TestClosures:
         closures(model, optimizer, steps=2, bad=lambda _step: False)
         model.bias.register_hook(lambda gradient: gradient * NAN)
         closures(model, optimizer, steps=1, bad=lambda _step: False)
-        assert (hook.incident["where"], hook.incident["parameter"], hook.incident["step"]) == ("grad", "bias", 3)
+        assert (hook.incident.fields["where"], hook.incident.fields["parameter"], hook.incident.step) == (
+            "grad",
+            "bias",
+            3,
+        )
 
 
 def test_bad_gradients_that_recur_are_not_searched_for_their_parameter_again(hook, monkeypatch):
@@ -198,6 +202,6 @@ def test_after_a_hit_of_the_gate_the_gradients_of_all_modules_are_looked_at(hook
         model(torch.randn(3, 4)).mean().backward()
         optimizer.step()
     _, first, second = hook.incidents
-    assert (first["module"], first["parameter"], first["step"], first["is_exact"]) == ("1", "bias", 3, False)
-    assert (second["module"], second["where"], second["step"]) == ("2", "grad", again)
-    assert second["is_exact"] is (again == 6)  # in step 3 it was there, and not looked at
+    assert (first.module, first.fields["parameter"], first.step, first.fields["is_exact"]) == ("1", "bias", 3, False)
+    assert (second.module, second.fields["where"], second.step) == ("2", "grad", again)
+    assert second.fields["is_exact"] is (again == 6)  # in step 3 it was there, and not looked at

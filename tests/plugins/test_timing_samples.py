@@ -43,7 +43,7 @@ def test_a_longer_interval_loses_no_samples(hook):
 def test_a_batch_dimension_that_the_input_has_not_is_reported_once(hook, dim, is_odd):
     hook.start("timing", every=1, batch_dim=dim)
     train(net(), 3)
-    messages = [one["message"] for one in hook.incidents]
+    messages = [one.message for one in hook.incidents]
     assert len(messages) == is_odd
     assert all(f"batch_dim={dim}, but the input of (root) has 2 dimensions" in text for text in messages)
 

@@ -36,7 +36,7 @@ def replayed(bundle, *, allow=(), source=None, device=None):
 
 
 def reported(hook, kind):
-    return [one for one in hook.incidents if one["kind"] == kind]
+    return [one for one in hook.incidents if one.kind == kind]
 
 
 def text_of(bundle):

@@ -51,12 +51,12 @@ def train(model, *, steps=6, at=3, strike=None, optimizer=None, loss=None):
 
 
 def found(incident):
-    return incident["module"], incident["where"], incident["kind"], incident["step"]
+    return incident.module, incident.fields["where"], incident.kind, incident.step
 
 
 def findings(hook):
     """Return the incidents but for the one that tells of a policy that changes the training."""
-    return [one for one in hook.incidents if one["kind"] != "training_changed"]
+    return [one for one in hook.incidents if one.kind != "training_changed"]
 
 
 class Wrap(nn.Module):

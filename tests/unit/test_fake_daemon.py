@@ -118,8 +118,8 @@ def test_incidents_come_as_the_store_gives_them(fake_daemon):
     fake_daemon.incident("hang", "stands still", run="b", rank="3")
     assert fake_daemon.plugin("spread").seen[1:] == [("nan", "a", "0"), ("hang", "b", "3")]
     nan, hang = fake_daemon.incidents
-    assert (nan["pid"], nan["module"], nan["step"], nan["id"]) == (rank.pid, "head", 7, 1)
-    assert (hang["kind"], hang["id"]) == ("hang", 2)
+    assert (nan.pid, nan.module, nan.step, nan.id) == (rank.pid, "head", 7, 1)
+    assert (hang.kind, hang.id, hang.run, hang.rank) == ("hang", 2, "b", "3")
 
 
 def test_a_command_runs_as_if_it_was_typed(fake_daemon):
