@@ -601,7 +601,7 @@ def test_config_check_names_plugins_and_users_that_are_not_there(tmp_path):
     )
     done = hookd("config", "check", path)
     assert done.returncode == 2
-    assert "[attach] plugins: there is no plugin 'nann'. There are activations" in done.stderr
+    assert "[attach] plugins: there is no plugin 'nann'. Did you mean 'nan'? There are activations" in done.stderr
     assert "[[rule]] 1: there is no plugin 'timming'" in done.stderr
     path.write_text('[[rule]]\nuser = "no-such-user"\nmatch = "train.py"\nplugins = ["nan"]\n')
     done = hookd("config", "check", path)

@@ -20,6 +20,21 @@ def test_a_pid_has_ascii_digits_and_no_more_than_a_number_of_64_bits(word, capsy
     assert "is not an incident number" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'?"),
+        (["plugin", "lsit"], "No such command 'lsit'. Did you mean 'list'?"),
+        (["frobnicate"], "No such command 'frobnicate'."),
+        (["--jsno"], "No such option '--jsno'."),
+        (["run", "-p", "timming", "--", "true"], "Did you mean 'timing'? There are activations,"),
+    ],
+)
+def test_what_is_nearest_to_a_word_that_is_not_known_is_named(words, told, capsys):
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))

@@ -6,6 +6,7 @@ Plugins are found by metadata and source text, never imported: importing one wou
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import hashlib
 import importlib.metadata
@@ -90,10 +91,12 @@ def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) ->
             source = installed_source(entry)
             required = requirements.sources(name, entry.dist) if entry.dist is not None else {}
             return replace(source, files={**required, **source.files})
+    known = names(plugin_dirs)
+    near = "".join(f"Did you mean '{one}'? " for one in difflib.get_close_matches(name, known, 1))
     raise PluginError(
         "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs, trust))]),
         reason="unknown-plugin",
-        hint=f"There are {', '.join(names(plugin_dirs))}.",
+        hint=f"{near}There are {', '.join(known)}.",
     )
 
 

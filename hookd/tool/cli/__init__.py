@@ -6,6 +6,7 @@ returns its exit code, or None for 0; only `main` prints errors.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import io
@@ -66,6 +67,21 @@ class Commands(click.Group):
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the first word, as click does; the error for an unknown one names the command that is nearest.
+
+        click's own error looks only among commands that are imported already.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            near = [] if args[0].startswith("-") else difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            if not near:
+                raise
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{near[0]}'?", ctx) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
