@@ -47,7 +47,7 @@ def _runs() -> Panel:
         Column("Ranks up", "short", f"sum by (run) (hookd_target_up{{{NODES}}})"),
         Column("Steps/s", "short", _STEPS),
         Column("Step time", "s", step_time(NODES, "run")),
-        Column("Silent for", "s", f"max by (run) (hookd_heartbeat_age_seconds{{{NODES}}})", 60),
+        Column("Silent for", "s", f"max by (run) (time() - hookd_heartbeat_timestamp_seconds{{{NODES}}})", 60),
         Column("Hanging", "short", f"sum by (run) (hookd_hang{{{NODES}}})", 1),
         Column("Stragglers", "short", f"sum by (run) (hookd_straggler{{{NODES}}})", 1),
         Column("Incidents", "short", f"sum by (run) (hookd_incidents_total{{{NODES}}})", 1),

@@ -70,13 +70,13 @@ def _phases() -> list[Panel]:
     made = [lines(f"In {phase}", f"Seconds of a step by rank. {text}", "s",
                   Query(a_step(_PHASE, f'{RANKS}, phase="{phase}"', "rank"), RANK), width=8)
             for phase, text in PHASES.items()]  # fmt: skip
-    cores = Query(f"sum by (rank) ({rate('hookd_process_cpu_seconds_total', RANKS)})", RANK)
+    cores = Query(f"sum by (rank) ({rate('hookd_target_cpu_seconds_total', RANKS)})", RANK)
     return [*made, lines("Cores", "CPU time a second of each rank's process, all threads.", "short", cores, width=8)]
 
 
 def _behind() -> list[Panel]:
-    issued = f"max by (rank, group) (hookd_collectives_issued{{{RANKS}}})"
-    furthest = f"max by (group) (hookd_collectives_issued{{{_ALL}}})"
+    issued = f"max by (rank, group) (hookd_collectives_total{{{RANKS}}})"
+    furthest = f"max by (group) (hookd_collectives_total{{{_ALL}}})"
     return [
         lines("Collectives behind", "How many a rank has issued less than the one that is furthest. Scrapes are not at one moment:"
               " what stays behind, and grows, is stuck.", "short",
@@ -84,7 +84,7 @@ def _behind() -> list[Panel]:
         lines("Steps a second", "Equal for ranks that wait for each other.", "cps",
               Query(f"sum by (rank) ({rate('hookd_steps_total', RANKS)})", RANK)),
         lines("Silence", "Time since a rank last called a module.", "s",
-              Query(f"max by (rank) (hookd_heartbeat_age_seconds{{{RANKS}}})", RANK)),
+              Query(f"max by (rank) (time() - hookd_heartbeat_timestamp_seconds{{{RANKS}}})", RANK)),
         states("Hangs", "A rank that stands is waited for by those that wait.",
                Query(f"max by (rank, role) (hookd_hang{{{RANKS}}})", RANK + " {{role}}"),
                words={"0": ("fine", GREEN), "1": ("hangs", RED)}),

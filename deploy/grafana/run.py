@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from panels import Panel
 
 _STEPS = rate("hookd_steps_total", RANKS)
+_MFU = f"{rate('hookd_timing_flops_total', RANKS)} / hookd_timing_peak_flops_per_second{{{RANKS}}}"
 _BUCKETS = f"sum by (le) ({rate('hookd_step_seconds_bucket', RANKS)})"
 _HIDDEN = (
     "__name__",
@@ -60,7 +61,7 @@ def _now() -> list[Panel]:
         number("Samples", "Trained on a second, by all ranks together (plugin timing).", "cps",
                f"sum({rate('hookd_timing_samples_total', RANKS)})"),
         number("MFU", "Share of the devices' peak that the model's operations use, the mean of the ranks.", "percentunit",
-               f"avg(hookd_timing_mfu_ratio{{{RANKS}}})", none="-"),
+               f"avg({_MFU})", none="-"),
         number("Hanging", "Ranks that stand, and ranks that wait for them.", "short", f"sum(hookd_hang{{{RANKS}}})", red=1),
         number("NaN", "Places where a NaN or an infinity was born.", "short",
                f"count(hookd_nan_origin{{{RANKS}}} > 0)", red=1),
@@ -93,7 +94,7 @@ def _speed() -> list[Panel]:
         lines("Model FLOP/s", "Operations of the model's layers a second, forward and backward (plugin timing).", "flops",
               Query(f"sum by (rank) ({rate('hookd_timing_flops_total', RANKS)})", RANK)),
         lines("MFU", "Model FLOP/s over the peak of the device: known for common GPUs, or set with timing:peak_flops.",
-              "percentunit", Query(f"avg by (rank) (hookd_timing_mfu_ratio{{{RANKS}}})", RANK)),
+              "percentunit", Query(f"avg by (rank) ({_MFU})", RANK)),
     ]  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def _health() -> list[Panel]:
         lines("Incidents", "Reported so far, by kind: a step up is a new one.", "short",
               Query(f"sum by (rank, kind) (hookd_incidents_total{{{RANKS}}})", "{{kind}} " + RANK)),
         lines("Silence", "Time since a rank last called a module, beside how long it may be silent there.", "s",
-              Query(f"max by (rank) (hookd_heartbeat_age_seconds{{{RANKS}}})", RANK),
+              Query(f"max by (rank) (time() - hookd_heartbeat_timestamp_seconds{{{RANKS}}})", RANK),
               Query(f"max by (rank) (hookd_hang_patience_seconds{{{RANKS}}})", f"patience, {RANK}")),
         states("Hangs", "A rank that stands is waited for by those that wait.",
                Query(f"max by (rank, role) (hookd_hang{{{RANKS}}})", RANK + " {{role}}"), words=roles),
@@ -152,10 +153,10 @@ def _process() -> list[Panel]:
             for kind in ("allocated", "reserved", "peak")]  # fmt: skip
     return [
         lines("Resident memory", "Of each rank's process.", "bytes",
-              Query(f"max by (rank) (hookd_process_resident_memory_bytes{{{RANKS}}})", RANK)),
+              Query(f"max by (rank) (hookd_target_resident_memory_bytes{{{RANKS}}})", RANK)),
         lines("CUDA memory", "Allocated, reserved by the allocator, and peak of the allocated (plugin memory).", "bytes", *cuda),
         lines("Cores", "CPU time a second of each rank's process, all threads.", "short",
-              Query(f"sum by (rank) ({rate('hookd_process_cpu_seconds_total', RANKS)})", RANK)),
+              Query(f"sum by (rank) ({rate('hookd_target_cpu_seconds_total', RANKS)})", RANK)),
         lines("Modules", "Modules of the models seen, by state of observation.", "short",
               Query(f"max by (state) (hookd_modules{{{RANKS}}})", "{{state}}")),
     ]  # fmt: skip

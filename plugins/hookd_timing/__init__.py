@@ -29,14 +29,12 @@ For the training thread:
                                                        waits for other ranks), optimizer, other: together they are the
                                                        wall time of the steps; and inference, with the time between
                                                        its calls
-    hookd_timing_steps_per_second                      over the last second of steps, or the last step if that took
-                                                       longer; the time of inference does not count
     hookd_timing_samples_total                         trained on, in all steps
-    hookd_timing_samples_per_second
-    hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated
-    hookd_timing_flops_per_second                      likewise; a multiplication and an addition are two operations,
-                                                       and recomputed ones do not count
-    hookd_timing_mfu_ratio                             flops_per_second relative to the peak of the device
+    hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated; a
+                                                       multiplication and an addition are two operations, and
+                                                       recomputed ones do not count
+    hookd_timing_peak_flops_per_second                 of the device: the MFU is the rate of hookd_timing_flops_total
+                                                       divided by it
 
 Options:
 
@@ -44,9 +42,8 @@ Options:
     count_every=10  operations are counted in one sampled step per N steps, because a Python function is then called at
                     every layer; 1: in every sampled step
     batch_dim=0     the dimension of the input whose size is the number of samples; -1: no samples
-    peak_flops=     operations per second of this rank's device, for mfu_ratio; the default is the dense bfloat16 figure
-                    of the GPU in `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has no
-                    mfu_ratio
+    peak_flops=     operations per second of this rank's device; the default is the dense bfloat16 figure of the GPU in
+                    `hookd_timing.peak`. A device that is not listed (a CPU, a part of a GPU) has none
 
 Inference are outermost calls without autograd (`torch.no_grad`, `torch.inference_mode`), or of a model in `eval()` that no
 backward follows, with all calls inside of them.
@@ -174,9 +171,9 @@ class Timing(Plugin):
             )
 
     @hookimpl
-    def step_done(self, elapsed_ns: int) -> None:
+    def step_done(self) -> None:
         """End a step."""
-        self.throughput.step_done(elapsed_ns)
+        self.throughput.step_done()
         if is_in_use():  # a model may move to the device at any time
             self.rotates = True
             self.device.step_done()

@@ -1,4 +1,4 @@
-"""Measure the throughput of a training: steps, samples and floating-point operations per second."""
+"""Count what a training gets through: samples and floating-point operations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
     from hookd import Context, Module
 
-WINDOW_NS = 1_000_000_000
-
 
 class Throughput:
-    """Counts samples in all steps, and operations in sampled ones; publishes rates per second.
+    """Counts samples in all steps, and operations in sampled ones. Rates are Prometheus' work: a gauge would outlive a hang.
 
     Operations of the steps between are assumed to be the same. A *period* is one sampled step, from the end of the step before
     it; several steps that are reported together are one period.
@@ -33,14 +31,12 @@ class Throughput:
         self._is_odd = False  # the batch dimension does not exist, and that was reported
         self._batch_dim = _batch_dim(context)
         self._peak_flops = _given_peak(context)
-        self._steps_per_s = context.gauge("steps_per_second", "Optimizer steps per second.")
         self._samples = context.counter("samples", "Samples trained on.").labels()
-        self._samples_per_s = context.gauge("samples_per_second", "Samples trained on per second.")
         self._flops = context.counter(
             "flops", "Operations of layers with a formula, estimated from sampled steps."
         ).labels()
-        self._flops_per_s = context.gauge("flops_per_second", "Operations of layers with a formula per second.")
-        self._mfu = context.gauge("mfu_ratio", "flops_per_second divided by the device's peak.")
+        self._peak = context.gauge("peak_flops_per_second", "Operations per second of which the device is capable.")
+        self._show_peak()
         self._call = Call()  # the outermost call
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
@@ -54,8 +50,6 @@ class Throughput:
         self._is_absolute = False  # its step has the absolute number
         self._so_far = 0  # operations in the period
         self._per_step = 0  # the same in a step of the last period that is over
-        self._began: int | None = None  # the step before the window
-        self._window_ns = self._window_samples = 0  # the time of its steps so far, and their samples
 
     def is_due(self) -> bool:
         """Whether operations are counted in the next step, if it is sampled."""
@@ -70,6 +64,7 @@ class Throughput:
             if not any(map(is_lazy, own)):
                 self._roots[module.id] = module, sum(Tensor.numel(p) for p in own if of_tensor(p, "requires_grad"))
                 self._peak_flops = self._peak_flops or _peak_of(own)
+                self._show_peak()
                 self._find_largest()
         samples = batch_size(inputs, kwargs, self._batch_dim)
         self._by_root[module.id] = self._by_root.get(module.id, 0) + samples
@@ -111,10 +106,10 @@ class Throughput:
 
     # -- at the end of every step
 
-    def step_done(self, elapsed_ns: int) -> None:
-        """End a step; `elapsed_ns` is its time without inference, 0 if unknown."""
+    def step_done(self) -> None:
+        """End a step."""
         step = self._context.step
-        samples = self._end_samples()
+        self._end_samples()
         if self._period and not self._is_over:
             is_alike = self._is_absolute == self._context.is_step_absolute  # the absolute number may have become known
             self._is_over, self._spanned = True, max(1, step - self._period + 1) if is_alike else 1
@@ -122,16 +117,9 @@ class Throughput:
             self._end_period(step)
             if self._per_step:
                 self._flops.inc(self._per_step)
-        self._window_ns += elapsed_ns
-        self._window_samples += samples
-        if self._began is None or step <= self._began:  # the absolute number became known, or a run began again
-            self._began, self._window_ns, self._window_samples = step, 0, 0
-        elif self._window_ns >= WINDOW_NS:
-            self._show(step - self._began, self._window_ns * 1e-9)
-            self._began, self._window_ns, self._window_samples = step, 0, 0
 
-    def _end_samples(self) -> int:
-        """Count the samples of the largest root in the step that is over, and return their number."""
+    def _end_samples(self) -> None:
+        """Count the samples of the largest root in the step that is over."""
         by_root, samples = self._by_root, 0
         for number in self._largest:
             samples += by_root.get(number, 0)
@@ -141,7 +129,6 @@ class Throughput:
         if samples:
             self._samples.inc(samples)
         by_root.clear()
-        return samples
 
     def _find_largest(self) -> None:
         self._roots = {number: one for number, one in self._roots.items() if one[0].torch() is not None}
@@ -157,15 +144,9 @@ class Throughput:
             self._so_far, self._period, self._is_over, self._spanned = 0, 0, False, 1
             self._waiting.step_done()
 
-    def _show(self, steps: int, seconds: float) -> None:
-        self._steps_per_s.set(steps / seconds)
-        if self._window_samples:
-            self._samples_per_s.set(self._window_samples / seconds)
-        if self._per_step:
-            flops_per_s = self._per_step * steps / seconds
-            self._flops_per_s.set(flops_per_s)
-            if self._peak_flops:
-                self._mfu.set(flops_per_s / self._peak_flops)
+    def _show_peak(self) -> None:
+        if self._peak_flops:
+            self._peak.set(self._peak_flops)
 
 
 def batch_size(inputs: tuple[Any, ...], kwargs: Mapping[str, object], dim: int) -> int:

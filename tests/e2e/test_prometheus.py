@@ -106,7 +106,7 @@ def test_prometheus_follows_a_target_from_its_attach_to_its_death(stack, daemon,
     assert final > 0
     assert prometheus.value(forward) is not None
     assert not prometheus.query(f"hookd_activations_mean{{{mine}}}")
-    assert not prometheus.query(f"hookd_heartbeat_age_seconds{{{mine}}}")
+    assert not prometheus.query(f"hookd_heartbeat_timestamp_seconds{{{mine}}}")
     assert prometheus.value(f"hookd_steps_total{{{mine}}}") == final
 
     # and then every series is gone, while the daemon itself stays up

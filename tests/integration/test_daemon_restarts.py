@@ -73,7 +73,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
     before = counters(daemon)
     assert {key[0] for key in before} >= {
         "hookd_x_seconds_bucket", "hookd_x_seconds_sum", "hookd_x_seconds_count", "hookd_steps_total",
-        "hookd_step_seconds_bucket", "hookd_incidents_total", "hookd_series_dropped_total", "hookd_process_cpu_seconds_total",
+        "hookd_step_seconds_bucket", "hookd_incidents_total", "hookd_series_dropped_total", "hookd_target_cpu_seconds_total",
     }  # fmt: skip
     assert daemon.metrics().labels("hookd_incidents_total", "kind", run=run) == {"nan", "found"}
     daemon.process.signal(signal.SIGKILL)

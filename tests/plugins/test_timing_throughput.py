@@ -303,37 +303,20 @@ def test_two_models_that_take_turns_count_together(hook):
     assert hook.value("timing_forward_calls", "(root)") == 4 * 3
 
 
-@pytest.fixture
-def clock(hook):
-    moved = Clock()
-    hook.pretend(clock=moved)
-    return moved
-
-
-def test_rates_are_those_of_the_last_second(hook, clock):
-    per_step = flops_of_a_step()
+def test_the_peak_is_published_if_it_is_known(hook):
     hook.start("timing", every=1, peak_flops="1e6")
-    model = net()
-    for _ in range(4):
-        train(model, 1)
-        clock.advance(0.3)
-    assert "timing_mfu_ratio" not in names(hook), "0.9 s after the first step"
-    train(model, 1)
-    rate = hook.value("timing_steps_per_second")
-    assert rate == pytest.approx(4 / 1.2)
-    assert hook.value("timing_samples_per_second") == pytest.approx(6 * rate)
-    assert hook.value("timing_flops_per_second") == pytest.approx(per_step * rate)
-    assert hook.value("timing_mfu_ratio") == pytest.approx(per_step * rate / 1e6)
+    train(net(), 1)
+    assert hook.value("timing_peak_flops_per_second") == 1e6
+    hook.configure("timing", peak_flops="2e6")
+    train(net(), 1)
+    assert hook.value("timing_peak_flops_per_second") == 2e6
 
 
-def test_without_a_peak_there_is_no_mfu(hook, clock):
+def test_without_a_peak_there_is_no_series_of_it(hook):
     hook.start("timing", every=1)
-    model = net()
-    train(model, 1)
-    clock.advance(1.0)
-    train(model, 1)
-    assert "timing_flops_per_second" in names(hook)
-    assert "timing_mfu_ratio" not in names(hook)
+    train(net(), 2)
+    assert "timing_flops" in names(hook)
+    assert "timing_peak_flops_per_second" not in names(hook)
 
 
 def names(hook):

@@ -241,10 +241,10 @@ def test_a_living_target_is_up_with_its_info_state_and_process(join, scrape):
     ]
     (info,) = [dict(k[1:]) for k in found if k[0] == "hookd_target_info"]
     assert (info["pid"], info["python"], info["method"], info["reason"]) == (str(os.getpid()), "3.12.1", "attach", "")
-    assert found[key("hookd_process_resident_memory_bytes")] > 1e6
-    assert found[key("hookd_process_cpu_seconds_total")] > 0
-    assert found[key("hookd_process_open_fds")] > 3
-    assert found[key("hookd_process_threads")] >= 1
+    assert found[key("hookd_target_resident_memory_bytes")] > 1e6
+    assert found[key("hookd_target_cpu_seconds_total")] > 0
+    assert found[key("hookd_target_open_fds")] > 3
+    assert found[key("hookd_target_threads")] >= 1
 
 
 def test_the_info_names_pod_namespace_and_container(fleet, join, scrape):
@@ -270,9 +270,9 @@ def test_of_an_ended_target_the_counters_stay_and_the_gauges_go(fleet, join, scr
     assert found[key("hookd_step_seconds_count")] == 5
     gone = (
         "hookd_x_mean",
-        "hookd_heartbeat_age_seconds",
-        "hookd_process_threads",
-        "hookd_process_resident_memory_bytes",
+        "hookd_heartbeat_timestamp_seconds",
+        "hookd_target_threads",
+        "hookd_target_resident_memory_bytes",
     )
     assert not [k for k in found if k[0] in gone]
     assert next(dict(k[1:]) for k in found if k[0] == "hookd_target_info")["reason"] == "page closed"

@@ -49,7 +49,7 @@ class Rank:
         return self.page.series(self.page.family(name, kind, "Of this test.", (), buckets), ())
 
     def issued(self, group, count):
-        family = self.page.family("hookd_collectives_issued", "gauge", "Of this test.", ("group",))
+        family = self.page.family("hookd_collectives", "counter", "Of this test.", ("group",))
         self.page.cells[self.page.series(family, (group,))] = count
 
     def at(self, phase, module=None, step=None):

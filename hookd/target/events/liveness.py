@@ -33,8 +33,8 @@ class Liveness:
             page, "hookd_agent_ticks", "Times that hookd's own thread ran in the target: about once a second."
         ).labels()
         self._compiling = Gauge(page, "hookd_compiling", "1 while torch.compile compiles in the target.").labels()
-        self._issued = Gauge(
-            page, "hookd_collectives_issued", "Collectives that this rank has issued, by the ranks of the group.",
+        self._issued = Counter(
+            page, "hookd_collectives", "Collectives that this rank has issued, by the ranks of the group.",
             ("group",),
         )  # fmt: skip
 
@@ -42,7 +42,8 @@ class Liveness:
         """Publish the current values."""
         self._compiling.set(float(_is_compiling()))
         for group, issued in _issued():
-            self._issued.labels(group).set(float(issued))
+            child = self._issued.labels(group)
+            child.cells[child.at] = float(issued)  # not a sum: it is compared with that of other ranks
         self._ticks.inc()  # last: a reader who sees it change then reads values that are at least as new
 
 

@@ -52,11 +52,16 @@ GONE: frozenset[State] = frozenset({"ended", "lost"})
 
 
 class Activity:
-    """When a target last made an event, by the daemon's own clock. The target's hot path does not read a clock."""
+    """When a target last made an event, by the daemon's own clock. The target's hot path does not read a clock.
+
+    Attributes:
+        time: Unix seconds of the last observed change; at first, those of the beginning.
+    """
 
     def __init__(self, now: float) -> None:
         self._seen: Mapping[int, tuple[object, ...]] = {}
         self._changed = now
+        self.time = time.time()
 
     def see(self, beats: Iterable[Heartbeat], now: float) -> None:
         """Compare heartbeats with the previous ones, about once a second and at each scrape.
@@ -65,7 +70,7 @@ class Activity:
         """
         places = {beat.tid: (beat.module, beat.events, beat.phase, beat.step) for beat in beats}
         if any(self._seen.get(tid, (0, 0, "other", 0)) != place for tid, place in places.items()):
-            self._changed = now
+            self._changed, self.time = now, time.time()
         self._seen = places
 
     def age_s(self, now: float) -> float:
@@ -341,6 +346,10 @@ class Target:
     def heartbeat_age_s(self) -> float | None:
         """Return the seconds since the last event; None after the end."""
         return None if self.ended is not None else self._activity.age_s(self._clock())
+
+    def heartbeat_time(self) -> float | None:
+        """Return the Unix seconds of the last event; None after the end."""
+        return None if self.ended is not None else self._activity.time
 
     def usage(self) -> Usage:
         """Return the operating system's counts; after the end, the last ones."""

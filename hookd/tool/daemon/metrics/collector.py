@@ -296,8 +296,8 @@ class TargetSeries:
         for state in STATES:
             is_in = float(state == target.state)
             merged.core(*_STATE).add_sample("hookd_target_state", {**self.standard, "state": state}, is_in)
-        if (age := target.heartbeat_age_s()) is not None:
-            merged.core(*_AGE).add_sample("hookd_heartbeat_age_seconds", self.standard, age)
+        if (heartbeat := target.heartbeat_time()) is not None:
+            merged.core(*_HEARTBEAT).add_sample("hookd_heartbeat_timestamp_seconds", self.standard, heartbeat)
 
     def _add_process(self, merged: _Merged, *, is_alive: bool) -> None:
         usage = self._target.usage()
@@ -328,11 +328,11 @@ def _names(name: str, kind: str) -> list[str]:
 _UP = ("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
 _INFO = ("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.")
 _STATE = ("hookd_target_state", "gauge", "1 for the state that the target is in.")
-_AGE = ("hookd_heartbeat_age_seconds", "gauge", "Time since the target last called a module or stepped.")
-_CPU = ("hookd_process_cpu_seconds", "counter", "CPU time of the target.")
-_MEMORY = ("hookd_process_resident_memory_bytes", "gauge", "Resident memory of the target.")
-_THREADS = ("hookd_process_threads", "gauge", "Threads of the target.")
-_FDS = ("hookd_process_open_fds", "gauge", "Open file descriptors of the target.")
+_HEARTBEAT = ("hookd_heartbeat_timestamp_seconds", "gauge", "When the target last called a module or stepped, in Unix time.")
+_CPU = ("hookd_target_cpu_seconds", "counter", "CPU time of the target.")
+_MEMORY = ("hookd_target_resident_memory_bytes", "gauge", "Resident memory of the target.")
+_THREADS = ("hookd_target_threads", "gauge", "Threads of the target.")
+_FDS = ("hookd_target_open_fds", "gauge", "Open file descriptors of the target.")
 _INCIDENTS = ("hookd_incidents", "Incidents, by kind.", "counter")
 _LOST = (
     "hookd_incidents_dropped",
@@ -348,7 +348,7 @@ _BACKING_OFF = (
 _CORE_NAMES = (
     "hookd_build", "hookd_build_info", "hookd_scrape_duration_seconds", "hookd_attach", "hookd_attach_total",
     _BACKING_OFF[0], "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
-    "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _AGE[0], _CPU[0],
+    "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _HEARTBEAT[0], _CPU[0],
     _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
     _LOST[0], _LOST[0] + "_total", _ERRORS[0], _ERRORS[0] + "_total",
 )  # fmt: skip

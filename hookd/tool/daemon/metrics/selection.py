@@ -22,7 +22,7 @@ CORE = frozenset({
     "hookd_steps", "hookd_micro_batches", "hookd_step_calls", "hookd_step_seconds", "hookd_modules", "hookd_incidents", "hookd_overhead_seconds",
     "hookd_overhead_ratio", "hookd_overhead_budget_ratio", "hookd_sampling_interval_steps", "hookd_plugin_errors",
     "hookd_plugin_state", "hookd_plugin_changes_training", "hookd_series_dropped", "hookd_agent_ticks", "hookd_compiling",
-    "hookd_collectives_issued", "hookd_collectives_phase_ratio", "hookd_plugin_call_seconds", "hookd_plugin_series_refused",
+    "hookd_collectives", "hookd_collectives_phase_ratio", "hookd_plugin_call_seconds", "hookd_plugin_series_refused",
     "hookd_plugin_held_bytes",
 })  # fmt: skip
 """Families of the agent itself: none is dropped up to MAX_CORE lines of them."""

@@ -80,7 +80,7 @@ class MemoryGrowth:
                 self._judge(target, readings)
 
     def samples(self, _target: Target) -> tuple[()]:
-        """Return nothing; `hookd_process_resident_memory_bytes` is the collector's."""
+        """Return nothing; `hookd_target_resident_memory_bytes` is the collector's."""
         return ()
 
     def _judge(self, target: Target, readings: Sequence[int]) -> None:

@@ -247,7 +247,7 @@ def _issued(snapshot: Snapshot) -> Mapping[str, float]:
 
     The values come from the target and are checked.
     """
-    family = ranks.family(snapshot, "hookd_collectives_issued", ("group",))
+    family = ranks.family(snapshot, "hookd_collectives", ("group",))
     if family is None:
         return {}
     pairs = zip(family.values[:MAX_GROUPS], family.first[:MAX_GROUPS], strict=True)
