@@ -70,7 +70,7 @@ def _over_time() -> list[Panel]:
         lines("Stragglers", "Ranks that the others of their run on the node wait for.", "short",
               Query(f"sum by (run) (hookd_straggler{{{NODES}}})", "{{run}}"), red=1),
         lines("Incidents", "Reported so far, by kind: a step up is a new one.", "short",
-              Query(f"sum by (run, kind) (hookd_incidents_total{{{NODES}}})", "{{run}} {{kind}}")),
+              Query(f"sum by (run, kind) (hookd_incidents_total{{{NODES}}}) > 0", "{{run}} {{kind}}")),
         lines("Overhead", "Share of step time spent in hookd and its plugins, by rank.", "percentunit",
               Query(f"max by (run, rank) (hookd_overhead_ratio{{{NODES}}})", RUN_RANK), red=TOO_MUCH),
     ]  # fmt: skip

@@ -91,6 +91,8 @@ def _speed() -> list[Panel]:
               Query(f"sum by (rank) ({rate('hookd_timing_phase_seconds_total', RANKS + _OF_INFERENCE)})", RANK)),
         lines("Samples", "Trained on a second, by rank (plugin timing).", "cps",
               Query(f"sum by (rank) ({rate('hookd_timing_samples_total', RANKS)})", RANK)),
+        lines("Tokens", "Trained on a second, by rank, padding included, if the input is token ids (plugin timing).", "cps",
+              Query(f"sum by (rank) ({rate('hookd_timing_tokens_total', RANKS)})", RANK)),
         lines("Model FLOP/s", "Operations of the model's layers a second, forward and backward (plugin timing).", "flops",
               Query(f"sum by (rank) ({rate('hookd_timing_flops_total', RANKS)})", RANK)),
         lines("MFU", "Model FLOP/s over the peak of the device: known for common GPUs, or set with timing:peak_flops.",
@@ -105,7 +107,7 @@ def _health() -> list[Panel]:
     roles = {"0": ("fine", GREEN), "1": ("hangs", RED)}
     return [
         lines("Incidents", "Reported so far, by kind: a step up is a new one.", "short",
-              Query(f"sum by (rank, kind) (hookd_incidents_total{{{RANKS}}})", "{{kind}} " + RANK)),
+              Query(f"sum by (rank, kind) (hookd_incidents_total{{{RANKS}}}) > 0", "{{kind}} " + RANK)),
         lines("Silence", "Time since a rank last called a module, beside how long it may be silent there.", "s",
               Query(f"max by (rank) (time() - hookd_heartbeat_timestamp_seconds{{{RANKS}}})", RANK),
               Query(f"max by (rank) (hookd_hang_patience_seconds{{{RANKS}}})", f"patience, {RANK}")),
@@ -131,14 +133,14 @@ def _learning() -> list[Panel]:
     return [
         lines("Loss", "Mean over the interval and the ranks, by backward of a step (plugin activations).", "none",
               Query(f"{grown} / ({count} > 0)", "backward {{backward}}")),
-        lines("Gradient norm", "Of all gradients before clipping (plugin gradclip), and over the modules that are served (plugin"
-              " activations).", "none",
-              Query(f"max by (rank) (hookd_gradclip_norm{{{RANKS}}})", RANK),
-              Query(f"sqrt(sum by (rank) (hookd_activations_grad_norm{{{RANKS}}} ^ 2))", f"modules, {RANK}")),
+        lines("Gradient norm", "Of all gradients that the steps used, as of the last sampled step (plugin activations), and"
+              " before clipping (plugin gradclip).", "none",
+              Query(f"max by (rank) (hookd_activations_total_grad_norm{{{RANKS}}})", RANK),
+              Query(f"max by (rank) (hookd_gradclip_norm{{{RANKS}}})", f"before clipping, {RANK}")),
         lines("Clipping", "Smallest factor of a step: 1 where nothing was clipped (plugin gradclip).", "percentunit",
               Query(f"min by (rank) (hookd_gradclip_scale{{{RANKS}}})", RANK)),
-        lines("Learning rate", "By optimizer and group (plugin optimizer).", "none",
-              Query(f"max by (optimizer, group) (hookd_optimizer_lr{{{RANKS}}})", "{{optimizer}} group {{group}}")),
+        lines("Learning rate", "By optimizer and group, as of the last sampled step (plugin learning).", "none",
+              Query(f"max by (optimizer, group) (hookd_learning_rate{{{RANKS}}})", "{{optimizer}} group {{group}}")),
         lines("Weight norm", "By optimizer and group (plugin optimizer).", "none",
               Query(f"max by (optimizer, group) (hookd_optimizer_weight_norm{{{RANKS}}})", "{{optimizer}} group {{group}}")),
         lines("Loss scale", "Of the GradScaler (plugin optimizer).", "none",

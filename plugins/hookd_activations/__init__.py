@@ -12,7 +12,7 @@ For the first floating-point tensor in the output of each module, as of the last
     hookd_activations_nonfinite_elements{module} number of elements that are NaN or infinite
     hookd_activations_saturation_ratio{module}   share of elements where the function is flat (Sigmoid, Tanh, GELU and
                                                  similar)
-    hookd_activations_below_ratio{module,le}     only with `histogram`: share of elements that are at most `le`
+    hookd_activations_below_ratio{module,edge}   only with `histogram`: share of elements that are at most `edge`
 
 For the parameters that a module itself owns, at the optimizer step (gradients are reduced over ranks and accumulated):
 
@@ -23,6 +23,9 @@ For the parameters that a module itself owns, at the optimizer step (gradients a
                                                  only noise, 0 only signal; x/(1-x) is the noise scale in batches
     hookd_activations_param_grad_{mean,std,absmax,norm,zero_ratio}{module,param}   only with `parameters=true`
     hookd_activations_param_{norm,update_ratio}{module,param}                      the same
+
+    hookd_activations_total_grad_norm            L2 norm of all gradients that the step used, if all of their modules were
+                                                 sampled; after clipping, if the training clips
 
 For the argument of `torch.autograd.backward`, if it is a single number:
 
@@ -151,6 +154,7 @@ class Activations(Plugin):
         shown = {"nonfinite" if name == "nonfinite_elements" else name: gauge for name, gauge in gauges.items()}
         self.outputs = context.show_outputs(shown, zeros=self.findings.dead)
         self.own = [context.gauge(name, f"{of}, {sample}", ["module"]) for name, of in OWN.items()]
+        self.total = context.gauge("total_grad_norm", f"L2 norm of all gradients that the optimizers used, {sample}")
         self.saturation = context.gauge(
             "saturation_ratio", f"Share of the output where the function is flat, {sample}", ["module"]
         )
@@ -158,8 +162,8 @@ class Activations(Plugin):
             labels = ["module", "param"]
             self.each = [context.gauge(name, f"{of}, {sample}", labels) for name, of in PARAMETER.items()]
         if self.wants_histogram:
-            text = f"Share of the output's elements that are at most `le`, {sample}"
-            self.below = context.gauge("below_ratio", text, ["module", "le"])
+            text = f"Share of the output's elements that are at most `edge`, {sample}"
+            self.below = context.gauge("below_ratio", text, ["module", "edge"])
         self.cells: dict[int, Cells] = context.per_module()
         self.units: dict[int, outputs.Units] = context.per_module()  # only for rectifiers that may be dead
         self.flat: dict[int, outputs.OutputMatcher] = {}  # outputs, in this call of the root, that can saturate
@@ -413,8 +417,10 @@ class Activations(Plugin):
             self.is_sampled = False
             self.selector.next()
 
-    def _publish_step(self, optimizers: frozenset[int], rows: list[Row]) -> None:
-        """Publish and judge the results of these optimizers in one step."""
+    def _publish_step(self, optimizers: frozenset[int], rows: list[Row], total: float | None) -> None:
+        """Publish and judge the results of these optimizers in one step; `total` is the norm of all their gradients."""
+        if total is not None:
+            self.total.labels().set(total)
         groups = by_module(rows)
         norms: dict[str, float] = {}
         for name, own in groups.items():

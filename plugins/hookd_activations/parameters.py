@@ -126,18 +126,26 @@ class Noise:
 
 @dataclass
 class Round:
-    """The parameters of one optimizer, from before its step to after it."""
+    """The parameters of one optimizer, from before its step to after it.
+
+    Attributes:
+        is_whole: all of its parameters that have a gradient are among them.
+    """
 
     rows: dict[Key, Row] = field(default_factory=dict)
     slices: list[tuple[Row, Tensor, Tensor]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    is_whole: bool = True
 
 
 class Parameters:
     """Samples the parameters of the selected modules before and after an optimizer step."""
 
     def __init__(
-        self, context: Context, selected: Mapping[str, Module], done: Callable[[frozenset[int], list[Row]], None]
+        self,
+        context: Context,
+        selected: Mapping[str, Module],
+        done: Callable[[frozenset[int], list[Row], float | None], None],
     ) -> None:
         self._context = context
         self._selected = selected
@@ -175,6 +183,8 @@ class Parameters:
                 and not name.startswith("parameter ")
             ):
                 self._sample(samples, (owner, own_name), parameter, has_rate=rates[id(parameter)])
+            elif _grad(parameter) is not None:
+                samples.is_whole = False
         self._sample_others(samples)
 
     def _sample_others(self, samples: Round) -> None:
@@ -260,7 +270,7 @@ class Parameters:
         def answered(device: torch.device) -> None:
             waiting.discard(device)
             if not waiting:
-                self._report(frozenset(ended), rows)
+                self._report(ended, rows)
 
         for device, requests in by_device.items():
             tensors = [number for pair, _, _ in requests for number in pair]
@@ -269,9 +279,9 @@ class Parameters:
             else:
                 self._context.later(tensors, partial(arrived, device), partial(lost, device))
         if not by_device:
-            self._report(frozenset(ended), rows)
+            self._report(ended, rows)
 
-    def _report(self, optimizers: frozenset[int], rows: dict[Key, Row]) -> None:
+    def _report(self, ended: Mapping[int, Round], rows: dict[Key, Row]) -> None:
         reported = []
         unknown = {key[0] for key, row in rows.items() if row.elements and row.weight is None}
         # In the order of the models, even if each parameter has its own optimizer, and the last parameter steps first.
@@ -282,7 +292,9 @@ class Parameters:
                 self._seen[key] = row.weight
                 reported.append(row)
         if reported:
-            self._done(optimizers, reported)
+            is_whole = all(samples.is_whole for samples in ended.values()) and not unknown
+            grads = [row.grad.norm for row in reported if row.is_stepped and row.grad is not None]
+            self._done(frozenset(ended), reported, math.hypot(*grads) if is_whole and grads else None)
 
 
 def by_module(rows: Iterable[Row]) -> dict[str, list[Row]]:

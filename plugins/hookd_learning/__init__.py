@@ -12,6 +12,11 @@ Each becomes an incident, once, and a series `hookd_learning_finding{kind}` that
     out_of_range    the values of a parameter have a standard deviation above 100, as after a wrong initialization
     eval_mode       the model is trained in `eval()`, or its Dropout is, while the rest is in `train()`
 
+Beside them the learning rates are published, as of the last sampled step:
+
+    hookd_learning_rate{optimizer,group}    of each group, before a scheduler changes it; `optimizer` is the class, for a second
+                                            optimizer it begins with `#2.` (eight at most, with 32 groups each)
+
 A finding needs several sampled steps in a row that show it, `patience` (3) of them. One step in `every` (10) is sampled.
 
 Limits: `not_optimized` looks at models that are called, and at optimizers of torch that have made a step; an optimizer that makes
@@ -25,12 +30,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd import Alarm, Context, Plugin, groups_of, hookimpl
+from hookd import Alarm, Context, Plugin, hookimpl
 from hookd_learning.clearing import Clearing
 from hookd_learning.losses import Losses
 from hookd_learning.modes import Modes
 from hookd_learning.ownership import Ownership
-from hookd_learning.samples import rate_of
+from hookd_learning.rates import Rates
 from hookd_learning.updates import Updates
 from hookd_learning.values import Values
 
@@ -76,7 +81,7 @@ class Learning(Plugin):
 
     @hookimpl
     def configure(self, context: Context) -> None:
-        """Read the options and declare the metric."""
+        """Read the options and declare the metrics."""
         self.context = context
         self.findings = Findings(context, context.option("patience", 3, least=1))
         self.ownership = Ownership(context, self.findings.see)
@@ -84,6 +89,7 @@ class Learning(Plugin):
         self.modes = Modes(context, self.findings.see)
         self.values = Values(context, self.findings.see)
         self.losses = Losses(self.findings.see)
+        self.rates = Rates(context, self.findings.see)
         self.updates = Updates(context, self.findings.see)
 
     @hookimpl
@@ -104,7 +110,7 @@ class Learning(Plugin):
         """Look at the gradients and settings that the optimizer is about to use."""
         self.ownership.step_begins(optimizer)
         self.updates.step_begins(optimizer)
-        self._read_rates(optimizer)
+        self.rates.step_begins(optimizer)
 
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
@@ -114,16 +120,6 @@ class Learning(Plugin):
         self.ownership.step_over(self.context.optimizers())
         self.values.step_over()
         self.losses.step_over()
-
-    def _read_rates(self, optimizer: Optimizer) -> None:
-        groups = [group for group in groups_of(optimizer) if group["params"]]
-        rates = [rate_of(group) for group in groups]
-        if not rates or None in rates:
-            return
-        kind = type(optimizer).__name__
-        is_zero = not any(rates)
-        message = f"the learning rate of {kind} is 0, so nothing changes: look at the scheduler, and at `lr`"
-        self.findings.see("zero_lr", f"{kind} {id(optimizer)}", message if is_zero else "")
 
     @hookimpl
     def unconfigure(self) -> None:

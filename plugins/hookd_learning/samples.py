@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-
-def rate_of(group: Mapping[str, Any]) -> float | None:
-    """Return the learning rate of a group; None if it has none, or if it is on a device."""
-    rate: Any = group.get("lr")
-    is_known = type(rate) in (int, float) or (type(rate) is Tensor and rate.is_cpu)
-    return float(rate) if is_known else None
+    from torch import Tensor
 
 
 def beginning(tensor: Tensor, most: int) -> Tensor:

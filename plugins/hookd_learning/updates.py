@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, groups_of, of_tensor, parameters_in, peek
-from hookd_learning.samples import beginning, rate_of, spread
+from hookd_learning.rates import rate_of
+from hookd_learning.samples import beginning, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

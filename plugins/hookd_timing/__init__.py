@@ -30,6 +30,8 @@ For the training thread:
                                                        wall time of the steps; and inference, with the time between
                                                        its calls
     hookd_timing_samples_total                         trained on, in all steps
+    hookd_timing_tokens_total                          likewise, padding included, if the first input is [batch, length] of
+                                                       integers
     hookd_timing_flops_total                           operations of the layers in `hookd_timing.flops`, estimated; a
                                                        multiplication and an addition are two operations, and
                                                        recomputed ones do not count

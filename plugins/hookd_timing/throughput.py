@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from hookd import Context, Module
 
+_IDS = (torch.int64, torch.int32)
+_NOTHING = (0, 0)
+
 
 class Throughput:
     """Counts samples in all steps, and operations in sampled ones. Rates are Prometheus' work: a gauge would outlive a hang.
@@ -32,6 +35,7 @@ class Throughput:
         self._batch_dim = _batch_dim(context)
         self._peak_flops = _given_peak(context)
         self._samples = context.counter("samples", "Samples trained on.").labels()
+        self._tokens = context.counter("tokens", "Token ids trained on, padding included.")
         self._flops = context.counter(
             "flops", "Operations of layers with a formula, estimated from sampled steps."
         ).labels()
@@ -41,7 +45,7 @@ class Throughput:
         self._waiting = Waiting()
         self._roots: dict[int, tuple[Module, int]] = {}  # with the number of its trained parameters
         self._largest: list[int] = []  # of these, those with most trained parameters
-        self._by_root: dict[int, int] = {}  # samples of the step in progress
+        self._by_root: dict[int, tuple[int, int]] = {}  # samples and tokens of the step in progress
         self._needs_check = "batch_dim" in context.options
         self._period = 0  # the sampled step; 0: none
         self._every = _count_every(context)
@@ -66,8 +70,9 @@ class Throughput:
                 self._peak_flops = self._peak_flops or _peak_of(own)
                 self._show_peak()
                 self._find_largest()
-        samples = batch_size(inputs, kwargs, self._batch_dim)
-        self._by_root[module.id] = self._by_root.get(module.id, 0) + samples
+        samples, tokens = self._by_root.get(module.id, (0, 0))
+        samples += batch_size(inputs, kwargs, self._batch_dim)
+        self._by_root[module.id] = samples, tokens + token_count(inputs, kwargs)
         if self._needs_check and not self._is_odd:
             self._check_dim(module, inputs, kwargs)
 
@@ -119,15 +124,18 @@ class Throughput:
                 self._flops.inc(self._per_step)
 
     def _end_samples(self) -> None:
-        """Count the samples of the largest root in the step that is over."""
-        by_root, samples = self._by_root, 0
-        for number in self._largest:
-            samples += by_root.get(number, 0)
-        if by_root and not samples:  # the largest may be gone
+        """Count the samples and tokens of the largest root in the step that is over."""
+        by_root = self._by_root
+        if not by_root:
+            return
+        if not any(by_root.get(number, _NOTHING)[0] for number in self._largest):  # the largest may be gone
             self._find_largest()
-            samples = sum(by_root.get(number, 0) for number in self._largest)
-        if samples:
-            self._samples.inc(samples)
+        for number in self._largest:
+            samples, tokens = by_root.get(number, _NOTHING)
+            if samples:
+                self._samples.inc(samples)
+            if tokens:
+                self._tokens.inc(tokens)
         by_root.clear()
 
     def _find_largest(self) -> None:
@@ -160,6 +168,14 @@ def batch_size(inputs: tuple[Any, ...], kwargs: Mapping[str, object], dim: int) 
         return 0 if dim else int(Tensor.size(first, 0))
     shape = of_tensor(first, "shape")
     return int(shape[dim]) if 0 <= dim < len(shape) else 0
+
+
+def token_count(inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> int:
+    """Return the elements of a call's first argument, or of the first tensor in it, if these are integers in [batch, length]; else 0."""
+    first = first_tensor(inputs, kwargs)
+    if first is None or of_tensor(first, "dtype") not in _IDS or of_tensor(first, "is_nested"):
+        return 0
+    return int(Tensor.numel(first)) if len(of_tensor(first, "shape")) == 2 else 0
 
 
 def first_tensor(inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> Tensor | None:

@@ -45,8 +45,7 @@ def test_the_collectives_of_each_group_are_counted_and_groups_are_named_by_their
         stall.tick()
         after = values(page)
         counts = [
-            after["hookd_collectives", group] - first["hookd_collectives", group]
-            for group in ("0", "0#2", "0#3")
+            after["hookd_collectives", group] - first["hookd_collectives", group] for group in ("0", "0#2", "0#3")
         ]
         assert counts == [3.0, 1.0, 2.0]
     finally:

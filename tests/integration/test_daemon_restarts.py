@@ -11,6 +11,7 @@ import signal
 import psutil
 import pytest
 
+from hookd.tool.daemon.incidents.kinds import FROM_ZERO
 from hookd.tool.daemon.incidents.store import IncidentStore
 from hookd.tool.linux import proc
 from hookd.tool.linux.owner import user_name
@@ -75,7 +76,7 @@ def test_a_daemon_that_is_killed_comes_back_with_the_same_series_and_no_counter_
         "hookd_x_seconds_bucket", "hookd_x_seconds_sum", "hookd_x_seconds_count", "hookd_steps_total",
         "hookd_step_seconds_bucket", "hookd_incidents_total", "hookd_series_dropped_total", "hookd_target_cpu_seconds_total",
     }  # fmt: skip
-    assert daemon.metrics().labels("hookd_incidents_total", "kind", run=run) == {"nan", "found"}
+    assert daemon.metrics().labels("hookd_incidents_total", "kind", run=run) == {*FROM_ZERO, "found"}
     daemon.process.signal(signal.SIGKILL)
     daemon.process.wait()
     after = counters(serve())  # which is its first answer

@@ -305,6 +305,19 @@ def test_modules_are_selected_by_type(hook):
     assert set(hook.metric("activations_mean")) == {("1",), ("2.0",)}
 
 
+@pytest.mark.parametrize("options", [{}, {"depth": "1"}, {"modules": "2"}, {"rotate": "true"}], ids=str)
+def test_the_norm_of_all_gradients_is_published_if_all_are_sampled(hook, options):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start("activations", every=1, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    known = [] if options else [torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()]
+    assert list(hook.metric("activations_total_grad_norm").values()) == pytest.approx(known)
+
+
 def test_the_distribution_comes_on_demand_only(hook):
     x = torch.randn(50_000) * 3
     hook.start("activations")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -129,6 +131,22 @@ def test_a_learning_rate_of_zero(hook, lr):
     hook.start("learning", every=1)
     train(model, [sgd(model.parameters(), lr)], 6)
     assert [kind for kind, _ in found(hook)] == ["zero_lr"]
+
+
+def test_learning_rates_are_published_as_long_as_their_optimizer_lives(hook):
+    first, second = Net(), Net()
+    optimizers = [
+        sgd(first.parameters(), 0.1),
+        torch.optim.Adam([{"params": [p]} for p in second.parameters()], lr=0.5),
+    ]
+    hook.start("learning", every=1)
+    train(first, optimizers, 3)
+    groups = {("#2.Adam", str(group)): 0.5 for group in range(len(list(second.parameters())))}
+    assert hook.metric("learning_rate") == {("SGD", "0"): 0.1, **groups}
+    del optimizers[1]
+    gc.collect()
+    train(first, optimizers, 2, before=lambda _: optimizers[0].param_groups[0].update(lr=0.2))
+    assert hook.metric("learning_rate") == {("SGD", "0"): 0.2}
 
 
 def test_a_warm_up_that_begins_at_zero_is_no_learning_rate_of_zero(hook):

@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import hookd
-from tests.support.clock import Clock
 
 sizes = st.integers(1, 5)
 EXAMPLES = settings(deadline=None, max_examples=25, phases=set(Phase) - {Phase.explain})
@@ -301,6 +300,35 @@ def test_two_models_that_take_turns_count_together(hook):
     # Each call of the larger model, whose loss goes backward; the last one belongs to a step that is not over.
     assert hook.value("timing_samples") == (4 * 3 - 1) * 6
     assert hook.value("timing_forward_calls", "(root)") == 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        ({"input_ids": torch.zeros(3, 7, dtype=torch.int64)}, 21),
+        ({"input_ids": torch.zeros(3, dtype=torch.int32)}, 0),
+        ({"input_ids": torch.zeros(3, 7)}, 0),
+    ],
+)
+def test_tokens_are_counted_if_the_input_is_token_ids(hook, batch, tokens):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, input_ids):
+            return input_ids.float().mean() * self.scale
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook.start("timing", every=1)
+    for _ in range(4):
+        for _ in range(2):
+            model(**batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert hook.value("timing_samples") == 4 * 2 * 3
+    assert hook.metric("timing_tokens") == ({(): 4 * 2 * tokens} if tokens else {})
 
 
 def test_the_peak_is_published_if_it_is_known(hook):

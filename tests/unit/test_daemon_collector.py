@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from hookd.tool.attach.container import Container
 from hookd.tool.daemon.fleet.identity import Identity
 from hookd.tool.daemon.fleet.targets import Target
-from hookd.tool.daemon.incidents.kinds import MOST_OF_TARGET
+from hookd.tool.daemon.incidents.kinds import FROM_ZERO, MOST_OF_TARGET
 from hookd.tool.daemon.metrics.collector import PAUSE_BUCKETS_S, AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.families import PageFamily, encode
 from hookd.tool.daemon.metrics.scrapes import render
@@ -415,6 +415,17 @@ def test_a_target_whose_samples_cannot_be_made_costs_no_other_one(fleet, join, s
     assert [one.message for one in caplog.records if "is not served" in one.message] == [caplog.records[0].message]
 
 
+def test_openmetrics_has_the_unit_that_a_name_ends_with(join, fleet):
+    page = join()
+    put(page, "hookd_x_mean", "gauge", 1)
+    put(page, "hookd_x_wait_seconds", "counter", 1)
+    text = render(FleetCollector(fleet, AttachCounter(), Limits()), OPENMETRICS, frozenset(), is_gzip=False)[0].decode()
+    units = [line.split(" ")[2:] for line in text.splitlines() if line.startswith("# UNIT hookd_")]
+    assert ["hookd_x_wait_seconds", "seconds"] in units
+    assert ["hookd_target_resident_memory_bytes", "bytes"] in units
+    assert not [name for name, _ in units if name.startswith("hookd_x_mean")]
+
+
 def test_the_heartbeats_age_is_the_daemons_own_time_since_the_last_event(join, fleet):
     now = [100.0]
     page = join()
@@ -458,7 +469,7 @@ def test_a_page_of_ever_new_kinds_of_incidents_is_a_few_series(join, scrape):
     for n in range(500):
         put(page, "hookd_incidents", "counter", 2, {"kind": f"kind{n}"})
     found = {dict(name[1:])["kind"]: value for name, value in scrape().items() if name[0] == "hookd_incidents_total"}
-    assert len(found) == MOST_OF_TARGET + 1
+    assert len(found) == len(FROM_ZERO) + MOST_OF_TARGET + 1
     assert found["other"] == 2 * (500 - MOST_OF_TARGET)
     assert sum(found.values()) == 1000
 

@@ -204,9 +204,9 @@ def test_panel_no_targets_rule(path):
 
 GROWING = re.compile(r"(\w*)\(\s*(\w+(?:_total|_sum|_count|_bucket))\{[^}]*\}(\[[^]]*\])?")
 STANDING = {"hookd_incidents_total", "hookd_nan_nonfinite_total", "hookd_series_dropped_total", "hookd_attach_total",
-            "hookd_attach_pause_seconds_bucket"}  # fmt: skip
-"""Counters that are shown as they are. Most of these series begin with their first event, which `increase` misses; and
-the few events of a day would be missing from every panel of the last hour."""
+            "hookd_attach_pause_seconds_bucket", "hookd_collectives_total"}  # fmt: skip
+"""Counters that are shown as they are. Those of collectives are compared with each other. Many of the other series begin with
+their first event, which `increase` misses; and the few events of a day would be missing from every panel of the last hour."""
 
 
 @all_dashboards

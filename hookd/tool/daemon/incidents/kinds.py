@@ -25,6 +25,11 @@ OURS = frozenset({
     "corrupt", "dropped", "memory_growth", "memory_growth_over", "slowdown", "slowdown_over",
 })  # fmt: skip
 """The kinds of hookd and its plugins, which have no limit. docs/incidents.md explains each."""
+FROM_ZERO = (
+    "nan", "inf", "exploding", "diverging", "loss_spike", "hang", "straggler", "drift", "lost", "memory_growth", "slowdown"
+)  # fmt: skip
+"""The kinds that every target has a counter of from the beginning, so that `increase` in Prometheus sees the first incident.
+The others, of which few targets have any, have one from the first incident on."""
 
 
 class Kinds:

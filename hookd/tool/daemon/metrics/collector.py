@@ -18,8 +18,8 @@ from prometheus_client.core import (
 )
 
 from hookd.tool.daemon.fleet.targets import STATES
-from hookd.tool.daemon.incidents.kinds import Kinds
-from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative
+from hookd.tool.daemon.incidents.kinds import FROM_ZERO, Kinds
+from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative, empty
 from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
 from hookd.version import __version__
 from hookd.wire.text import one_line
@@ -191,7 +191,7 @@ class _Merged:
     def core(self, name: str, kind: str, text: str) -> Metric:
         """Return one of the daemon's own families, and create it if necessary."""
         if name not in self.own:
-            self.own[name] = Metric(name, text, kind)
+            self.own[name] = empty(name, text, kind)
         return self.own[name]
 
     def is_free(self, name: str, kind: str) -> bool:
@@ -249,9 +249,9 @@ class TargetSeries:
             else:
                 refused += len(indexes)
         self._refused = max(self._refused, refused)
-        if counts := {**counts, **target.reported}:
-            samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
-            merged.incidents.parts.append(OwnPart(_INCIDENTS[0] + "_total", samples))
+        counts = {**dict.fromkeys(FROM_ZERO, 0.0), **counts, **target.reported}
+        samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
+        merged.incidents.parts.append(OwnPart(_INCIDENTS[0] + "_total", samples))
         merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
         self._add_dropped(merged, snapshot)
         self._log_dropped()
@@ -328,7 +328,11 @@ def _names(name: str, kind: str) -> list[str]:
 _UP = ("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
 _INFO = ("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.")
 _STATE = ("hookd_target_state", "gauge", "1 for the state that the target is in.")
-_HEARTBEAT = ("hookd_heartbeat_timestamp_seconds", "gauge", "When the target last called a module or stepped, in Unix time.")
+_HEARTBEAT = (
+    "hookd_heartbeat_timestamp_seconds",
+    "gauge",
+    "When the target last called a module or stepped, in Unix time.",
+)
 _CPU = ("hookd_target_cpu_seconds", "counter", "CPU time of the target.")
 _MEMORY = ("hookd_target_resident_memory_bytes", "gauge", "Resident memory of the target.")
 _THREADS = ("hookd_target_threads", "gauge", "Threads of the target.")

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "info": ("_info",), "gauge": ("",)}
 """Suffixes of the sample names, by kind of family."""
 
+UNITS = ("seconds", "bytes", "ratio")
+"""Units that a name may end with; OpenMetrics has them in a line of their own as well."""
+
 _LARGEST = sys.float_info.max
 _GO_EXPONENT = 1e6
 """From this value on, Go formats the exponent differently from Python: prometheus_client/utils.py `floatToGoString`, 0.26."""
@@ -125,7 +128,7 @@ class PageFamily:
 
     def metric(self) -> Metric:
         """Return the family as a `Metric` of prometheus_client."""
-        metric = Metric(self.name, self.text, self.kind)
+        metric = empty(self.name, self.text, self.kind)
         for part in self.parts:
             for name, labels, value in part.samples():
                 metric.add_sample(name, labels, value)
@@ -133,8 +136,14 @@ class PageFamily:
 
     def encode(self, encoder: Encoder) -> bytes:
         """Return the text of the family; `encoder` writes HELP and TYPE in its own format."""
-        head = encoder(Registry(Metric(self.name, self.text, self.kind)))
+        head = encoder(Registry(empty(self.name, self.text, self.kind)))
         return head + "".join(part.text() for part in self.parts).encode()
+
+
+def empty(name: str, text: str, kind: str) -> Metric:
+    """Return a family of prometheus_client without samples, with the unit that its name ends with."""
+    unit = name.rpartition("_")[2]
+    return Metric(name, text, kind, unit if unit in UNITS else "")
 
 
 class Registry:

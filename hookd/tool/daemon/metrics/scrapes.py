@@ -135,6 +135,6 @@ class _Restricted:
             if metric.name not in self._names:
                 samples = [sample for sample in samples if sample.name in self._names]
             if samples:
-                selected = Metric(metric.name, metric.documentation, metric.type)
+                selected = Metric(metric.name, metric.documentation, metric.type, metric.unit)
                 selected.samples = samples
                 yield selected

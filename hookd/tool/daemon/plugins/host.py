@@ -8,11 +8,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from hookd.errors import PluginError
 from hookd.serving import MAX_SERIES, Metrics, Panel, Reading
 from hookd.tool.daemon.incidents.receivers import FunctionReceiver
+from hookd.tool.daemon.metrics.families import empty
 from hookd.tool.daemon.plugins import discovery
 from hookd.tool.daemon.plugins.worker import STATES, PluginWorker
 from hookd.tool.reports.report import steps
@@ -20,6 +21,8 @@ from hookd.wire.text import one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from prometheus_client.core import Metric
 
     from hookd.serving import ReportedFamily
     from hookd.tool.config import ServeConfig
@@ -143,7 +146,7 @@ class Host:
         for run, family in current:
             known = merged.get(family.name)
             if known is None and is_free(family.name, family.kind):
-                known = merged[family.name] = Metric(family.name, family.help, family.kind)
+                known = merged[family.name] = empty(family.name, family.help, family.kind)
             if known is None or known.type != family.kind:
                 continue
             sample = family.name + ("_total" if family.kind == "counter" else "")
