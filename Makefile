@@ -112,13 +112,14 @@ clean: ## remove what was made
 	@touch $@
 
 .venv/.dev: .venv/.runtime
-	$(PIP) --editable '.[dev,docs]'
+	$(PIP) 'pip>=25.1'
+	$(PIP) --editable . --group dev --group docs
 	@touch $@
 
 .venv/.long: .venv/.dev
-	$(PIP) --editable '.[dev,docs,integrations,trainers]'
+	$(PIP) --editable '.[integrations]' --group dev --group docs --group trainers
 	@touch $@
 
 .venv/.bench: .venv/.dev
-	$(PIP) --editable '.[dev,docs,bench]'
+	$(PIP) --editable . --group dev --group docs --group bench
 	@touch $@

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
+from click import Argument, Context
+from click.shell_completion import shell_complete
 
 from hookd.errors import HookdError
-from hookd.tool.cli import address, main
+from hookd.tool.cli import address, cli, main
+from hookd.tool.cli.options import Pid
 from hookd.tool.config import Address
 
 
@@ -33,6 +37,29 @@ def test_a_pid_has_ascii_digits_and_no_more_than_a_number_of_64_bits(word, capsy
 def test_what_is_nearest_to_a_word_that_is_not_known_is_named(words, told, capsys):
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("hookd sta", {"status", "stack"}),
+        ("hookd plugin en", {"enable"}),
+        ("hookd attach -p n", {"nan"}),
+        ("hookd plugin enable 7 ti", {"timing"}),
+    ],
+)
+def test_words_are_completed(words, completed, monkeypatch, capsys):
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert shell_complete(cli, {}, "hookd", "_HOOKD_COMPLETE", "bash_complete") == 0
+    assert {line.removeprefix("plain,") for line in capsys.readouterr().out.split()} == completed
+
+
+def test_a_pid_is_completed_from_the_processes_that_train(monkeypatch):
+    process = SimpleNamespace(pid=4711, state="attachable", cmdline=("python", "train.py"))
+    monkeypatch.setattr("hookd.tool.attach.discover.candidates", lambda: [process])
+    (item,) = Pid().shell_complete(Context(cli), Argument(["pid"]), "47")
+    assert (item.value, item.help) == ("4711", "python train.py")
 
 
 def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):

@@ -12,7 +12,12 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from click.shell_completion import CompletionItem
+
     from hookd.tool.config import PluginSpec
+
+WIDEST = 60
+"""The most characters of a command line that a shell shows beside a pid."""
 
 json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -34,6 +39,17 @@ class Pid(click.ParamType):  # type: ignore[type-arg]
         if pid := number(value):
             return pid
         raise click.UsageError(f"'{value}' is not a process id; `hookd ps` lists the training processes.", ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Return the processes that `hookd ps` lists, with their command lines."""
+        from click.shell_completion import CompletionItem
+
+        from hookd.tool.attach.discover import candidates
+        from hookd.wire.text import one_line
+
+        listed = [process for process in candidates() if process.state != "skipped"]
+        items = [(str(process.pid), one_line(" ".join(process.cmdline))[:WIDEST]) for process in listed]
+        return [CompletionItem(pid, help=command) for pid, command in items if pid.startswith(incomplete)]
 
 
 class User(click.ParamType):  # type: ignore[type-arg]
@@ -58,12 +74,20 @@ host = click.option(
 )
 
 
+def complete_plugin(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the installed plugins whose names begin so."""
+    from hookd.tool.attach.sources import names
+
+    return [name for name in names(()) if name.startswith(incomplete)]
+
+
 plugins = click.option(
     "-p",
     "--plugin",
     "plugins",
     multiple=True,
     metavar="NAME[:KEY=VALUE,…]",
+    shell_complete=complete_plugin,
     help="A plugin to load; may be repeated.  [default: nan, timing, activations, learning]",
 )
 

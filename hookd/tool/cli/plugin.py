@@ -111,7 +111,7 @@ def unreadable(plugin_dirs: Sequence[Path]) -> list[PluginError]:
 
 
 TARGET = click.argument("pid", metavar="TARGET", type=options.Pid())
-NAME = click.argument("name", metavar="NAME")
+NAME = click.argument("name", metavar="NAME", shell_complete=options.complete_plugin)
 SETTINGS = click.argument("settings", metavar="[KEY=VALUE]…", nargs=-1)
 TIMEOUT = click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, metavar="S",
                        show_default=True, help="Maximum wait, in seconds, for the training step at which the change takes place.")  # fmt: skip
