@@ -2,7 +2,7 @@
 
     python deploy/grafana/generate.py [DIRECTORY]
 
-writes hookd-*.json beside this file, or into another directory. It needs grafana-foundation-sdk (Python 3.11; the extra `dev`
+writes hookd-*.json beside this file, or into another directory. It needs grafana-foundation-sdk (Python 3.11; the group `dev`
 brings the version that is right). To be run after a change of these files, and `deploy/kubernetes/generate.py` after it where
 there is a new dashboard; a test compares.
 """
@@ -29,7 +29,8 @@ _OF_INTERVALS = ("auto", "auto_min", "auto_count")
 def plain(dashboard: Any) -> dict[str, Any]:
     """Return a dashboard as Grafana reads it, with a number for each panel: Grafana would give it one at every load."""
     made = json.loads(JSONEncoder().encode(dashboard.build()))
-    for number, panel in enumerate(made["panels"], 1):
+    inside = [panel for row in made["panels"] for panel in row.get("panels") or ()]
+    for number, panel in enumerate([*made["panels"], *inside], 1):
         panel["id"] = number
     for one in (*made["links"], *made["annotations"].get("list", ())):
         del one["placement"]  # the SDK hides all of them in a menu, which only the newest Grafana has

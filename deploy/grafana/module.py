@@ -21,7 +21,7 @@ def module() -> Dashboard:
         "Time": _time(),
         "Outputs": _outputs(),
         "Learning": _learning(),
-        "Inside": _inside(),
+        "Inside (plugins coverage, memory)": _inside(),
     }
     return filled(made, sections)
 
@@ -40,7 +40,6 @@ def _table() -> Panel:
         Column("Gradient norm", "none", _mean("hookd_activations_grad_norm")),
         Column("Weight norm", "none", _mean("hookd_activations_weight_norm")),
         Column("Update", "sci", _mean("hookd_activations_update_ratio")),
-        Column("Output size", "bytes", _mean("hookd_memory_output_bytes")),
         Column("NaN seen", "short", f"sum by (module) (hookd_nan_nonfinite_total{{{RANKS}}})", 1),
     ]
     text = (
@@ -113,9 +112,6 @@ def _learning() -> list[Panel]:
             "Share of the gradients' energy that differs from step to step."),
         lines("Findings", "1 while a module shows it: dead, saturated, vanishing, unchanged ...", "short",
               Query(f"max by (module, kind, rank) (hookd_activations_finding{{{MODULES}}})", "{{kind}} " + MODULE), width=8),
-        lines("Mode switches", "Calls of train() and eval() a second (plugin coverage).", "cps",
-              Query(f"sum by (module, mode, rank) ({rate('hookd_coverage_mode_switches_total', MODULES)})", "{{mode}}() " + MODULE),
-              width=8),
     ]  # fmt: skip
 
 
@@ -129,4 +125,7 @@ def _inside() -> list[Panel]:
         _of("hookd_memory_forward_bytes", "bytes", "Memory of a forward",
             "By which CUDA's allocator grew during the forward (plugin memory)."),
         _of("hookd_coverage_training", "bool_yes_no", "Training mode", "At its last call in a sampled step (plugin coverage)."),
+        lines("Mode switches", "Calls of train() and eval() a second (plugin coverage).", "cps",
+              Query(f"sum by (module, mode, rank) ({rate('hookd_coverage_mode_switches_total', MODULES)})", "{{mode}}() " + MODULE),
+              width=8),
     ]  # fmt: skip

@@ -43,7 +43,7 @@ def ranks() -> Dashboard:
         "Who is slow": _slow(),
         "In what": _phases(),
         "Who lags behind": _behind(),
-        "Who has drifted": _drifted(),
+        "Who has drifted (plugin drift)": _drifted(),
     }
     return filled(made, sections)
 

@@ -48,7 +48,15 @@ def run() -> Dashboard:
     """Make the dashboard."""
     text = "One run: its speed, its health, its learning, and what its processes use."
     made = with_incidents(dashboard("hookd-run", "Run", text, of_run()))
-    sections = {"Now": _now(), "Speed": _speed(), "Health": _health(), "Learning": _learning(), "Process": _process()}
+    sections = {
+        "Now": _now(),
+        "Speed": _speed(),
+        "Health": _health(),
+        "Learning": _learning(),
+        "Process": _process(),
+        "Optimizer and clipping (plugins optimizer, gradclip)": _optimizer(),
+        "Memory of the device (plugin memory)": _device_memory(),
+    }
     return filled(made, sections)
 
 
@@ -133,14 +141,19 @@ def _learning() -> list[Panel]:
     return [
         lines("Loss", "Mean over the interval and the ranks, by backward of a step (plugin activations).", "none",
               Query(f"{grown} / ({count} > 0)", "backward {{backward}}")),
-        lines("Gradient norm", "Of all gradients that the steps used, as of the last sampled step (plugin activations), and"
-              " before clipping (plugin gradclip).", "none",
-              Query(f"max by (rank) (hookd_activations_total_grad_norm{{{RANKS}}})", RANK),
-              Query(f"max by (rank) (hookd_gradclip_norm{{{RANKS}}})", f"before clipping, {RANK}")),
-        lines("Clipping", "Smallest factor of a step: 1 where nothing was clipped (plugin gradclip).", "percentunit",
-              Query(f"min by (rank) (hookd_gradclip_scale{{{RANKS}}})", RANK)),
+        lines("Gradient norm", "Of all gradients that the steps used, as of the last sampled step (plugin activations).", "none",
+              Query(f"max by (rank) (hookd_activations_total_grad_norm{{{RANKS}}})", RANK)),
         lines("Learning rate", "By optimizer and group, as of the last sampled step (plugin learning).", "none",
               Query(f"max by (optimizer, group) (hookd_learning_rate{{{RANKS}}})", "{{optimizer}} group {{group}}")),
+    ]  # fmt: skip
+
+
+def _optimizer() -> list[Panel]:
+    return [
+        lines("Gradient norm before clipping", "Of all gradients (plugin gradclip).", "none",
+              Query(f"max by (rank) (hookd_gradclip_norm{{{RANKS}}})", RANK)),
+        lines("Clipping", "Smallest factor of a step: 1 where nothing was clipped (plugin gradclip).", "percentunit",
+              Query(f"min by (rank) (hookd_gradclip_scale{{{RANKS}}})", RANK)),
         lines("Weight norm", "By optimizer and group (plugin optimizer).", "none",
               Query(f"max by (optimizer, group) (hookd_optimizer_weight_norm{{{RANKS}}})", "{{optimizer}} group {{group}}")),
         lines("Loss scale", "Of the GradScaler (plugin optimizer).", "none",
@@ -151,14 +164,18 @@ def _learning() -> list[Panel]:
 
 
 def _process() -> list[Panel]:
-    cuda = [Query(f"max by (rank, device) (hookd_memory_cuda_{kind}_bytes{{{RANKS}}})", kind + " " + RANK + " device {{device}}")
-            for kind in ("allocated", "reserved", "peak")]  # fmt: skip
     return [
         lines("Resident memory", "Of each rank's process.", "bytes",
               Query(f"max by (rank) (hookd_target_resident_memory_bytes{{{RANKS}}})", RANK)),
-        lines("CUDA memory", "Allocated, reserved by the allocator, and peak of the allocated (plugin memory).", "bytes", *cuda),
         lines("Cores", "CPU time a second of each rank's process, all threads.", "short",
               Query(f"sum by (rank) ({rate('hookd_target_cpu_seconds_total', RANKS)})", RANK)),
         lines("Modules", "Modules of the models seen, by state of observation.", "short",
               Query(f"max by (state) (hookd_modules{{{RANKS}}})", "{{state}}")),
     ]  # fmt: skip
+
+
+def _device_memory() -> list[Panel]:
+    cuda = [Query(f"max by (rank, device) (hookd_memory_cuda_{kind}_bytes{{{RANKS}}})", kind + " " + RANK + " device {{device}}")
+            for kind in ("allocated", "reserved", "peak")]  # fmt: skip
+    text = "Allocated, reserved by the allocator, and peak of the allocated (plugin memory)."
+    return [lines("CUDA memory", text, "bytes", *cuda)]

@@ -31,8 +31,12 @@ def read(path) -> dict[str, Any]:
 
 
 def panels(dashboard) -> list[dict[str, Any]]:
-    """Return the panels that show something."""
-    return [one for one in dashboard["panels"] if one["type"] != "row"]
+    """Return the panels that show something; those of a collapsed row are inside of it."""
+    rows = [one for one in dashboard["panels"] if one["type"] == "row"]
+    return [
+        *(one for one in dashboard["panels"] if one["type"] != "row"),
+        *(one for row in rows for one in row["panels"]),
+    ]
 
 
 def queries(dashboard) -> list[Query]:

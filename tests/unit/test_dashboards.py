@@ -70,7 +70,8 @@ def test_the_dashboards_have_names_of_their_own():
 
 @all_dashboards
 def test_panels_have_numbers_of_their_own_and_do_not_overlap(path):
-    shown = read(path)["panels"]
+    rows = [one for one in read(path)["panels"] if one["type"] == "row"]
+    shown = [*rows, *panels(read(path))]
     assert len({one["id"] for one in shown}) == len(shown)
     tiles = [
         (x, y)
@@ -80,6 +81,16 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap(path):
     ]
     assert len(set(tiles)) == len(tiles)
     assert max(x for x, _ in tiles) == 23
+
+
+@all_dashboards
+def test_rows_of_plugins_that_are_not_loaded_by_default_are_collapsed_and_no_others(path):
+    for row in read(path)["panels"]:
+        if row["type"] == "row":
+            assert row["collapsed"] == bool(row["panels"]) == ("(plugin" in row["title"]), row["title"]
+    open_panels = [one for one in read(path)["panels"] if one["type"] != "row"]
+    families = set(re.findall(r"hookd_([a-z]+)_", json.dumps([one["targets"] for one in open_panels])))
+    assert not families & {"optimizer", "gradclip", "memory", "coverage", "capture"}
 
 
 @all_dashboards
