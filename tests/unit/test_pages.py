@@ -464,16 +464,53 @@ def test_what_does_not_change_and_what_jumps_can_be_drawn(scene):
     ],
 )  # fmt: skip
 def test_an_axis_has_room_for_what_matters(values, low, top):
-    frame = curves._Frame([curves.Line("x", 0, list(enumerate(values)))], is_from_zero=False)
+    frame = curves._Frame([curves.Line("x", 0, list(enumerate(values)))], len(values), is_from_zero=False)
     assert (frame.low, frame.top) == pytest.approx((low, top))
 
 
 def test_a_line_of_fifteen_minutes_is_drawn_to_its_end():
     """A long list of points is not text that is truncated."""
     points = [(1000.0 + n * EVERY_S, 0.1 + n % 7) for n in range(450)]
-    drawn = curves.chart("x", [curves.Line("rank 0", 0, points)], str)
+    drawn = curves.chart("x", [curves.Line("rank 0", 0, points)], str, now=points[-1][0])
     (line,) = re.findall(r'points="([^"]*)"', drawn)
     assert len(line.split()) == 450
+
+
+def xs(points):
+    return [float(pair.split(",")[0]) for pair in points.split()]
+
+
+def test_the_time_axis_ends_now_and_what_did_not_come_is_a_gap():
+    points = [(when, 0.1) for n in range(10) for when in (1000.0 + 2 * n, 1060.0 + 2 * n)]
+    drawn = curves.chart("x", [curves.Line("rank 0", 0, sorted(points))], str, now=1120.0)
+    before, after = map(xs, re.findall(r'points="([^"]*)"', drawn))
+    right = curves.WIDTH - curves.RIGHT
+    ends = [curves.LEFT + share * (right - curves.LEFT) for share in (0, 18 / 120, 60 / 120, 78 / 120)]
+    assert [before[0], before[-1], after[0], after[-1]] == pytest.approx(ends, abs=0.1)
+
+
+def test_a_chart_tells_values_and_incidents_where_they_were():
+    lines = [curves.Line(f"rank {n}", n, [(1000.0 + at, at + n / 10) for at in range(0, 100, 10)]) for n in range(2)]
+    marks = [curves.Mark(1050.0, "nan in head, rank 1 (#7)"), curves.Mark(10.0, "long ago")]
+    drawn = curves.chart("x", lines, str, now=1100.0, marks=marks)
+    titles = re.findall(r"<title>([^<]*)</title>", drawn)
+    assert "50s ago: nan in head, rank 1 (#7)" in titles
+    assert not [title for title in titles if "long ago" in title]
+    assert any(title.endswith("ago\nrank 0: 50.0\nrank 1: 50.1") for title in titles), titles
+
+
+@pytest.mark.parametrize(("silent_s", "is_drawn"), [(8, False), (40, True)])
+def test_a_step_that_hangs_grows_in_the_chart_of_step_times(scene, silent_s, is_drawn):
+    for _ in range(5):
+        scene.step()
+        scene.poll()
+    for _ in range(silent_s // int(EVERY_S)):
+        scene.poll()
+    page = scene.run()
+    assert ('class="line unfinished c0"' in page) == is_drawn
+    assert (f"rank 0: a step that is not over after {silent_s} s" in page) == is_drawn
+    scene.targets[0].lose()
+    assert 'class="line unfinished c0"' not in scene.run()
 
 
 def test_an_incident_is_marked_where_it_happened_whichever_way_its_step_was_counted():

@@ -18,7 +18,7 @@ from hookd.tool.daemon.watch.watcher import Watcher
 from hookd.tool.reports.report import steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.wire.page import Snapshot
@@ -32,6 +32,8 @@ RECENT_S = 30.0
 
 If a step takes longer, the value covers the last sample.
 """
+LONG, LONG_S = 3.0, 10.0
+"""A step in progress is drawn from so many times the usual duration, and so many seconds, on."""
 _WIDTH = 4 + LOSSES
 _CAPACITY = int(SPAN_S / EVERY_S)
 ABSENT = math.nan
@@ -84,6 +86,10 @@ class History(Watcher):
                 cells.extend(sample)
                 del cells[: -_WIDTH * _CAPACITY]
 
+    def now(self) -> float:
+        """Return the present, as the time of samples counts: Unix seconds."""
+        return self._now()
+
     def of(self, target: Target) -> list[Sample]:
         """Return the samples of a target, oldest first. There are none if it was never looked at."""
         with self._lock:
@@ -129,6 +135,22 @@ def _mean(before: Sample, after: Sample) -> float | None:
     count, seconds = after.timed - before.timed, after.seconds - before.seconds
     mean = seconds / count if count > 0 else math.nan
     return mean if 0 < mean < math.inf else None
+
+
+def unfinished(samples: Sequence[Sample], now: float) -> tuple[float, float] | None:
+    """Return when the step in progress began, and how many seconds ago that is; None if it does not take long yet.
+
+    It takes long if it takes `LONG` times as long as the last steps, and longer than `LONG_S`.
+    """
+    if len(samples) < 2:
+        return None
+    began = next((after.time for before, after in _backwards(samples) if before.steps != after.steps), samples[0].time)
+    usual = _mean(*ends) if (ends := recent([one for one in samples if one.time <= began])) is not None else None
+    return (began, now - began) if now - began > max(LONG_S, LONG * (usual or 0.0)) else None
+
+
+def _backwards(samples: Sequence[Sample]) -> Iterator[tuple[Sample, Sample]]:
+    return ((samples[at - 1], samples[at]) for at in range(len(samples) - 1, 0, -1))
 
 
 def step_now(samples: Sequence[Sample]) -> float | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.web.pages.html import Markup, tag
 from hookd.tool.daemon.web.pages.plots import tick
@@ -35,12 +36,30 @@ class Line:
     Attributes:
         colour: number of a colour of the stylesheet.
         points: Unix time in seconds and value; NaN leaves a gap, an infinity also a mark at the top.
+        unfinished: the beginning and the duration so far, in seconds, of a step in progress that already takes long.
     """
 
     label: str
     colour: int
     points: Sequence[tuple[float, float]]
+    unfinished: tuple[float, float] | None = None
 
+
+class Mark(NamedTuple):
+    """Something that happened, at a Unix time in seconds."""
+
+    time: float
+    what: str
+
+
+GAP_S = 8.0
+"""Points that are further apart are not connected, unless most points of the line are about as far apart."""
+GAP = 3.0
+"""The same, in median distances of the line's points."""
+STRIPS = 60
+"""Parts of the time axis; each shows the values of its last points when the pointer is on it."""
+MARKS = 50
+"""Maximum marks of a chart, the last ones."""
 
 LARGEST = 1e300
 """Limit for drawn values: the difference of two larger ones could overflow."""
@@ -51,12 +70,13 @@ def _drawn(value: float) -> float:
 
 
 class _Frame:
-    """Maps times and values to coordinates in a chart."""
+    """Maps times and values to coordinates in a chart, whose right end is the present."""
 
-    def __init__(self, lines: Sequence[Line], *, is_from_zero: bool) -> None:
+    def __init__(self, lines: Sequence[Line], now: float, *, is_from_zero: bool) -> None:
         times = [when for line in lines for when, _ in line.points]
         values = sorted(_drawn(value) for line in lines for _, value in line.points if math.isfinite(value))
-        self.first, self.last = min(times), max(*times, min(times) + 1.0)
+        values = sorted((*values, *(line.unfinished[1] for line in lines if line.unfinished)))
+        self.first, self.last = min(times), max(*times, now, min(times) + 1.0)
         self.largest = values[-1]
         low, top = _range(values, is_from_zero=is_from_zero)
         self.each = tick(max(top - low, 1e-6 * abs(top), 1e-300), 4)
@@ -86,22 +106,32 @@ def _range(values: Sequence[float], *, is_from_zero: bool) -> tuple[float, float
     return low, top if top > low else low + 1.0
 
 
-def chart(title: str, lines: Sequence[Line], write: Callable[[float], str], *, is_from_zero: bool = False) -> Markup:
+def chart(  # noqa: PLR0913
+    title: str, lines: Sequence[Line], write: Callable[[float], str], *, now: float, marks: Sequence[Mark] = (),
+    is_from_zero: bool = False,
+) -> Markup:  # fmt: skip
     """Draw lines over time, with a legend if there are several.
 
     Args:
         title: title of the chart.
         lines: the lines to draw.
         write: formats a number of the axis.
+        now: the right end of the time axis, Unix time in seconds.
+        marks: what happened meanwhile.
         is_from_zero: whether the axis begins at 0 if no value is below.
     """
     drawn = [line for line in lines if sum(math.isfinite(value) for _, value in line.points) > 1]
     if not drawn:
         return tag("figure", tag("figcaption", title), tag("p", "Nothing to draw yet.", class_="soft"))
-    frame = _Frame(drawn, is_from_zero=is_from_zero)
+    frame = _Frame(drawn, now, is_from_zero=is_from_zero)
     beyond = f", up to {write(frame.largest)}" if frame.largest > frame.top else ""
     head = tag("figcaption", tag("span", title, beyond), *_now(drawn, write))
-    parts = [*_axes(frame, write), *(part for line in drawn for part in _line(frame, line))]
+    parts = [
+        *_axes(frame, write),
+        *_marks(frame, marks),
+        *(part for line in drawn for part in _line(frame, line, write)),
+        *_strips(frame, drawn, write),
+    ]
     picture = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=_said(title, frame))
     return tag("figure", head, picture, legend(drawn) if len(drawn) > 1 else None)
 
@@ -143,12 +173,17 @@ def _minutes(frame: _Frame) -> Iterator[Markup]:
             yield tag("text", label, y=HEIGHT - 8, **at)
 
 
-def _line(frame: _Frame, line: Line) -> Iterator[Markup]:
-    """Draw a line as one piece between each two gaps."""
+def _line(frame: _Frame, line: Line, write: Callable[[float], str]) -> Iterator[Markup]:
+    """Draw a line as one piece between each two gaps, and a step in progress as it grows."""
     piece: list[str] = []
+    gap, before = _gap(line), -math.inf
     for when, value in line.points:
+        if when - before > gap:
+            yield from _piece(piece, line)
+            piece = []
         if math.isfinite(value):
             piece.append(f"{frame.x(when):.1f},{frame.y(value):.1f}")
+            before = when
             continue
         yield from _piece(piece, line)
         piece = []
@@ -158,6 +193,17 @@ def _line(frame: _Frame, line: Line) -> Iterator[Markup]:
                 "path", tag("title", "not finite"), d=f"M{x - 4:.1f} {TOP - 8} l8 8 m0 -8 l-8 8", class_="notfinite"
             )
     yield from _piece(piece, line)
+    if line.unfinished is not None:
+        began, seconds = line.unfinished
+        title = tag("title", f"{line.label}: a step that is not over after {write(seconds)}")
+        ends = f"{frame.x(began):.1f},{frame.y(0.0):.1f} {frame.x(frame.last):.1f},{frame.y(seconds):.1f}"
+        yield tag("polyline", title, points=Markup(ends), class_=f"line unfinished c{line.colour}")
+
+
+def _gap(line: Line) -> float:
+    """Return the distance in seconds from which on two points are not connected."""
+    distances = [after - before for (before, _), (after, _) in itertools.pairwise(line.points)]
+    return max(GAP_S, GAP * statistics.median(distances)) if distances else GAP_S
 
 
 def _piece(points: Sequence[str], line: Line) -> Iterator[Markup]:
@@ -165,6 +211,37 @@ def _piece(points: Sequence[str], line: Line) -> Iterator[Markup]:
         points = points if len(points) > 1 else [*points, *points]
         title = tag("title", line.label)
         yield tag("polyline", title, points=Markup(" ".join(points)), class_=f"line c{line.colour}")
+
+
+def _marks(frame: _Frame, marks: Sequence[Mark]) -> Iterator[Markup]:
+    """Draw what happened as vertical lines."""
+    shown = sorted(mark for mark in marks if frame.first <= mark.time <= frame.last)[-MARKS:]
+    for mark in shown:
+        x = f"{frame.x(mark.time):.1f}"
+        title = tag("title", f"{_ago(frame, mark.time)}: {mark.what}")
+        yield tag("line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, class_="mark")
+        yield tag("circle", title, cx=x, cy=TOP, r=4, class_="mark")
+
+
+def _strips(frame: _Frame, lines: Sequence[Line], write: Callable[[float], str]) -> Iterator[Markup]:
+    """Draw invisible strips, each with the last values of its time as a tooltip."""
+    width = (frame.last - frame.first) / STRIPS
+    values: dict[int, dict[str, str]] = {}
+    for line in lines:
+        for when, value in line.points:
+            strip = min(STRIPS - 1, int((when - frame.first) / width))
+            if not math.isnan(value):
+                values.setdefault(strip, {})[line.label] = write(value) if math.isfinite(value) else "not finite"
+    for strip, at in sorted(values.items()):
+        said = [text if len(lines) == 1 else f"{label}: {text}" for label, text in at.items()]
+        title = tag("title", "\n".join([_ago(frame, frame.first + (strip + 1) * width), *said]))
+        x, wide = f"{frame.x(frame.first + strip * width):.1f}", f"{(WIDTH - LEFT - RIGHT) / STRIPS:.2f}"
+        yield tag("rect", title, x=x, y=TOP + 6, width=wide, height=HEIGHT - TOP - BOTTOM - 6, class_="strip")
+
+
+def _ago(frame: _Frame, when: float) -> str:
+    seconds = frame.last - when
+    return "now" if seconds < 1 else f"{wording.span(seconds)} ago"
 
 
 def profile(column: Column, tree: Tree) -> Markup:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hookd.tool.daemon.fleet.history import LOSSES, step_times
+from hookd.tool.daemon.fleet.history import LOSSES, step_times, unfinished
 from hookd.tool.daemon.web.pages import parts as shared
 from hookd.tool.daemon.web.pages import plots, ranks
-from hookd.tool.daemon.web.pages.curves import Line, chart
+from hookd.tool.daemon.web.pages.curves import Line, Mark, chart
 from hookd.tool.daemon.web.pages.heat import VIEWS
-from hookd.tool.daemon.web.pages.home import incident_table
+from hookd.tool.daemon.web.pages.home import incident_table, is_mild
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
 from hookd.tool.daemon.web.pages.modules import HeatMap, MapChoice
 from hookd.tool.daemon.web.pages.ranks import Rank
@@ -99,7 +99,13 @@ def parts(
     return [
         title,
         tag("p", "of user ", tag("b", ", ".join(dict.fromkeys(rank.row["user"] for rank in every))), class_="soft"),
-        *_sections(name, every, chosen, replace(choice, pid=chosen.row["pid"] if choice.pid else None)),
+        *_sections(
+            name,
+            every,
+            chosen,
+            replace(choice, pid=chosen.row["pid"] if choice.pid else None),
+            _Time(history.now(), [_mark(row) for row in incidents if not is_mild(row["kind"])]),
+        ),
         listed,
     ]
 
@@ -110,11 +116,23 @@ def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:
     return next((rank for rank in every if rank.row["pid"] == pid), (alive or list(every))[0])
 
 
-def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> Iterator[Markup]:
+class _Time(NamedTuple):
+    """The time axis of the charts: its right end, and what happened."""
+
+    now: float
+    marks: Sequence[Mark]
+
+
+def _mark(row: IncidentRow) -> Mark:
+    module = f" in {row['module']}" if row["module"] else ""
+    return Mark(row["time"], f"{row['kind']}{module}, rank {row['rank']} (#{row['id']})")
+
+
+def _sections(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice, time: _Time) -> Iterator[Markup]:
     snapshot = chosen.target.last()
     report = build_report(snapshot, chosen.row["pid"], has_modules=False) if snapshot is not None else None
     yield section("ranks", "Ranks", *_ranks(name, every, chosen, choice))
-    yield section("curves", "The last minutes", _curves(every, chosen))
+    yield section("curves", "The last minutes", _curves(every, chosen, time))
     shown = f"rank {chosen.row['rank']}, process {chosen.row['pid']} of user {chosen.row['user']}"
     yield tag("section", tag("h2", shown, class_="of"), id="shown", aria_label=shown)
     if snapshot is None or report is None or chosen.target.state == "corrupt":
@@ -177,11 +195,14 @@ def _of_median(seconds: float | None, median: float, slowest: float) -> list[obj
     return [ratio, plots.bar(seconds / slowest)]
 
 
-def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
+def _curves(every: Sequence[Rank], chosen: Rank, time: _Time) -> Markup:
     """Draw step times and losses of the slowest ranks; for a single rank the losses of each backward."""
     drawn = sorted(every, key=lambda rank: rank.step_s or 0.0, reverse=True)[:MOST_CURVES]
     drawn = sorted({id(rank): rank for rank in (*drawn[: MOST_CURVES - 1], chosen)}.values(), key=ranks.order)
-    times = [Line(f"rank {rank.row['rank']}", n, step_times(rank.samples)) for n, rank in enumerate(drawn)]
+    times = [
+        Line(f"rank {rank.row['rank']}", n, step_times(rank.samples), _unfinished(rank, time.now))
+        for n, rank in enumerate(drawn)
+    ]
     losses = [Line(f"rank {rank.row['rank']}", n, _loss(rank, 0)) for n, rank in enumerate(drawn)]
     if len(drawn) == 1:
         losses = [Line(f"backward {n}", n, _loss(chosen, n)) for n in range(LOSSES)]
@@ -191,10 +212,14 @@ def _curves(every: Sequence[Rank], chosen: Rank) -> Markup:
         " mean of the steps since the previous point.", class_="soft",
     )  # fmt: skip
     pictures = (
-        chart("Time of a step", times, wording.seconds, is_from_zero=True),
-        chart("Loss", losses, wording.number),
+        chart("Time of a step", times, wording.seconds, now=time.now, marks=time.marks, is_from_zero=True),
+        chart("Loss", losses, wording.number, now=time.now, marks=time.marks),
     )
     return join(tag("div", *pictures, class_="pictures"), said)
+
+
+def _unfinished(rank: Rank, now: float) -> tuple[float, float] | None:
+    return unfinished(rank.samples, now) if rank.target.ended is None else None
 
 
 def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
