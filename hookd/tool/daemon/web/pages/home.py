@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.web.pages import ranks
+from hookd.tool.daemon.web.pages.health import is_mild
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
 from hookd.tool.daemon.web.pages.ranks import Rank
 from hookd.tool.reports import wording
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 MOST = 500
 """Maximum number of targets shown; the API returns all."""
 INCIDENTS = 15
-MILD = ("training_changed", "eval")
 
 
 def parts(
@@ -42,7 +42,7 @@ def parts(
         health: facts about the daemon by name, see `health_facts`; None is left out.
         panels: tables of the daemon plugins, see `plugins.host.Host.panels`.
     """
-    shown = sorted((Rank.of(target, history) for target in targets[:MOST]), key=ranks.order)
+    shown = ranks.worst_first([Rank.of(target, history) for target in targets[:MOST]])
     return [
         tag("h1", "hookd: the targets of this node", class_="visually-hidden"),
         section("targets", "Targets", *_targets(shown, len(targets))),
@@ -65,7 +65,7 @@ def _targets(shown: Sequence[Rank], total: int) -> list[object]:
     if not shown:
         return [tag("p", "None yet. ", tag("code", "hookd ps"), " lists processes that can be attached to, ",
                     tag("code", "hookd attach PID"), " attaches to one.", class_="soft")]  # fmt: skip
-    head = ("run", "user", ">rank", ">pid", "state", *ranks.NUMBERS, ">incidents", "script")
+    head = ("run", ">rank", "health", *ranks.NUMBERS, ">incidents", "user", ">pid", "script")
     said = [] if len(shown) == total else [tag("p", f"The first {len(shown)} of {total}.", class_="soft")]
     changing = dict.fromkeys(str(rank.row["run"]) for rank in shown if rank.changed_by)
     links = [part for run in changing for part in (", ", link(address("run", run), run))][1:]
@@ -84,12 +84,12 @@ def _row(rank: Rank) -> list[object]:
     run = str(row["run"])
     return [
         link(address("run", run), run),
-        row["user"],
         link(rank.where, row["rank"]),
-        row["pid"],
-        ranks.state(rank),
+        rank.health.markup(),
         *ranks.numbers(rank),
         ranks.incident_count(rank),
+        row["user"],
+        row["pid"],
         tag("span", str(row["script"]).rpartition("/")[2], title=row["script"]),
     ]
 
@@ -98,7 +98,7 @@ def incident_table(rows: Sequence[IncidentRow], caption: str, *, has_run: bool =
     """Return a table of incidents, each with the owner of the process and a link to its page."""
     if not rows:
         return tag("p", "None.", class_="soft")
-    head = ("incident", "when", *(["run"] if has_run else []), "user", ">rank", "kind", "module", "what")
+    head = ("incident", "kind", "what", "when", *(["run"] if has_run else []), ">rank", "module", "user")
     return table(caption, head, [_incident(row, has_run=has_run) for row in rows])
 
 
@@ -106,19 +106,14 @@ def _incident(row: IncidentRow, *, has_run: bool) -> list[object]:
     number = row["id"]
     return [
         "not stored yet" if number is None else link(address("incident", str(number)), f"#{number}"),
+        tag("span", row["kind"], class_="kind mild" if is_mild(row["kind"]) else "kind"),
+        f"{row['message']}{wording.repeated(row)}",
         tag("span", moment(row["time"]), class_="when"),
         *([link(address("run", str(row["run"])), row["run"])] if has_run else []),
-        row["user"],
         row["rank"],
-        tag("span", row["kind"], class_="kind mild" if is_mild(row["kind"]) else "kind"),
         tag("span", row["module"] or "", class_="mono"),
-        f"{row['message']}{wording.repeated(row)}",
+        row["user"],
     ]
-
-
-def is_mild(kind: str) -> bool:
-    """Whether incidents of this kind are not faults: actions of users, and the ends of other incidents."""
-    return kind in MILD or kind.endswith("_over")
 
 
 def _facts(health: Mapping[str, object]) -> Markup:

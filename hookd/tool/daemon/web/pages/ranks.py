@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 from hookd.tool.daemon.describe import target_row
 from hookd.tool.daemon.fleet.history import Sample, step_now, steps_per_second
 from hookd.tool.daemon.fleet.ranks import family, scalar
-from hookd.tool.daemon.web.pages.html import Markup, address, join, link, tag
+from hookd.tool.daemon.web.pages.health import Health
+from hookd.tool.daemon.web.pages.html import Markup, address, link, tag
 from hookd.tool.reports import wording
 from hookd.tool.reports.reading import is_called_only
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
@@ -32,26 +34,32 @@ class Rank:
     Attributes:
         row: its summary row, see `describe.target_row`.
         samples: its samples of the last minutes.
+        health: how it is.
         cost: hookd's share of its time; None if unknown.
+        budget: the share that it may take; None if unknown.
         changed_by: plugins that currently change its training.
     """
 
     target: Target
     row: TargetRow
     samples: Sequence[Sample]
+    health: Health
     cost: float | None
+    budget: float | None
     changed_by: Sequence[str]
 
     @classmethod
     def of(cls, target: Target, history: History) -> Rank:
         """Gather the known data of a target, without reading its page."""
         snapshot = target.last()
-        is_alive = target.ended is None
+        is_alive, row = target.ended is None, target_row(target)
         return cls(
             target,
-            target_row(target),
+            row,
             history.of(target),
-            _cost(snapshot) if snapshot is not None else None,
+            Health.of(target, row),
+            _share(snapshot, "hookd_overhead_ratio"),
+            _share(snapshot, "hookd_overhead_budget_ratio"),
             _changing(snapshot) if snapshot is not None and is_alive else (),
         )
 
@@ -71,8 +79,8 @@ class Rank:
         return address("run", str(self.row["run"]), pid=self.row["pid"])
 
 
-def _cost(snapshot: Snapshot) -> float | None:
-    ratio = scalar(snapshot, "hookd_overhead_ratio")
+def _share(snapshot: Snapshot | None, name: str) -> float | None:
+    ratio = math.nan if snapshot is None else scalar(snapshot, name)
     return ratio if 0 <= ratio < math.inf else None
 
 
@@ -95,17 +103,15 @@ def order(rank: Rank) -> tuple[str, int, str, int]:
     return (str(rank.row["run"]), int(name) if is_number else 1 << 30, name, rank.row["pid"])
 
 
-def state(rank: Rank) -> Markup:
-    """Return the state of a target, problems first."""
-    row = rank.row
-    message = row["state"] if row["reason"] in (None, row["state"], "exited") else f"{row['state']}: {row['reason']}"
-    if row["hang"]:
-        return tag("span", f"hangs {row['hang']['where']}", class_="bad")
-    ongoing = [kind for kind in row["ongoing"] if kind not in ("hang", row["state"])]
-    if ongoing:
-        return join(tag("span", ", ".join(ongoing), class_="bad"), f" ({message})")
-    kinds = {"attached": "good", "ended": "soft", "detached": "soft"}
-    return tag("span", message, class_=kinds.get(row["state"], "bad"))
+def worst_first(ranks: Iterable[Rank]) -> list[Rank]:
+    """Sort by run and rank, the worst run first, and in each run the worst rank."""
+    found = sorted(ranks, key=order)
+    worst = {run: min(one.health.level for one in of_run) for run, of_run in itertools.groupby(found, _run)}
+    return sorted(found, key=lambda rank: (worst[_run(rank)], _run(rank), rank.health.level))
+
+
+def _run(rank: Rank) -> str:
+    return str(rank.row["run"])
 
 
 def numbers(rank: Rank) -> list[object]:
@@ -120,8 +126,16 @@ def numbers(rank: Rank) -> list[object]:
         counted,
         "-" if rank.target.ended is not None else wording.number(rate),
         wording.seconds(rank.step_s),
-        wording.percent(rank.cost),
+        _cost(rank),
     ]
+
+
+def _cost(rank: Rank) -> Markup | str:
+    """Return the cost, coloured if it is above the budget."""
+    told = wording.percent(rank.cost)
+    if not rank.cost or not rank.budget or rank.cost <= rank.budget:
+        return told
+    return tag("span", told, class_="warn", title=f"above the budget of {wording.percent(rank.budget)}")
 
 
 NUMBERS = (">step", ">steps/s", ">a step", ">hookd's cost")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,8 +11,9 @@ from hookd.tool.daemon.fleet.history import LOSSES, step_times, unfinished
 from hookd.tool.daemon.web.pages import parts as shared
 from hookd.tool.daemon.web.pages import plots, ranks
 from hookd.tool.daemon.web.pages.curves import Line, Mark, chart
+from hookd.tool.daemon.web.pages.health import banners, is_mild
 from hookd.tool.daemon.web.pages.heat import VIEWS
-from hookd.tool.daemon.web.pages.home import incident_table, is_mild
+from hookd.tool.daemon.web.pages.home import incident_table
 from hookd.tool.daemon.web.pages.html import Markup, address, join, link, section, table, tag
 from hookd.tool.daemon.web.pages.modules import HeatMap, MapChoice
 from hookd.tool.daemon.web.pages.ranks import Rank
@@ -89,7 +91,7 @@ def parts(
         incidents: of the run, newest first.
         choice: the reader's.
     """
-    every = sorted((Rank.of(rank, history) for rank in targets), key=ranks.order)
+    every = ranks.worst_first(Rank.of(rank, history) for rank in targets)
     title = tag("h1", "run ", tag("b", name))
     listed = section("incidents", "Incidents", incident_table(incidents, "Incidents of this run", has_run=False))
     if not every:
@@ -111,9 +113,10 @@ def parts(
 
 
 def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:
-    """Return the rank to show: the requested one, else the first live one."""
+    """Return the rank to show: the requested one, else the worst if something is wrong with it, else the first live one."""
     alive = [rank for rank in every if rank.target.ended is None]
-    return next((rank for rank in every if rank.row["pid"] == pid), (alive or list(every))[0])
+    first = every[0] if every[0].health.is_bad else (alive or list(every))[0]
+    return next((rank for rank in every if rank.row["pid"] == pid), first)
 
 
 class _Time(NamedTuple):
@@ -155,10 +158,7 @@ def _ranks(name: str, every: Sequence[Rank], chosen: Rank, choice: Choice) -> It
         for plugin in {plugin for rank in every for plugin in rank.changed_by}
     }
     yield ranks.changed(every, settings)
-    for rank in every:
-        if rank.row["hang"]:
-            yield tag("p", tag("b", "Hang: "), rank.row["hang"]["message"], class_="banner", role="alert")
-            break
+    yield from banners([(str(rank.row["rank"]), rank.health) for rank in every])
     yield table("Ranks of this run", *_compared(name, every[:MOST_RANKS], chosen, choice))
     if len(every) > MOST_RANKS:
         yield tag("p", f"The first {MOST_RANKS} of {len(every)}.", class_="soft")
@@ -173,13 +173,14 @@ def _compared(
     """Return headings and rows of the table of ranks; several ranks are compared with their median."""
     times = [seconds for rank in every if (seconds := rank.step_s)]
     median, slowest = statistics.median(times) if times else 0.0, max(times, default=0.0)
-    head = ["rank", ">pid", "state", *ranks.NUMBERS, ">of median", "", ">incidents"]
+    head = ["rank", "health", *ranks.NUMBERS, ">of median", "", ">incidents", ">pid"]
     rows = []
     for rank in every:
         where = replace(choice, pid=rank.row["pid"]).address(name)
         current = "true" if rank is chosen and len(every) > 1 else None
-        who = [link(where, rank.row["rank"], aria_current=current), rank.row["pid"], ranks.state(rank)]
-        rows.append([*who, *ranks.numbers(rank), *_of_median(rank.step_s, median, slowest), rank.row["incidents"]])
+        who = [link(where, rank.row["rank"], aria_current=current), rank.health.markup()]
+        speed = [*ranks.numbers(rank), *_of_median(rank.step_s, median, slowest)]
+        rows.append([*who, *speed, rank.row["incidents"], rank.row["pid"]])
     if len(every) > 1:
         return head, rows
     alone = [n for n, title in enumerate(head) if title not in (">of median", "")]
@@ -223,7 +224,10 @@ def _unfinished(rank: Rank, now: float) -> tuple[float, float] | None:
 
 
 def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
-    return [(rank.time, rank.losses[backward]) for rank in rank.samples]
+    """Return the losses of one backward, where there was one since the sample before."""
+    first, pairs = rank.samples[:1], itertools.pairwise(rank.samples)
+    news = (after for before, after in pairs if (before.steps, before.losses) != (after.steps, after.losses))
+    return [(sample.time, sample.losses[backward]) for sample in (*first, *news)]
 
 
 def _state(rank: Rank, report: Report) -> Iterator[object]:
