@@ -415,6 +415,14 @@ def test_a_target_whose_samples_cannot_be_made_costs_no_other_one(fleet, join, s
     assert [one.message for one in caplog.records if "is not served" in one.message] == [caplog.records[0].message]
 
 
+def test_the_daemons_own_process_has_the_names_that_every_exporter_uses(scrape):
+    found = scrape()
+    assert found[("process_resident_memory_bytes",)] > 1e6
+    assert found[("process_cpu_seconds_total",)] > 0
+    assert ("process_open_fds",) in found
+    assert found[("process_start_time_seconds",)] > 1e9
+
+
 def test_openmetrics_has_the_unit_that_a_name_ends_with(join, fleet):
     page = join()
     put(page, "hookd_x_mean", "gauge", 1)

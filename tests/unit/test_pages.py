@@ -501,13 +501,16 @@ def test_a_chart_tells_values_and_incidents_where_they_were():
 
 @pytest.mark.parametrize(("silent_s", "is_drawn"), [(8, False), (40, True)])
 def test_a_step_that_hangs_grows_in_the_chart_of_step_times(scene, silent_s, is_drawn):
-    for _ in range(5):
-        scene.step()
+    for n in range(5):
+        scene.step(loss=float(n))
         scene.poll()
     for _ in range(silent_s // int(EVERY_S)):
         scene.poll()
     page = scene.run()
     assert ('class="line unfinished c0"' in page) == is_drawn
+    of_losses = page.partition("aria-label=\"Loss")[2]
+    ends_at = xs(re.search(r'points="([^"]*)"', of_losses)[1])[-1]
+    assert ends_at == pytest.approx(curves.WIDTH - curves.RIGHT - silent_s / (silent_s + 8) * 492, abs=1.0)
     assert (f"rank 0: a step that is not over after {silent_s} s" in page) == is_drawn
     scene.targets[0].lose()
     assert 'class="line unfinished c0"' not in scene.run()

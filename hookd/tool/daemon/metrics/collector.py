@@ -16,6 +16,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.process_collector import ProcessCollector
 
 from hookd.tool.daemon.fleet.targets import STATES
 from hookd.tool.daemon.incidents.kinds import FROM_ZERO, Kinds
@@ -117,6 +118,7 @@ class FleetCollector:
         self._series: dict[Target, TargetSeries] = {}
         self._errors: Counter[Target] = Counter()
         self._last_scrape_s = 0.0
+        self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family of every target, as a `Metric` of prometheus_client."""
@@ -168,6 +170,7 @@ class FleetCollector:
         )
         yield from self._attach_counter.families()
         yield GaugeMetricFamily(*_BACKING_OFF, len(self._backing_off()))
+        yield from self._process.collect()
 
 
 class _Merged:

@@ -99,7 +99,7 @@ def incident_table(rows: Sequence[IncidentRow], caption: str, *, has_run: bool =
     if not rows:
         return tag("p", "None.", class_="soft")
     head = ("incident", "kind", "what", "when", *(["run"] if has_run else []), ">rank", "module", "user")
-    return table(caption, head, [_incident(row, has_run=has_run) for row in rows])
+    return table(caption, head, [_incident(row, has_run=has_run) for row in rows], stacks=True)
 
 
 def _incident(row: IncidentRow, *, has_run: bool) -> list[object]:

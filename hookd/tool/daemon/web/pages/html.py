@@ -70,10 +70,11 @@ def link(where: str, *children: Child, **attributes: object) -> Markup:
     return tag("a", *children, href=where, **attributes)
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]]) -> Markup:
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]], *, stacks: bool = False) -> Markup:
     """Return a table whose first column holds the row headers. A column whose name starts with `>` holds numbers, with `:` names.
 
-    A table that is too wide can be scrolled, also by keyboard.
+    A table that is too wide can be scrolled, also by keyboard. With `stacks`, on a narrow screen each row becomes a line of cells,
+    with the third one, a sentence, below them.
     """
     kinds = [_KINDS.get(name[:1]) for name in head]
     names = [
@@ -87,7 +88,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]]) ->
         tag("thead", tag("tr", *names)),
         tag("tbody", *lines),
     )
-    return tag("div", made, class_="wide", tabindex=0, role="region", aria_label=caption)
+    return tag("div", made, class_="wide stacks" if stacks else "wide", tabindex=0, role="region", aria_label=caption)
 
 
 def _cells(row: Sequence[Child], kinds: Sequence[str | None]) -> list[Markup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ from hookd.tool.reports.wording import count, moment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hookd.tool.daemon.fleet.history import History
+    from hookd.tool.daemon.fleet.history import History, Sample
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.wire.incident import IncidentRow
     from hookd.wire.report import PluginRow, Report
@@ -226,8 +227,12 @@ def _unfinished(rank: Rank, now: float) -> tuple[float, float] | None:
 def _loss(rank: Rank, backward: int) -> list[tuple[float, float]]:
     """Return the losses of one backward, where there was one since the sample before."""
     first, pairs = rank.samples[:1], itertools.pairwise(rank.samples)
-    news = (after for before, after in pairs if (before.steps, before.losses) != (after.steps, after.losses))
+    news = (after for before, after in pairs if _progress(before) != _progress(after))
     return [(sample.time, sample.losses[backward]) for sample in (*first, *news)]
+
+
+def _progress(sample: Sample) -> list[float]:
+    return [sample.steps, *(loss for loss in sample.losses if not math.isnan(loss))]
 
 
 def _state(rank: Rank, report: Report) -> Iterator[object]:
