@@ -146,7 +146,7 @@ def test_whatever_a_target_says_is_text_on_every_page(stack):
         scene.home([row()]),
         *(scene.run([row()], view=view, q=q, m=m) for view in ("time", "activations", "gradients", EVIL)
           for q, m in (("", ""), ("script", ""), (EVIL, ""), ("", EVIL))),
-        frame.page(EVIL, incident.parts(row(), is_watched=True)),
+        frame.page(EVIL, incident.parts(row(), is_watched=True, now=1000.0)),
         frame.page(EVIL, incident.missing(EVIL, [EVIL])),
     ]  # fmt: skip
     for page in pages:
@@ -247,8 +247,34 @@ def test_a_list_of_incidents_says_whose_each_is(scene):
 
 
 def test_the_page_of_an_incident_says_whose_it_is(scene):
-    words = Checked(frame.page("x", incident.parts(row(user="alice"), is_watched=False))).words
+    words = Checked(frame.page("x", incident.parts(row(user="alice"), is_watched=False, now=1000.0))).words
     assert "process 7 of user alice" in words
+
+
+def test_the_page_of_an_incident_tells_what_where_since_when_and_what_to_do(scene):
+    steps = [{"step": n, "loss": 2.0 + n % 3, "largest_gradient": None} for n in range(784, 792)]
+    ranks = [
+        {"rank": "1", "place": 8, "is_mute": False, "issued": {"0-1": 2916.0}, "ended": None, "time": 1790000000.5}
+    ]
+    detail = {"is_step_absolute": False, "plugin": "nan", "steps_before": steps, "ranks": ranks, "is_exact": True}
+    made = row(kind="nan", run="job", module="net.3", step=1792, time=400.0, count=3, last=500.0, detail=detail)
+    page = frame.page("x", incident.parts(made, is_watched=True, now=1000.0))
+    words = Checked(page).words
+    for told in ("10m00s ago", "3 times", "1,792 (counted from the attach)", "Loss of the steps before", "step 784: 3",
+                 "hookd plugin enable 7 capture", f"hookd report '#{made['id']}'", "0-1: 2,916", "2026-09-21"):  # fmt: skip
+        assert told in words, told
+    assert "/run/job?pid=7&amp;q=net.3#modules" in page
+    assert not re.search(r"True|False|None|[{}]|e\+09|Largest gradient|place", words)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[], None, "x", [1, 2], [{"step": "a", "loss": 1.0}] * 5, [{"step": n, "loss": math.nan} for n in range(5)]],
+    ids=str,
+)
+def test_steps_before_an_incident_that_cannot_be_drawn_are_not(steps):
+    made = row(kind="nan", detail={"steps_before": steps})
+    assert "of the steps before" not in Checked(frame.page("x", incident.parts(made, is_watched=False, now=0.0))).words
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
@@ -508,7 +534,7 @@ def test_a_step_that_hangs_grows_in_the_chart_of_step_times(scene, silent_s, is_
         scene.poll()
     page = scene.run()
     assert ('class="line unfinished c0"' in page) == is_drawn
-    of_losses = page.partition("aria-label=\"Loss")[2]
+    of_losses = page.partition('aria-label="Loss')[2]
     ends_at = xs(re.search(r'points="([^"]*)"', of_losses)[1])[-1]
     assert ends_at == pytest.approx(curves.WIDTH - curves.RIGHT - silent_s / (silent_s + 8) * 492, abs=1.0)
     assert (f"rank 0: a step that is not over after {silent_s} s" in page) == is_drawn

@@ -136,6 +136,30 @@ def chart(  # noqa: PLR0913
     return tag("figure", head, picture, legend(drawn) if len(drawn) > 1 else None)
 
 
+def course(title: str, line: Line, write: Callable[[float], str]) -> Markup:
+    """Draw a line over steps: its points have a step in the place of the time."""
+    frame = _Frame([line], line.points[-1][0], is_from_zero=False)
+    ends = ((frame.first, "start"), (frame.last, "end"))
+    labels = (
+        tag("text", f"step {step:,.0f}", x=f"{frame.x(step):.1f}", y=HEIGHT - 8, text_anchor=at) for step, at in ends
+    )
+    marks = (
+        tag(
+            "circle",
+            tag("title", f"step {step:,.0f}: {write(value)}"),
+            cx=f"{frame.x(step):.1f}",
+            cy=f"{frame.y(value):.1f}",
+            r=4,
+            class_="point",
+        )
+        for step, value in line.points
+        if math.isfinite(value)
+    )
+    parts = [*_heights(frame, write), *labels, *_line(frame, line, write), *marks]
+    head = tag("figcaption", tag("span", title), *_now([line], write))
+    return tag("figure", head, tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title))
+
+
 def _said(title: str, frame: _Frame) -> str:
     return f"{title}, the last {wording.span(frame.last - frame.first)}"
 
@@ -152,13 +176,18 @@ def legend(lines: Sequence[Line]) -> Markup:
 
 
 def _axes(frame: _Frame, write: Callable[[float], str]) -> Iterator[Markup]:
+    yield from _heights(frame, write)
+    yield from _minutes(frame)
+
+
+def _heights(frame: _Frame, write: Callable[[float], str]) -> Iterator[Markup]:
+    """Label the axis of values."""
     for n in range(round((frame.top - frame.low) / frame.each) + 1):
         value = frame.low + n * frame.each
         y = f"{frame.y(value):.1f}"
         yield tag("line", class_="grid" if n else "axis", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
         label = "0" if abs(value) < frame.each / 2 else write(value)
         yield tag("text", label, x=LEFT - 6, y=f"{frame.y(value) + 4:.1f}", text_anchor="end")
-    yield from _minutes(frame)
 
 
 def _minutes(frame: _Frame) -> Iterator[Markup]:

@@ -36,6 +36,11 @@ OPEN = 3
 """Number of incidents, the first ones, whose details are open; later ones are usually consequences."""
 PHASES = ("data", "forward", "backward", "collectives", "optimizer", "other")
 BORN = ("nan", "inf")
+HIDDEN = ("place", "model")
+"""Fields by which the daemon tells places and models apart."""
+WHOLE = 1e15
+"""A whole number below this is written with all of its digits."""
+_EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Markup | None:
@@ -66,19 +71,20 @@ def incident(row: Incident, *, is_first: bool) -> Markup:
     when = moment(row["time"]) if isinstance(row.get("time"), (int, float)) else ""
     where = ", ".join(f"{name} {row[name]}" for name in ("module", "step") if row.get(name) not in (None, ""))
     soft = f"{number}{when}{' · ' if where else ''}{where}"
-    details = join(*_details(row))
+    made = join(*details(row))
     return tag(
         "div",
         tag("p", tag("span", row.get("kind"), class_="kind"), tag("span", soft, class_="soft")),
         tag("p", row.get("message") or row.get("kind"), wording.repeated(row)),
-        tag("details", tag("summary", "details"), details, open=is_first) if details else None,
+        tag("details", tag("summary", "details"), made, open=is_first) if made else None,
         class_="card first" if row.get("kind") in BORN else "card",
     )
 
 
-def _details(row: Incident) -> Iterator[Markup | None]:
-    """Show short values as facts, lists of like objects as tables, everything else as JSON."""
-    rest = {key: value for key, value in row.items() if key not in (*SHOWN, "id") and value not in (None, [], {})}
+def details(row: Incident) -> Iterator[Markup | None]:
+    """Show short values as facts, lists of like objects as tables, everything else as facts within facts."""
+    hidden = (*SHOWN, *HIDDEN, "id")
+    rest = {key: value for key, value in row.items() if key not in hidden and value not in _EMPTY}
     brief = {key: shown for key, value in rest.items() if (shown := short(value))}
     yield facts((_words(key), value) for key, value in brief.items())
     for key, value in rest.items():
@@ -89,21 +95,34 @@ def _details(row: Incident) -> Iterator[Markup | None]:
             yield tag("pre", *[part for line in value for part in (line, "\n")][:-1])
         elif isinstance(value, list) and all(isinstance(part, dict) for part in value):
             yield _records(_words(key), value)
-        elif isinstance(value, dict) and not any(isinstance(part, (dict, list)) for part in value.values()):
-            yield facts(value.items())
+        elif isinstance(value, dict):
+            yield facts((_words(str(name)), _cell(str(name), one)) for name, one in value.items())
         else:
             yield tag("pre", json.dumps(wording.finite(value), indent=2))
 
 
 def _records(caption: str, rows: Sequence[Mapping[str, object]]) -> Markup:
-    """Return a table of a recorder's entries, such as calls or steps."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    """Return a table of a recorder's entries, such as calls or steps, without columns that are empty."""
+    every = dict.fromkeys(name for row in rows for name in row if name not in HIDDEN)
+    names = [name for name in every if any(row.get(name) not in _EMPTY for row in rows)]
     head = [f":{name}" if name == "module" else f">{_words(name)}" for name in names]
-    return table(caption, head, [[_cell(row.get(name)) for name in names] for row in rows])
+    return table(caption, head, [[_cell(name, row.get(name)) for name in names] for row in rows])
 
 
-def _cell(value: object) -> object:
-    return wording.number(value) if isinstance(value, float) else value
+def _cell(name: str, value: object) -> str:
+    """Return a recorded value as people write it; times are Unix seconds."""
+    if value in _EMPTY:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{_words(str(key))}: {_cell(str(key), one)}" for key, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(_cell(name, one) for one in value)
+    if isinstance(value, float):
+        is_whole = value.is_integer() and abs(value) < WHOLE
+        return moment(value) if name == "time" else f"{value:,.0f}" if is_whole else wording.number(value)
+    return f"{value:,}" if isinstance(value, int) and name != "tid" else str(value)
 
 
 def _words(name: str) -> str:

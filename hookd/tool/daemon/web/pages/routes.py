@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,9 @@ class Pages:
         is_watched = any(
             (target.pid, target.start_ticks) == (row["pid"], row["start"]) for target in self._service.fleet.targets()
         )
-        return PageContent(f"incident #{number}", incident.parts(row, is_watched=is_watched), is_live=False)
+        return PageContent(
+            f"incident #{number}", incident.parts(row, is_watched=is_watched, now=time.time()), is_live=False
+        )
 
     def _missing(self, what: str) -> PageContent:
         runs = dict.fromkeys(target.claim.run for target in self._service.fleet.targets())

@@ -74,3 +74,17 @@ button.textContent = "Pause";
 button.addEventListener("click", pause);
 document.addEventListener("visibilitychange", look);
 setInterval(look, EVERY_MS);
+
+// Commands to copy; the browser has a clipboard only on this machine and with TLS.
+if (navigator.clipboard) {
+  for (const command of document.querySelectorAll("code.copy")) {
+    const copy = document.createElement("button");
+    copy.type = "button";
+    copy.textContent = "Copy";
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(command.textContent);
+      copy.textContent = "Copied";
+    });
+    command.after(copy);
+  }
+}
