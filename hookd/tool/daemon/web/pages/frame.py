@@ -40,10 +40,12 @@ def page(title: str, parts: Sequence[Markup], *, is_live: bool = True) -> str:
         tag("link", rel="stylesheet", href=assets.path(assets.STYLE)),
         tag("link", rel="icon", href=_ICON),
         reload,
-        tag("script", src=assets.path(assets.SCRIPT), defer=True) if is_live else None,
+        tag("script", src=assets.path(assets.SCRIPT), defer=True),
     )
     skip = link("#main", "Skip to the content", class_="skip")
-    body = tag("body", skip, _header(), tag("main", *parts, id="main", tabindex=-1), _footer(), class_="web")
+    body = tag(
+        "body", skip, _header(is_live=is_live), tag("main", *parts, id="main", tabindex=-1), _footer(), class_="web"
+    )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
@@ -53,11 +55,11 @@ _ICON = (
 )
 
 
-def _header() -> Markup:
+def _header(*, is_live: bool) -> Markup:
     places = {"/": "Targets", "/metrics": "Metrics", "/sd": "Service discovery", "/api/v1/targets": "Targets (JSON)",
               "/api/v1/incidents": "Incidents (JSON)"}  # fmt: skip
     nav = tag("nav", *(link(where, name) for where, name in places.items()), aria_label="Pages")
-    return tag("header", link("/", "hookd", class_="brand"), nav, tag("p", id="live", class_="soft"))
+    return tag("header", link("/", "hookd", class_="brand"), nav, tag("p", id="live", class_="soft", data_live=is_live))
 
 
 def _footer() -> Markup:

@@ -36,8 +36,10 @@ OPEN = 3
 """Number of incidents, the first ones, whose details are open; later ones are usually consequences."""
 PHASES = ("data", "forward", "backward", "collectives", "optimizer", "other")
 BORN = ("nan", "inf")
-HIDDEN = ("place", "model")
-"""Fields by which the daemon tells places and models apart."""
+HIDDEN = ("place", "model", "is_step_absolute", "is_absolute")
+"""Fields by which the daemon tells places and models apart, and what is said with the number of the step."""
+UNITS = ("s", "bytes")
+TIMES = ("time", "last_seen")
 WHOLE = 1e15
 """A whole number below this is written with all of its digits."""
 _EMPTY: tuple[object, ...] = (None, "", [], {})
@@ -86,7 +88,7 @@ def details(row: Incident) -> Iterator[Markup | None]:
     hidden = (*SHOWN, *HIDDEN, "id")
     rest = {key: value for key, value in row.items() if key not in hidden and value not in _EMPTY}
     brief = {key: shown for key, value in rest.items() if (shown := short(value))}
-    yield facts((_words(key), value) for key, value in brief.items())
+    yield facts((_words(key), _cell(key, rest[key])) for key in brief)
     for key, value in rest.items():
         if key in brief:
             continue
@@ -121,12 +123,15 @@ def _cell(name: str, value: object) -> str:
         return ", ".join(_cell(name, one) for one in value)
     if isinstance(value, float):
         is_whole = value.is_integer() and abs(value) < WHOLE
-        return moment(value) if name == "time" else f"{value:,.0f}" if is_whole else wording.number(value)
+        return moment(value) if name in TIMES else f"{value:,.0f}" if is_whole else wording.number(value)
     return f"{value:,}" if isinstance(value, int) and name != "tid" else str(value)
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    """Return the name of a field in words; a unit at its end is in parentheses."""
+    unit = next((unit for unit in UNITS if name.endswith(f"_{unit}")), None)
+    words = name.replace("_", " ")
+    return words if unit is None else f"{words.removesuffix(unit)}({unit})"
 
 
 def events(report: Report) -> list[plots.Event]:

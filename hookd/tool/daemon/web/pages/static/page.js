@@ -1,5 +1,5 @@
-// Refreshes the sections of a page while it is visible, with HTML from the same server. Without this script the browser
-// reloads the page.
+// Refreshes the sections of a live page while it is visible, with HTML from the same server, and lets commands be copied.
+// Without this script the browser reloads the page.
 "use strict";
 
 const EVERY_MS = 3000;
@@ -68,12 +68,14 @@ function pause() {
   if (isPaused) say("paused", false); else look();
 }
 
-said.append("live", button);
-button.type = "button";
-button.textContent = "Pause";
-button.addEventListener("click", pause);
-document.addEventListener("visibilitychange", look);
-setInterval(look, EVERY_MS);
+if ("live" in said.dataset) {
+  said.append("live", button);
+  button.type = "button";
+  button.textContent = "Pause";
+  button.addEventListener("click", pause);
+  document.addEventListener("visibilitychange", look);
+  setInterval(look, EVERY_MS);
+}
 
 // Commands to copy; the browser has a clipboard only on this machine and with TLS.
 if (navigator.clipboard) {
