@@ -210,8 +210,11 @@ def test_equal_incidents_are_one_everywhere_and_of_a_flood_it_is_reported_what_w
     assert reported in hookd("report", run, *host)
     assert "loss 1.5 is too high (3 times)" in " ".join(hookd("status", *host).split())
     assert [one["count"] for one in hookd_json("report", str(holder.pid), *host)["incidents"]] == [3]
-    for page in ("/", f"/run/{run}", f"/incident/{row['id']}"):
+    for page in ("/", f"/run/{run}"):
         assert reported in daemon.get(page)
+    of_itself = daemon.get(f"/incident/{row['id']}")
+    assert "loss 1.5 is too high" in of_itself
+    assert "3 times, last at 20" in of_itself
     (post,) = wait_until(lambda: posted(got, run), what="the post")
     assert post["id"] == row["id"]
 
