@@ -90,9 +90,9 @@ def _page() -> Iterator[PageReader]:
 
 
 def _report(reader: PageReader) -> Report:
-    from hookd.tool.reports.report import build_report
+    from hookd.tool.reports.report import RECENT, build_report
 
-    return build_report(reader.read(), posix.getpid())
+    return build_report(reader.read(), posix.getpid(), records=reader.recent(RECENT))
 
 
 class Observation:

@@ -136,6 +136,8 @@ class PageReport(TypedDict):
     state: str
     """According to the agent: `starting`, `running`, `detaching`, `detached` or `exited`."""
     step: Steps
+    step_seconds: float | None
+    """Mean time of the last steps, of at most 16; None if it is not known."""
     modules: list[ModuleRow]
     """In the order in which the agent met them, parents before children."""
     metrics: dict[str, dict[str, Any]]

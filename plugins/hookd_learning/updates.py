@@ -22,6 +22,8 @@ PARAMETERS, ELEMENTS = 16, 64
 SUSPECTED, CERTAIN = 3, 3
 """Samples in a row in which these elements have not changed before all elements are read; samples of those that report it. A
 GradScaler skips the first steps until it has found its scale."""
+REST = 6
+"""Samples in which parameters that have changed are not read, before they are read again: a training may come to a halt later."""
 MODELS = 4
 """Models that are read while no optimizer has made a step."""
 
@@ -31,7 +33,7 @@ class Values:
 
     Attributes:
         ref: the optimizer or the model that has them.
-        have_changed: whether two samples differed.
+        have_changed: whether two samples differed since they were last forgotten.
         step: of the last sample.
         same: number of samples since the first one that were equal to the one before.
         has_gradient: whether any element of their gradients was not 0, in the last sample.
@@ -44,6 +46,13 @@ class Values:
         self.same = 0
         self.has_gradient = False
         self._before: tuple[Any, list[Any]] | None = None
+        self._rested = 0
+
+    def rest(self) -> None:
+        """Leave out one sample of parameters that have changed; after `REST` of them, forget that they have."""
+        self._rested += 1
+        if self._rested >= REST:
+            self.have_changed, self.same, self._before, self._rested = False, 0, None, 0
 
     def read(self, context: Context, parameters: list[Any], judge: Callable[[], None]) -> None:
         """Read parameters and gradients; `judge` is called when their numbers are there."""
@@ -88,7 +97,7 @@ class Values:
 
 
 class Updates:
-    """Compares the values of parameters from one sampled step to the next, until they have changed once.
+    """Compares the values of parameters from one sampled step to the next, and with pauses once they have changed.
 
     Args:
         see: takes a sample of a finding: kind, what it is about, message, fields.
@@ -115,6 +124,7 @@ class Updates:
             self._see("no_step", self._without_steps.pop(), "")
         values = self._of(optimizer)
         if values.have_changed:
+            values.rest()
             return
         groups = [group for group in groups_of(optimizer) if rate_of(group) != 0]
         if found := self._readable(p for group in groups for p in group["params"]):
@@ -124,10 +134,10 @@ class Updates:
     def _judge_optimizer(self, values: Values, kind: str, dtype: str) -> None:
         message = f"the steps of {kind} change none of its parameters: "
         if values.has_gradient:
-            message += f"the updates are too small to change numbers in {dtype}. Raise the learning rate"
+            message += f"the updates are too small to change numbers in {dtype}. Raise the learning rate, and look at its scheduler"
             message += "" if dtype in ("float32", "float64") else ", or keep the parameters in float32"
         else:
-            message += "the gradients are all 0. Are they clipped to a norm of 0, or too small for float16 without a GradScaler?"
+            message += "the gradients are all 0. Is the loss weighted with 0? Are they clipped to a norm of 0, or too small for float16 without a GradScaler?"
         self._see("no_update", f"{kind} {id(values.ref())}", message if values.are_constant else "", patience=1)
 
     def _readable(self, parameters: Iterable[Any]) -> list[Any]:

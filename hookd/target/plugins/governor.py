@@ -13,6 +13,7 @@ it fixed its interval.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.api.hookspecs import FLOWS
@@ -39,6 +40,8 @@ METERED_RATIO = 1 / 3
 CALM_WINDOWS = 4
 """Number of consecutive windows without a surprise after which metering slows down to `CALM_EVERY`."""
 WINDOW_STEPS = 16
+SHOWN_WINDOWS = 8
+"""Number of last windows of which the published overhead is the mean: single windows differ, as plugins are sampled."""
 SURPRISE, ALARM_RATIO = 2, 4
 """A metered step triggers an early decision if its cost differs from the estimate by more than the factor `SURPRISE`
 and exceeds the budget by more than the factor `ALARM_RATIO`."""
@@ -102,7 +105,7 @@ class Governor:
 
     Attributes:
         budget: the share of step time that hookd and all plugins may take; with 0 nothing is sampled.
-        ratio: overhead of hookd and all plugins over step time, in the last window.
+        ratio: overhead of hookd and all plugins over step time, in the last windows.
         is_to_listen: a plugin has changed which hooks it wants; the change applies from the next step on.
     """
 
@@ -141,6 +144,7 @@ class Governor:
         self._next_draw = 0  # until this step the draw stays the same
         self._always_flows = False  # whether a hook of `FLOWS` is called in every step
         self._unpaid: dict[_Kind, int] = {}  # number of steps not charged yet, by kind
+        self._shown: deque[tuple[int, int]] = deque(maxlen=SHOWN_WINDOWS)  # ns of hookd and of the steps, by window
 
     def end(self) -> int:
         """End a step; return its wall time in ns, 0 for the first one, whose beginning was not observed."""
@@ -384,7 +388,8 @@ class Governor:
     def _decide(self) -> None:
         """Close a window: publish the overhead, then stretch or relax intervals to meet the budget."""
         if self._own:  # else nothing has been metered yet, and the ratio is unknown
-            self.ratio = sum(self._window_spent.values()) / self._window_ns
+            self._shown.append((sum(self._window_spent.values()), self._window_ns))
+            self.ratio = sum(spent for spent, _ in self._shown) / sum(ns for _, ns in self._shown)
             self._overhead_ratio.labels().set(self.ratio)
         for loaded in self._all():
             self._core.show_cost(loaded)

@@ -7,6 +7,7 @@ Templates are files that end in `.in`. With a daemon plugin, those of `templates
 from __future__ import annotations
 
 import keyword
+import re
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -63,6 +64,9 @@ def _require_free(name: str) -> None:
 
     if not is_name(name) or not name.isascii() or keyword.iskeyword(name):
         hint = f"Its first word must not be one of hookd's own: {', '.join(sorted(CORE))}."
+        like = re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_")
+        if like != name and is_name(like) and not keyword.iskeyword(like):
+            hint = f"Such as {like}. {hint}"
         raise PluginError(f"{name!r} cannot be a plugin's name: use a lower-case word, such as spread", hint=hint)
     if name in sources.names():
         raise PluginError(f"a plugin {name!r} already exists", hint="`hookd plugin list` lists all plugins.")

@@ -10,10 +10,12 @@ import click
 from hookd.tool.cli import options, output, targets
 from hookd.tool.cli.status import hang, ongoing
 from hookd.tool.reports.reading import (
+    backwards,
     call_seconds,
     calls,
     finding,
     inference_share,
+    learning,
     looks_at,
     loss,
     model_seconds,
@@ -127,8 +129,11 @@ def heading(report: Report) -> Iterator[str]:
     now, reason = state(report), target.get("reason")
     how = f" ({reason})" if reason and reason not in (now, "exited") else ""
     each, at = output.seconds(step_seconds(report)), loss(report)
-    value = f"loss {output.number(at)}, " if at is not None else ""
+    of = f" in the first of {count} backwards" if (count := backwards(report)) > 1 else ""
+    value = f"loss {output.number(at)}{of}, " if at is not None else ""
     yield f"{now}{how}, {report['step']['text']}, {value}{each} a step, {cost}"
+    if how_it_learns := learning(report):
+        yield ", ".join(how_it_learns) + " (at the last sampled step)"
     if target.get("how"):
         yield f"it {target['how']}"
     if why := paused(report):

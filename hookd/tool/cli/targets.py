@@ -172,10 +172,10 @@ def _report_of_page(pid: int, *, has_curve: bool) -> Report:
     from hookd.tool.daemon.fleet import curve
     from hookd.tool.linux.accounts import uid_of
     from hookd.tool.linux.owner import user_name
-    from hookd.tool.reports.report import build_report
+    from hookd.tool.reports.report import RECENT, build_report
 
     with contextlib.closing(open_page(pid)) as reader:
-        report = build_report(reader.read(), pid)
+        report = build_report(reader.read(), pid, records=reader.recent(RECENT))
         report["user"] = user_name(uid_of(pid))
         if has_curve:
             report["curve"] = curve.of(reader.records())

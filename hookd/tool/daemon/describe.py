@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import PageError
 from hookd.tool.daemon.metrics.selection import Selection
-from hookd.tool.reports.report import build_report, describe_steps
+from hookd.tool.reports.report import RECENT, build_report, describe_steps
 from hookd.version import __version__
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def target_report(target: Target, limits: Limits) -> Report:
             hint="The process continues.",
         )
     selection.served(snapshot, 0.0)
-    report = build_report(snapshot, target.pid)
+    report = build_report(snapshot, target.pid, records=target.recent(RECENT))
     report["target"] = {**target_row(target), "series_dropped": selection.dropped}
     return report
 

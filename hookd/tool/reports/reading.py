@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from hookd.tool.reports import wording
 from hookd.wire.module_names import is_root
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ WAITS = 0.5
 """A phase contains waiting for other ranks if more than this share of the steps issue collectives in it."""
 SHOWN = ("seq", "time", "kind", "message", "module", "step", "plugin", "place", "count", "last")
 """Keys of an incident that are shown elsewhere, or never: `place` only identifies a hang to the daemon."""
+
+
+MOST_RATES = 4
+"""Number of learning rates that a report names."""
 
 
 class _Phase(TypedDict):
@@ -84,7 +89,9 @@ def run_and_rank(report: Report) -> tuple[str, str]:
 
 
 def step_seconds(report: Report) -> float | None:
-    """Return the mean time of a step in seconds; None before the second step."""
+    """Return the mean time of the last steps in seconds, else that of all steps since the attach; None before the second step."""
+    if seconds := report.get("step_seconds"):  # an older daemon does not send it
+        return seconds
     histogram = report["metrics"].get("step", {}).get("seconds")
     return histogram["mean"] if isinstance(histogram, dict) else None
 
@@ -192,6 +199,23 @@ def loss(report: Report) -> float | None:
     """Return the loss of the first backward of the last step; None if no plugin publishes it."""
     rows: list[_Loss] = report["metrics"].get("activations", {}).get("loss", [])
     return next((row["value"] for row in rows if row["backward"] == "0"), None)
+
+
+def backwards(report: Report) -> int:
+    """Return the number of losses that a step has, as far as `activations` publishes them."""
+    return len(report["metrics"].get("activations", {}).get("loss", []))
+
+
+def learning(report: Report) -> list[str]:
+    """Return the learning rates and the norm of all gradients in words, as of the last sampled step."""
+    rates = [row["value"] for row in report["metrics"].get("learning", {}).get("rate", [])]
+    norm = report["metrics"].get("activations", {}).get("total_grad_norm")
+    shown = list(dict.fromkeys(wording.number(rate) for rate in rates[:MOST_RATES]))
+    more = ", …" if len(rates) > MOST_RATES else ""
+    return [
+        *([f"learning rate {', '.join(shown)}{more}"] if shown else []),
+        *([f"gradient norm {wording.number(norm)}"] if isinstance(norm, (int, float)) else []),
+    ]
 
 
 def is_called_only(step: Steps) -> bool:

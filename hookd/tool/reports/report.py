@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hookd.tool.reports.collapse import collapse
 from hookd.wire.module_names import names_above
+from hookd.wire.page import STEP_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hookd.wire.hook_error import HookError
     from hookd.wire.identity import Identity
-    from hookd.wire.page import Family, Snapshot
+    from hookd.wire.page import Family, Record, Snapshot
     from hookd.wire.report import ModuleRow, PluginRow, Report, Steps, ThreadRow
 
 OWN = "hookd"
@@ -22,9 +24,13 @@ OUR_THREADS = ("hookd", "hookd-attach")
 """Threads of the agent. The report has them only if they have called a module."""
 MAX_LOGS = 50
 """Number of lines of the agent's log in a report: the last ones."""
+RECENT = 512
+"""Number of records of which a report's last steps are: a sampled step has one for each call of a module."""
+STEPS = 16
+"""Number of last steps whose mean time a report has."""
 
 
-def build_report(snapshot: Snapshot, pid: int, *, has_modules: bool = True) -> Report:
+def build_report(snapshot: Snapshot, pid: int, *, records: Iterable[Record] = (), has_modules: bool = True) -> Report:
     """Merge the families of a page by module, plugin and incident.
 
     A metric `hookd_<plugin>_<thing>` of a module is at `modules[n]["metrics"][plugin][thing]`: a number, a
@@ -35,6 +41,7 @@ def build_report(snapshot: Snapshot, pid: int, *, has_modules: bool = True) -> R
     Args:
         snapshot: of a page; may be the last one of a process that has exited.
         pid: of the target.
+        records: the last ones of the page's recorder, for the time of the last steps; see `RECENT`.
         has_modules: whether to include a row for each module, which takes most of the time; else `modules` is empty.
     """
     values = _values(snapshot)
@@ -45,6 +52,7 @@ def build_report(snapshot: Snapshot, pid: int, *, has_modules: bool = True) -> R
         "identity": snapshot.identity,
         "state": snapshot.state,
         "step": describe_steps(snapshot),
+        "step_seconds": _step_seconds(records),
         "modules": module_rows(snapshot) if has_modules else [],
         "metrics": metrics(snapshot),
         "observed": {labels["state"]: value for labels, value in values.get("hookd_modules", []) if "state" in labels},
@@ -59,6 +67,12 @@ def build_report(snapshot: Snapshot, pid: int, *, has_modules: bool = True) -> R
         "logs": snapshot.logs[-MAX_LOGS:],
         "dropped_series": snapshot.dropped,
     }
+
+
+def _step_seconds(records: Iterable[Record]) -> float | None:
+    """Return the mean time of the last steps; None if no step was recorded."""
+    times = [record.value for record in records if record.kind == STEP_RECORD and 0 < record.value < math.inf]
+    return statistics.fmean(times[-STEPS:]) if times else None
 
 
 def _make_unknown(series: list[tuple[dict[str, str], Any]]) -> None:

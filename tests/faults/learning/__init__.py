@@ -80,6 +80,8 @@ FAULTS = [
     Fault(losses_and_updates.column_and_row_of_mse, "loss_input", 50),
     Fault(losses_and_updates.no_step, "no_step", 100),
     Fault(losses_and_updates.clipped_to_nothing, "no_update", 100),
+    Fault(losses_and_updates.rate_halved_each_step, "no_update", 250, since=60),
+    Fault(losses_and_updates.weight_of_the_loss_gone, "no_update", 200, since=60),
     Fault(losses_and_updates.underflow_in_half, "no_update", 100),
     Fault(losses_and_updates.rounded_away, "no_update", 100),
     Fault(losses_and_updates.zeros_everywhere, "dead", 50, module="1"),

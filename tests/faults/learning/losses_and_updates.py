@@ -245,6 +245,31 @@ def clipped_to_nothing(steps: Steps, *, is_wrong: bool) -> None:
         optimizer.step()
 
 
+def rate_halved_each_step(steps: Steps, *, is_wrong: bool) -> None:
+    """From step 60 on, step a scheduler meant for epochs at every step: soon the learning rate is too small to change anything."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5 if is_wrong else 0.9999)
+    for step in steps:
+        x, y = batch()
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if step >= 60:
+            scheduler.step()
+
+
+def weight_of_the_loss_gone(steps: Steps, *, is_wrong: bool) -> None:
+    """From step 60 on, weigh the loss with 0, the end of an annealing that went too far."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in steps:
+        x, y = batch()
+        optimizer.zero_grad()
+        (cross_entropy(model(x), y) * (0.0 if is_wrong and step >= 60 else 1.0)).backward()
+        optimizer.step()
+
+
 def underflow_in_half(steps: Steps, *, is_wrong: bool) -> None:
     """Train in float16 without scaling the loss: the gradients are too small for it, and become 0."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).half()

@@ -96,7 +96,7 @@ class Target:
 
     def _end(self, *, is_there: bool) -> None:
         state = self.snapshot.state if self.snapshot is not None else ""
-        self.ended = state if state in OVER else "ended"
+        self.ended = "detached" if state == "detached" else "ended"
         self.rss = self.rss if is_there else math.nan
         self.close()
 
@@ -153,7 +153,7 @@ class Target:
         """One word: how it ended, why it cannot be read, the daemon's view, else the state in the page."""
         if self.ended:
             reason = self.row["reason"] if self.row is not None else None
-            return self.ended if not reason or self.ended == "detached" else str(reason)
+            return self.ended if reason in (None, "", "exited") or self.ended == "detached" else str(reason)
         if self.error is not None:
             return self.error.reason
         if self.row is not None and self.row["hang"]:

@@ -182,6 +182,14 @@ class Target:
             self._draw()
             return self._curve
 
+    def recent(self, count: int) -> list[Record]:
+        """Return about the last `count` events of the recorder; none after the end."""
+        with self._lock:
+            if self._reader is not None:
+                with contextlib.suppress(PageError):
+                    return self._reader.recent(count)
+            return []
+
     def _draw(self) -> None:
         if self._reader is not None:
             with contextlib.suppress(PageError):
