@@ -21,8 +21,8 @@ from tests.support.herd import Herd
 from tests.support.processes import wait_until
 from tests.support.tool import Page
 
-OF_THE_DAEMON = {"hookd_attach_total", "hookd_attach_pause_seconds"}
-"""Counters of the daemon's own work: they begin again with it, as those of any process."""
+OF_THE_DAEMON = {"hookd_attach_total", "hookd_attach_pause_seconds", "process_"}
+"""Counters of the daemon's own work and process: they begin again with it, as those of any process."""
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -44,8 +45,8 @@ def listed(*words):
 
 
 def targets_of(lines):
-    """Return the part of each line that names the target."""
-    return [line.split("  ")[-2].strip() for line in lines]
+    """Return the part of each line below the heading that names the target."""
+    return [re.search(r"\S+ \(.*?\)", line)[0] for line in lines[1:]]
 
 
 def test_of_one_user_too_each_line_says_whose_it_is(kept):
@@ -62,6 +63,17 @@ def test_of_several_users_each_line_says_whose_it_is(kept):
     ]  # fmt: skip
     rows = json.loads("\n".join(listed("--json")[0]))["incidents"]
     assert [row["user"] for row in rows] == ["root", str(STRANGER), ""]
+
+
+def test_the_columns_have_headings_and_stand_below_each_other(kept, tmp_path):
+    kept({"llama": {11: ROOT}, "a_run_with_a_name": {12: STRANGER}})
+    store = IncidentStore.open(tmp_path)
+    store.add((13, 1, 1), "b", "0", [{"seq": 1, "time": 2000.0, "kind": "memory_growth_over", "message": "over"}], owner=0)
+    store.close()
+    heading, *lines = listed()[0]
+    at = heading.index("WHAT")
+    assert heading.split() == ["ID", "TIME", "KIND", "RUN/RANK", "(PROCESS)", "WHAT"]
+    assert [line[at:] for line in lines] == ["first NaN of 11", "first NaN of 12", "over"]
 
 
 @pytest.mark.parametrize("user", ["root", "0"])
@@ -185,7 +197,7 @@ def test_a_list_to_follow_says_whose_each_line_is(capsys):
     ]
     for row in rows:
         show([row], as_json=False)
-    assert targets_of(capsys.readouterr().out.splitlines()) == [
+    assert targets_of(["", *capsys.readouterr().out.splitlines()]) == [
         "llama/0 (0 of alice)", "llama/0 (1 of mallory)", "llama/0 (2 of alice)",
     ]  # fmt: skip
 

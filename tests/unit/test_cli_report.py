@@ -213,6 +213,18 @@ def test_what_a_step_mostly_waits_for_is_said():
     ]
 
 
+def test_a_report_says_how_it_learns_and_which_of_several_losses_is_shown():
+    rates = [{"optimizer": "AdamW", "group": str(n), "value": 0.5**n} for n in range(6)]
+    losses = [{"backward": str(n), "value": 0.25} for n in range(4)]
+    of = {"learning": {"rate": rates}, "activations": {"loss": losses, "total_grad_norm": 1.25}}
+    lines = list(heading({**report(), "metrics": of, "step_seconds": 0.02}))
+    assert any("loss 0.25 in the first of 4 backwards, 20 ms a step" in line for line in lines)
+    assert "learning rate 1, 0.5, 0.25, 0.125, …, gradient norm 1.25 (at the last sampled step)" in lines
+    of = {"activations": {"loss": losses[:1]}}
+    (line,) = [line for line in heading({**report(), "metrics": of}) if "loss" in line]
+    assert "loss 0.25, " in line
+
+
 @pytest.mark.parametrize("width", range(40, 60))
 def test_a_number_stays_on_one_line_with_its_unit(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

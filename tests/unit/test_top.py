@@ -96,7 +96,7 @@ def test_a_target_that_ends_stays_as_it_was_last(job):
     job.page.close()
     state.refresh(102.0)
     text = shown(state)
-    assert "exited" in text[2]
+    assert "ended" in text[2]
     assert " 7 " in text[2]
     assert "0 targets, 1 ended" in text[0]
     assert "blocks.0.attn" in "\n".join(shown(state, keys=("enter",)))

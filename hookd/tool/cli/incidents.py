@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from hookd.wire.incident import IncidentRow
 
 POLL_S = 1.0
+KIND_WIDTH, WHO_WIDTH = 10, 40
+"""Least width of the column of kinds, and largest of that of runs and processes."""
 SUGGESTED = 8
 """Maximum number of runs or kinds that are suggested for an unknown one."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
@@ -103,7 +105,7 @@ def incidents(
         data: Incidents = {"incidents": rows}
         output.emit(data)
         return
-    show(rows, as_json=as_json)
+    show(rows, as_json=as_json, has_header=not follow)
     if not rows and not follow:
         output.say(_nothing(stored.rows(client, state_dir, order="id"), chosen))
     if follow:
@@ -161,23 +163,33 @@ def _follow(host: str | None, state_dir: Path | None, after: int, chosen: Filter
         after = (rows[-1]["id"] if rows else None) or after
 
 
-def show(rows: Sequence[IncidentRow], *, as_json: bool) -> None:
-    """Print one line per incident, and flush: a reader may be waiting."""
+def show(rows: Sequence[IncidentRow], *, as_json: bool, has_header: bool = False) -> None:
+    """Print one line per incident, its columns below each other, and flush: a reader may be waiting."""
+    kind_width = max([KIND_WIDTH, *(len(one_line(row["kind"])) for row in rows)])
+    who_width = min(WHO_WIDTH, max([0, *(len(_who(row)) for row in rows)]))
+    if rows and has_header and not as_json:
+        who = "RUN/RANK (PROCESS)"
+        who_width = max(who_width, len(who))
+        click.echo(f"{'ID':>5}  {'TIME':<19}  {'KIND':<{kind_width}}  {who:<{who_width}}  WHAT")
     for row in rows:
         if as_json:
             click.echo(json.dumps(output.finite(row)))
         else:
-            text = line(row)
+            text = line(row, kind_width, who_width)
             click.echo(output.wrap(text, " " * 7) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
-def line(row: IncidentRow) -> str:
+def line(row: IncidentRow, kind_width: int = KIND_WIDTH, who_width: int = 0) -> str:
     """Format an incident as one line without terminal control sequences.
 
     The line has its number, time, kind, run and rank, process, owner and message.
     """
     number = "-" if row["id"] is None else f"#{row['id']}"
+    head = f"{number:>5}  {moment(row['time'])}  {one_line(row['kind']):<{kind_width}}"
+    return f"{head}  {_who(row):<{who_width}}  {one_line(row['message'])}{repeated(row)}"
+
+
+def _who(row: IncidentRow) -> str:
     whose = f" of {one_line(row['user'])}" if row.get("user") else ""
-    who = f"{one_line(row['run'])}/{one_line(row['rank'])} ({row['pid']}{whose})"
-    return f"{number:>5}  {moment(row['time'])}  {one_line(row['kind']):<10}  {who}  {one_line(row['message'])}{repeated(row)}"
+    return f"{one_line(row['run'])}/{one_line(row['rank'])} ({row['pid']}{whose})"
