@@ -88,7 +88,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Child]], *,
         tag("thead", tag("tr", *names)),
         tag("tbody", *lines),
     )
-    return tag("div", made, class_="wide stacks" if stacks else "wide", tabindex=0, role="region", aria_label=caption)
+    return tag("div", made, class_="wide stacks" if stacks else "wide", tabindex=0, role="group", aria_label=caption)
 
 
 def _cells(row: Sequence[Child], kinds: Sequence[str | None]) -> list[Markup]:

@@ -174,7 +174,7 @@ def _compared(
     """Return headings and rows of the table of ranks; several ranks are compared with their median."""
     times = [seconds for rank in every if (seconds := rank.step_s)]
     median, slowest = statistics.median(times) if times else 0.0, max(times, default=0.0)
-    head = ["rank", "health", *ranks.NUMBERS, ">of median", "", ">incidents", ">pid"]
+    head = ["rank", "health", *ranks.NUMBERS, ">of median", "of slowest", ">incidents", ">pid"]
     rows = []
     for rank in every:
         where = replace(choice, pid=rank.row["pid"]).address(name)
@@ -184,7 +184,7 @@ def _compared(
         rows.append([*who, *speed, rank.row["incidents"], rank.row["pid"]])
     if len(every) > 1:
         return head, rows
-    alone = [n for n, title in enumerate(head) if title not in (">of median", "")]
+    alone = [n for n, title in enumerate(head) if title not in (">of median", "of slowest")]
     return [head[n] for n in alone], [[row[n] for n in alone] for row in rows]
 
 
