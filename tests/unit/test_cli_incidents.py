@@ -68,7 +68,9 @@ def test_of_several_users_each_line_says_whose_it_is(kept):
 def test_the_columns_have_headings_and_stand_below_each_other(kept, tmp_path):
     kept({"llama": {11: ROOT}, "a_run_with_a_name": {12: STRANGER}})
     store = IncidentStore.open(tmp_path)
-    store.add((13, 1, 1), "b", "0", [{"seq": 1, "time": 2000.0, "kind": "memory_growth_over", "message": "over"}], owner=0)
+    store.add(
+        (13, 1, 1), "b", "0", [{"seq": 1, "time": 2000.0, "kind": "memory_growth_over", "message": "over"}], owner=0
+    )
     store.close()
     heading, *lines = listed()[0]
     at = heading.index("WHAT")
