@@ -220,10 +220,22 @@ def test_every_line_is_as_wide_as_the_terminal(opened):
 
 def test_columns_go_by_rank_and_never_wrap(job):
     columns = node_table.build([job.target]).columns
-    assert list(fitting(columns, 80)) == list(columns)
+    assert list(fitting(columns, 80)) == list(columns)[:-2]
+    assert list(fitting(columns, 120)) == list(columns)
+    wide = fitting(columns, 200)
+    assert wide["run"] == max(columns["run"].width, len(job.target.run)), "the rest is for what is wrong"
+    assert sum(wide.values()) + len(wide) - 1 == 200
     assert list(fitting(columns, 30)) == ["pid", "run", "rank"]
     assert list(fitting(columns, 12)) == ["run"]
     assert sum(fitting(columns, 60).values()) + len(fitting(columns, 60)) - 1 == 60
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [([], ""), ([math.nan], " "), ([0.0], " "), ([1.0, 2.0, math.nan, 4.0], "▂▄ █"), ([1e-9, 1e9, math.inf], "▁█ ")],
+)
+def test_a_history_is_a_line_of_bars(values, drawn):
+    assert node_table.sparkline(values) == drawn
 
 
 def test_a_narrow_title_keeps_the_state(opened):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hookd.tool.cli import options, output
@@ -10,7 +12,7 @@ from hookd.tool.cli.top.table import Column, Table
 from hookd.tool.reports.reading import is_called_only
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hookd.tool.cli.outputs import TopRow
     from hookd.tool.cli.top.target import Target
@@ -47,8 +49,13 @@ COLUMNS = {
     "rss_bytes": Column("RSS", 5, 10, size),
     "loss": Column("LOSS", 8, 7, output.number),
     "incidents": Column("INC", 3, 5),
+    "lately": Column("STEPS LATELY", 16, 11, is_falling=False),
+    "why": Column("WHY", 20, 12, safe, is_right=False, is_falling=False, takes_rest=True),
 }
-"""By the key in `--json`."""
+"""By the key in `--json`, which has no history, and `message` for `why`. A terminal of 80 columns has room for all but the last two."""
+WIDEST_RUN = 40
+"""The width that a column of runs may wish for."""
+LEVELS = "▁▂▃▄▅▆▇█"
 _STYLES = {"hangs": "bold red", "paused": "yellow", "corrupt": "red", "protocol": "red"}
 
 
@@ -57,6 +64,8 @@ def build(targets: Sequence[Target]) -> Table:
     rows = [_row(target) for target in targets]
     values: dict[str, Sequence[Any]] = {key: [row[key] for row in rows] for key in COLUMNS}
     columns = {key: column for key, column in COLUMNS.items() if _has_any(key, values[key])}
+    longest = max((len(target.run) for target in targets), default=0)
+    columns["run"] = replace(columns["run"], wish=min(longest, WIDEST_RUN))
     return Table(
         columns=columns,
         values=values,
@@ -106,7 +115,20 @@ def _row(target: Target) -> dict[str, str | float | None]:
         "rss_bytes": target.rss,
         "loss": target.loss,
         "incidents": target.incidents,
+        "lately": sparkline(target.lately),
+        "why": target.message,
     }
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Draw numbers as a line of bars, from 0 to the largest; NaN is a blank."""
+    known = list(values)
+    top = max((value for value in known if math.isfinite(value)), default=0.0)
+    return "".join(_bar(value / top) if top > 0 and math.isfinite(value) else " " for value in known)
+
+
+def _bar(share: float) -> str:
+    return LEVELS[min(len(LEVELS) - 1, int(share * len(LEVELS)))]
 
 
 def as_json(targets: Sequence[Target]) -> list[TopRow]:
@@ -115,7 +137,8 @@ def as_json(targets: Sequence[Target]) -> list[TopRow]:
 
 
 def _as_json(target: Target) -> TopRow:
-    known = {key: None if value != value else value for key, value in _row(target).items()}  # noqa: PLR0124  NaN
+    row = {key: value for key, value in _row(target).items() if key not in ("lately", "why")}
+    known = {key: None if value != value else value for key, value in row.items()}  # noqa: PLR0124  NaN
     more = {"rank": target.rank, "is_absolute": target.step["is_absolute"], "message": target.message or None}
     return cast("TopRow", {**known, **more})
 

@@ -18,7 +18,9 @@ class Column:
 
     Attributes:
         title: its heading.
-        width: in columns of the terminal; for the first left-aligned column, which takes the rest, the minimum.
+        width: in columns of the terminal; the minimum for a column that may become wider.
+        wish: the width that it gets before another one gets the rest.
+        takes_rest: it takes the remaining width; without such a column, the first left-aligned one does.
         rank: on a narrow terminal, the column with the highest rank is omitted first; the one with rank 0 stays.
         write: formats a value.
         is_right: whether values are right-aligned, as numbers are.
@@ -31,6 +33,8 @@ class Column:
     write: Callable[[Any], str] = str
     is_right: bool = True
     is_falling: bool = True
+    wish: int = 0
+    takes_rest: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,19 @@ def fitting(columns: dict[str, Column], width: int) -> dict[str, int]:
     """Return the columns that fit into a terminal, with their widths.
 
     Returns:
-        Widths by key, in the same order. The first left-aligned column takes the remaining width.
+        Widths by key, in the same order.
     """
     shown = list(columns)
     while len(shown) > 1 and _needed(columns, shown) > width:
         shown.remove(max(shown, key=lambda key: columns[key].rank))
     widths = {key: columns[key].width for key in shown}
-    widest = next((key for key in shown if not columns[key].is_right), shown[0])
-    widths[widest] = max(1, widths[widest] + width - _needed(columns, shown))
+    rest = width - _needed(columns, shown)
+    for key in shown:
+        more = max(0, min(rest, columns[key].wish - widths[key]))
+        widths[key], rest = widths[key] + more, rest - more
+    left_aligned = [key for key in shown if not columns[key].is_right]
+    widest = next((key for key in shown if columns[key].takes_rest), (left_aligned or shown)[0])
+    widths[widest] = max(1, widths[widest] + rest)
     return widths
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hookd.errors import HookdError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 WINDOW_S = 5.0
 """Seconds over which step rates are averaged; steps are too few for one interval."""
+LATELY = 16
 ASKED = "eval"
 """The kind of incident that records an evaluated expression; nothing is wrong with the target."""
 BORN = ("nan", "inf")
@@ -46,6 +48,7 @@ class Target:
         ended: a word for how it ended, "" while it runs.
         error: the reason why its page cannot be read.
         row: of the daemon, if there is one.
+        lately: the mean seconds of recent steps at the last `LATELY` readings; NaN where there was none.
     """
 
     def __init__(self, pid: int, start: int, reader: PageReader | None) -> None:
@@ -55,6 +58,7 @@ class Target:
         self.ended = ""
         self.error: HookdError | None = None
         self.row: TargetRow | None = None
+        self.lately: deque[float] = deque(maxlen=LATELY)
         self._reader = reader
         self._user = user_name(uid_of(pid))
         self._steps, self._phases = Growth(WINDOW_S), Growth(WINDOW_S)
@@ -79,6 +83,7 @@ class Target:
             self._end(is_there=is_there)
         steps, counted = float(self.step["counted"]), self._counted()
         self._steps.advance(now, steps, counted)
+        self.lately.append(self.step_s)
         family = self._family(PHASES)
         if family is not None and family.width == 1:
             self._phases.advance(now, steps, [family.cells[at] for at in family.first])
