@@ -232,7 +232,7 @@ def test_columns_go_by_rank_and_never_wrap(job):
 
 @pytest.mark.parametrize(
     ("values", "drawn"),
-    [([], ""), ([math.nan], " "), ([0.0], " "), ([1.0, 2.0, math.nan, 4.0], "▂▄ █"), ([1e-9, 1e9, math.inf], "▁█ ")],
+    [([], ""), ([math.nan], " "), ([0.0], " "), ([1.0, 2.0, math.nan, 4.0], "▃▅ █"), ([1e-9, 1e9, math.inf], "▁█ ")],
 )
 def test_a_history_is_a_line_of_bars(values, drawn):
     assert node_table.sparkline(values) == drawn
