@@ -40,6 +40,8 @@ class Identity(TypedDict, total=False):
     torch: str
     script: str
     run: str
+    is_named: bool
+    """Whether a person or a scheduler has given the run its name; otherwise it is the script's."""
     rank: int
     local_rank: int
     world_size: int

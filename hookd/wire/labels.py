@@ -28,18 +28,39 @@ _PRINTABLE = (
 Ranges, because compiling a regular expression would take 6 ms in the target."""
 MAX_RUN = 128
 """Maximum length of a run's name, in characters."""
+TAG = 8
+"""Length of the tag of a run that nobody has named, in hexadecimal digits."""
 
 
-def run_label(environ: Mapping[str, str], script: str) -> str:
-    """Return the name of the run: HOOKD_RUN, the Slurm job and step, torchrun's `--rdzv-id`, or else the script.
+def given_run(environ: Mapping[str, str]) -> str:
+    """Return the name that a person or a scheduler has given the run, "" if nobody has.
 
-    torchrun's id counts only if a person chose it: its default is `none`, and `--standalone` generates a uuid.
-
-    Args:
-        environ: the target's environment.
-        script: `sys.argv[0]` of the target, or the result of `script_name` for its command line.
+    It is HOOKD_RUN, the Slurm job and step, or torchrun's `--rdzv-id`. The latter counts only if a person chose it: its default
+    is `none`, and `--standalone` generates a uuid.
     """
-    return clean(environ.get("HOOKD_RUN", "")) or _slurm(environ) or _elastic(environ) or script_name(script)
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    is_default = elastic.strip().lower() == "none" or is_uuid(elastic)
+    return clean(environ.get("HOOKD_RUN", "")) or _slurm(environ) or ("" if is_default else clean(elastic))
+
+
+def tagged(script: str, tag: str) -> str:
+    """Return the name of a run that nobody has named: that of its script, and a tag that no other job has."""
+    return f"{script[: MAX_RUN - TAG - 1]}@{tag}"
+
+
+def is_called(run: str, word: str) -> bool:
+    """Whether a word means this run: its name, or its name without the tag."""
+    return run == word or (run.startswith(f"{word}@") and _is_tag(run[len(word) + 1 :].partition("~")[0]))
+
+
+def called(runs: Iterable[str], word: str) -> list[str]:
+    """Return the runs that a word can mean: the one of exactly this name, else all whose name it is without the tag."""
+    names = list(dict.fromkeys(run for run in runs if is_called(run, word)))
+    return [word] if word in names else names
+
+
+def _is_tag(text: str) -> bool:
+    return len(text) == TAG and all(char in "0123456789abcdef" for char in text)
 
 
 def script_name(script: str) -> str:
@@ -68,25 +89,19 @@ def world_size(environ: Mapping[str, str]) -> int:
     return max(1, _number(environ, 1, default=1))
 
 
-def launcher(world_size: int, pid: int, ppid: int) -> int:
-    """Return the pid that identifies a job on this node: the parent's for one of several ranks, a lone process's own."""
-    return ppid if world_size > 1 else pid
-
-
 class Claim:
     """A target's title to the labels `run` and `rank`.
 
     Attributes:
         pid: of the target.
-        launcher: see `launcher`.
-        meeting: where the ranks of its job rendezvous, "" if that is not known.
+        launcher: pid of the process that has started its job; its own if it is a single process.
         rank: see `rank_label`.
-        wanted: the run that the target's page names.
+        wanted: the run that it would be without others.
         run: the run under which it is served; it differs from `wanted` after a clash.
         uid: owner of the process.
     """
 
-    __slots__ = ("launcher", "meeting", "pid", "rank", "run", "uid", "wanted")
+    __slots__ = ("launcher", "pid", "rank", "run", "uid", "wanted")
 
     def __init__(self, pid: int, launcher: int, rank: str, wanted: str, run: str, *, uid: int = -1) -> None:
         self.pid = pid
@@ -95,7 +110,6 @@ class Claim:
         self.wanted = wanted
         self.run = run
         self.uid = uid
-        self.meeting = ""
 
 
 def claim(  # noqa: PLR0913  a claim has no fewer parts
@@ -110,9 +124,9 @@ def claim(  # noqa: PLR0913  a claim has no fewer parts
         pid: of the new target.
         job: its launcher.
         rank: its rank.
-        wanted: its run, from its page or its environment.
-        chosen: whether a person chose that name. Ranks of several launchers then form one run, as in a job that spans
-            nodes; two jobs that merely run the same script never do.
+        wanted: its run, if no other target has that name.
+        chosen: whether ranks of several launchers can be one run of that name, because a person chose it or they meet at one
+            place. Jobs of other launchers otherwise get another name.
         others: the claims of the targets that are served already.
         uid: owner of the process.
     """
@@ -143,13 +157,13 @@ def _slurm(environ: Mapping[str, str]) -> str:
     return job
 
 
-def _elastic(environ: Mapping[str, str]) -> str:
-    run = clean(environ.get("TORCHELASTIC_RUN_ID", ""))
+def is_uuid(text: str) -> bool:
+    """Whether a text is a uuid, as torchrun generates it for a job without a name."""
     try:
-        uuid.UUID(run)
+        uuid.UUID(text.strip())
     except ValueError:
-        return "" if run.lower() == "none" else run
-    return ""
+        return False
+    return True
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:

@@ -24,7 +24,7 @@ def identity(run):
     return {
         "agent_version": "0", "protocol": 1, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": ticks,
         "started": time.time(), "attached": time.time(), "python": "3.11.9", "torch": "2.13.0",
-        "script": "/jobs/flood.py", "run": run, "rank": 0, "local_rank": 0, "world_size": 1, "control": "",
+        "script": "/jobs/flood.py", "run": run, "rank": 0, "local_rank": 0, "world_size": 1, "control": "", "is_named": True,
         "method": "start", "uid": os.getuid(), "step_offset": None, "keep": False,
     }  # fmt: skip
 

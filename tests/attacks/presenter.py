@@ -128,7 +128,7 @@ def _real_page(control):
     ticks = int(status.read_text().rpartition(")")[2].split()[19]) if status.exists() else 0
     writer = PageWriter.create({
         "agent_version": "0", "protocol": 1, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": ticks, "started": 0.0,
-        "attached": 0.0, "python": "3.11.9", "torch": "2.13.0", "script": "train.py", "run": "train.py", "rank": 0,
+        "attached": 0.0, "python": "3.11.9", "torch": "2.13.0", "script": "train.py", "run": "train.py", "is_named": True, "rank": 0,
         "local_rank": 0, "world_size": 1, "control": control, "method": "attach", "uid": os.getuid(), "step_offset": None,
         "keep": False,
     })  # fmt: skip

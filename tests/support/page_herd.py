@@ -97,7 +97,7 @@ def _identity(run):
     return {
         "agent_version": "0", "protocol": 1, "pid": os.getpid(), "ppid": os.getppid(), "start_ticks": ticks,
         "started": time.time(), "attached": time.time(), "python": "3.11.9", "torch": "2.13.0",
-        "script": "/jobs/train.py", "run": run, "rank": 0, "local_rank": 0, "world_size": 1, "control": "",
+        "script": "/jobs/train.py", "run": run, "rank": 0, "local_rank": 0, "world_size": 1, "control": "", "is_named": True,
         "method": "start", "uid": os.getuid(), "step_offset": None, "keep": False,
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ class Ranks:
         self.pages: list[PageWriter] = []
         self.targets: list[Target] = []
         for rank in range(ranks):
-            identity = {"pid": os.getpid(), "run": run, "rank": rank, "script": run, "world_size": ranks}
+            identity = {"pid": os.getpid(), "run": run, "rank": rank, "is_named": True, "world_size": ranks}
             page = PageWriter.create(identity)
             page.set_state("running")
             stack.callback(page.close)

@@ -56,7 +56,9 @@ def join(fleet):
     pages = []
 
     def make(run="train.py", rank="0", **identity):
-        page = PageWriter.create({"pid": os.getpid(), "run": run, "rank": rank, "script": "train.py", **identity})
+        page = PageWriter.create(
+            {"pid": os.getpid(), "run": run, "rank": rank, "script": "train.py", "is_named": True, **identity}
+        )
         page.set_state("running")
         target = Target(os.getpid(), os.dup(page.fd))
         target.claim = labels.Claim(os.getpid(), os.getpid(), rank, run, run)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from hookd.errors import HookdError
-from hookd.tool.attach import environment
 from hookd.tool.daemon.actions import Actions
 from hookd.tool.daemon.fleet.fd_budget import QUIET_S, TargetLimits
 from hookd.tool.daemon.fleet.fleet import POLL_LIMIT_S
@@ -21,7 +17,6 @@ from hookd.tool.daemon.fleet.identity import Identity
 from hookd.wire import labels
 from tests.support.pages import Ranks, new_fleet
 from tests.support.pids import reuse_pids
-from tests.support.processes import Process, wait_until
 
 NOBODY = 1 << 30
 """No process has a pid as high as this (the kernel's PID_MAX_LIMIT is 1 << 22)."""
@@ -211,26 +206,6 @@ def test_who_ends_under_a_name_that_another_has_by_now_does_not_linger(fleet, pa
     assert fleet.targets() == [second]
 
 
-def started_by_hand(stack, rank, port):
-    """Start a rank below a shell of its own; return the daemon's view of it from outside."""
-    where = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shell = stack.enter_context(Process(["sh", "-c", "sleep 60 & echo $!; wait; :"], env={**os.environ, **where}))
-    pid = int(shell.expect(r"^(\d+)$").group(1))
-    stack.callback(os.kill, pid, signal.SIGKILL)
-    return pid, replace(Identity.of_process(pid), run="train.py", script="train.py")
-
-
-def test_ranks_started_by_hand_are_one_run_where_they_meet_at_one_place(stack, fleet):
-    (served,) = Ranks(stack, 1).targets
-    first, identity = started_by_hand(stack, 0, 29511)
-    served.pid, served.claim = first, fleet.claim(identity, first)
-    fleet._living[first] = served
-    second, identity = started_by_hand(stack, 1, 29511)
-    other, stranger = started_by_hand(stack, 1, 29512)
-    assert fleet.claim(identity, second).run == served.claim.run
-    assert fleet.claim(stranger, other).run == f"{served.claim.run}~{stranger.ppid}"
-
-
 def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free(caplog):
     now = [0.0]
     room, (one, other) = TargetLimits(clock=lambda: now[0]), (os.getpid(), os.getppid())
@@ -246,15 +221,6 @@ def test_a_shortage_of_descriptors_is_logged_once_however_often_some_become_free
     now[0] += QUIET_S
     room.refuse(one)
     assert [one.message.split()[1] for one in caplog.records] == [str(one)] * 2, "a new one is logged again"
-
-
-def test_where_a_job_meets_is_noted_in_few_bytes_however_much_its_environment_says(stack):
-    command = [sys.executable, "-c", "input()"]
-    environ = {"MASTER_ADDR": "\udcff" * 100_000, "MASTER_PORT": "1", "WORLD_SIZE": "2"}
-    process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, env=environ))
-    wait_until(lambda: environment.of(process.pid), what="its environment")
-    assert len(Identity.of_process(process.pid).meeting) == 32
-    process.communicate(b"\n", timeout=60)
 
 
 def of_user(target, uid):
@@ -281,7 +247,7 @@ def test_names_of_an_earlier_daemon_are_kept_for_as_long_as_an_ended_target_is_s
     now, gone = [0.0], 1 << 30
     monkeypatch.setattr(fleet, "_clock", lambda: now[0])
     fleet.reserve([reserved(gone, "job", uid=20001)])
-    identity = replace(Identity.of_process(os.getpid()), run="job")
+    identity = replace(Identity.of_process(os.getpid()), name="job", is_named=True)
     assert fleet.claim(replace(identity, uid=20002), 99).run != "job"
     assert fleet.claim(replace(identity, uid=20001), gone).run == "job"
     assert fleet.claim(replace(identity, uid=20001), 99).run == "job", (
@@ -293,18 +259,18 @@ def test_names_of_an_earlier_daemon_are_kept_for_as_long_as_an_ended_target_is_s
 
 def test_a_process_that_an_earlier_daemon_has_served_keeps_its_name_when_the_first_of_that_name_has_gone(fleet):
     """Otherwise its counters and incidents would continue under the name of another process, which may be another user's."""
-    identity = replace(Identity.of_process(os.getpid()), run="job", rank="0")
+    identity = replace(Identity.of_process(os.getpid()), name="job", is_named=True, rank="0")
     for uid in (20001, 20002):
         fleet.reserve([reserved(99, "job~99", uid=uid)])
         assert fleet.claim(replace(identity, uid=uid), 99).run == "job~99"
-        assert fleet.claim(replace(identity, uid=uid, run="new"), 99).run == "new"
+        assert fleet.claim(replace(identity, uid=uid, name="new"), 99).run == "new"
         assert fleet.claim(replace(identity, uid=20003), 99).run == "job"
 
 
 def test_a_launcher_that_an_earlier_daemon_has_served_is_one_again(fleet):
     me = os.getpid()
     fleet.reserve([reserved(me, "job", uid=20001, rank="launcher"), reserved(99, "job", uid=20001)])
-    identity = replace(Identity.of_process(me), run="job", rank="0", uid=20001)
+    identity = replace(Identity.of_process(me), name="job", is_named=True, rank="0", uid=20001)
     assert (fleet.claim(identity, me).run, fleet.claim(identity, me).rank) == ("job", "launcher")
 
 

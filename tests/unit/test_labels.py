@@ -15,14 +15,29 @@ RUN_ID = "4f0a5a5e-6f0b-4e0e-9d3c-2f1f0c9a7b11"
         ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}, "77.0"),
         ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "4294967291", "TORCHELASTIC_RUN_ID": "big"}, "77"),
         ({"TORCHELASTIC_RUN_ID": "big"}, "big"),
-        ({"TORCHELASTIC_RUN_ID": "none"}, "train.py"),
-        ({"TORCHELASTIC_RUN_ID": "None"}, "train.py"),
-        ({"TORCHELASTIC_RUN_ID": RUN_ID}, "train.py"),
-        ({}, "train.py"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "None"}, ""),
+        ({"TORCHELASTIC_RUN_ID": RUN_ID}, ""),
+        ({}, ""),
     ],
 )
-def test_the_run_is_what_a_person_or_scheduler_named_else_the_script(environ, expected):
-    assert labels.run_label(environ, "/jobs/a/train.py") == expected
+def test_a_run_is_named_by_a_person_or_a_scheduler(environ, expected):
+    assert labels.given_run(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("train.py@3fa29b1c", ["train.py@3fa29b1c"]),
+        ("train.py", ["train.py@3fa29b1c", "train.py@00000000~77"]),
+        ("eval.py", ["eval.py"]),
+        ("llama", []),
+        ("train", []),
+    ],
+)
+def test_a_run_may_be_called_by_its_name_without_the_tag(word, expected):
+    runs = ["train.py@3fa29b1c", "train.py@00000000~77", "eval.py", "eval.py@3fa29b1c", "llama@home", "llama~77"]
+    assert labels.called(runs, word) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,8 +55,8 @@ def test_a_script_is_named_by_its_last_part(script, expected):
 
 
 def test_what_no_terminal_should_see_is_replaced_and_long_names_are_cut():
-    assert labels.run_label({"HOOKD_RUN": "a\nb\x1b[31m\u202eü"}, "") == "a_b_[31m_ü"
-    assert len(labels.run_label({"HOOKD_RUN": "x" * 1000}, "")) == labels.MAX_RUN
+    assert labels.given_run({"HOOKD_RUN": "a\nb\x1b[31m\u202eü"}) == "a_b_[31m_ü"
+    assert len(labels.given_run({"HOOKD_RUN": "x" * 1000})) == labels.MAX_RUN
 
 
 @pytest.mark.parametrize(

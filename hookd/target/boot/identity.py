@@ -52,12 +52,13 @@ def identity(config: AgentConfig) -> Identity:
     torch = sys.modules["torch"]
     script = sys.argv[0] if sys.argv else ""
     variables = dict(environ)
+    run = config.get("run") or labels.given_run(variables)
     rank, world_size = ranks() or (int(labels.rank_label(variables)), labels.world_size(variables))
     return {
         "agent_version": __version__, "protocol": PROTOCOL, "pid": posix.getpid(), "ppid": posix.getppid(), "start_ticks": _start_ticks(),
         "started": _started(), "attached": clock.time(), "python": platform.python_version(),
         "torch": str(torch.__version__), "script": script,
-        "run": config.get("run") or labels.run_label(variables, script),
+        "run": run or labels.script_name(script), "is_named": bool(run),
         "rank": rank if (given := config.get("rank")) is None else given,
         "local_rank": labels.local_rank(variables), "world_size": world_size, "control": "",
         "method": config["method"], "uid": posix.getuid(), "user": _user(), "step_offset": 0 if config["method"] == "run" else None,

@@ -84,6 +84,11 @@ def where(cgroup: str, environ: Mapping[str, str]) -> Container:
     )
 
 
+def pod_uid(cgroup: str) -> str:
+    """Return the uid of the pod to which a cgroup belongs, "" if it belongs to none; `cgroup` as of `where`."""
+    return _ids(cgroup)[0]
+
+
 def _named(environ: Mapping[str, str], variables: Sequence[str], pattern: re.Pattern[str]) -> str:
     values = (environ.get(variable, "") for variable in variables)
     return next((value for value in values if pattern.fullmatch(value)), "")

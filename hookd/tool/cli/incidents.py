@@ -21,6 +21,7 @@ from hookd.errors import DaemonNotRunning, DaemonSilent
 from hookd.tool.cli import options, output, stored, subject, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.wording import moment, repeated
+from hookd.wire import labels
 from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 KIND_WIDTH, WHO_WIDTH = 10, 40
 """Least width of the column of kinds, and largest of that of runs and processes."""
-SUGGESTED = 8
-"""Maximum number of runs or kinds that are suggested for an unknown one."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -128,8 +127,8 @@ def _nothing(every: list[IncidentRow], chosen: Filter) -> str:
     """Return the message for an empty list; for an unknown run or kind it suggests known ones."""
     runs, kinds = dict.fromkeys(row["run"] for row in every), dict.fromkeys(row["kind"] for row in every)
     for what, word, known in (("run", chosen.run, runs), ("kind", chosen.kind, kinds)):
-        if every and word is not None and word not in known:
-            near = difflib.get_close_matches(word, known, SUGGESTED) or list(known)[:SUGGESTED]
+        if every and word is not None and not labels.called(known, word):
+            near = difflib.get_close_matches(word, known, targets.SUGGESTED) or list(known)[: targets.SUGGESTED]
             return f"no incidents of {what} '{word}'; there are incidents of {', '.join(map(output.plain, near))}"
     return "no incidents"
 

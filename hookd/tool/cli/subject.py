@@ -14,6 +14,7 @@ from hookd.tool.cli import options, stored, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
 from hookd.tool.reports.reading import run_and_rank
+from hookd.wire import labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -135,14 +136,20 @@ def _ranks(label: str, client: DaemonClient | None, of: Report | None = None, us
     """Return the reports of the ranks of one user's run, by rank.
 
     The user is `user`, else the one of the report `of`, else the one with the oldest process.
+
+    Raises:
+        UsageError: the label is the script's name of several runs.
     """
-    every = [
-        report
-        for pid, report in targets.reports(client, targets.foregrounds(), has_curve=True)
-        if targets.is_of(pid, report, user)
-    ]
-    ranks = [report for report in every if not isinstance(report, HookdError) and run_and_rank(report)[0] == label]
+    every = _watched(client, user, has_curve=True)
+    name = targets.only_run(label, [run_and_rank(report)[0] for report in every], "hookd report")
+    ranks = [report for report in every if run_and_rank(report)[0] == name]
     return sorted(_of_one_user(ranks, of), key=rank_order)
+
+
+def _watched(client: DaemonClient | None, user: int | None = None, *, has_curve: bool = False) -> list[Report]:
+    """Return the reports of all targets of a user; None is every user."""
+    every = targets.reports(client, targets.foregrounds(), has_curve=has_curve)
+    return [report for pid, report in every if not isinstance(report, HookdError) and targets.is_of(pid, report, user)]
 
 
 def _of_one_user(reports: Sequence[Report], of: Report | None) -> list[Report]:
@@ -157,8 +164,11 @@ def _of_one_user(reports: Sequence[Report], of: Report | None) -> list[Report]:
 def run_user(label: str, client: DaemonClient | None) -> int | None:
     """Return the uid of the owner of the watched run of this name; None without one, or if unknown."""
     if client is None:
-        return _user_of(_ranks(label, None))
-    rows = [row for server in targets.servers(client) for row in server["targets"] if row["run"] == label]
+        every = [report for report in _watched(None) if labels.is_called(run_and_rank(report)[0], label)]
+        return _user_of(_of_one_user(every, None))
+    rows = [
+        row for server in targets.servers(client) for row in server["targets"] if labels.is_called(row["run"], label)
+    ]
     oldest = min(rows, key=lambda row: (row["start_ticks"], row["pid"]), default=None)
     return _known(oldest["uid"]) if oldest is not None else None
 
@@ -168,20 +178,19 @@ def _like(label: str, client: DaemonClient | None, user: int | None) -> str:
 
     "" without any.
     """
-    every = targets.reports(client, targets.foregrounds())
-    reports = [
-        report for pid, report in every if not isinstance(report, HookdError) and targets.is_of(pid, report, user)
-    ]
-    names = dict.fromkeys(name for name, _ in map(run_and_rank, reports) if name.startswith(f"{label}~"))
+    every = map(run_and_rank, _watched(client, user))
+    names = dict.fromkeys(name for name, _ in every if name.startswith(f"{label}~"))
     return f"Similar runs: {', '.join(names)}." if names else ""
 
 
 def _run(label: str, client: DaemonClient | None, user: int | None) -> Subject:
     reports = _ranks(label, client, user=user)
+    label = run_and_rank(reports[0])[0] if reports else label
     owner = _user_of(reports) if user is None else user
     rows = stored.rows(client, run=label, user=owner, limit=ROWS, order="id")[::-1]
     if not reports:
         rows = _rows_of_one_user(label, rows)
+        label = targets.only_run(label, [row["run"] for row in reversed(rows)], "hookd report")
     if not reports and not rows:
         raise NoSuchTarget(
             f"there is no run '{label}'{'' if user is None else f' of user {user_name(user)}'}",

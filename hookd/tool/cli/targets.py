@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 from hookd.errors import DaemonNotRunning, DaemonSilent, HookdError, NoSuchTarget, PermissionDenied, UsageError
 from hookd.tool.cli import output
 from hookd.tool.config.rules import fits
+from hookd.wire import labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 ANSWER_S = 10.0
 """Timeout of the request for a daemon's version."""
+SUGGESTED = 8
+"""Maximum number of runs or kinds that a message names."""
 
 
 def daemon(host: str | None, timeout_s: float = 30.0) -> DaemonClient | None:
@@ -121,6 +125,30 @@ def command_of(pid: int) -> str:
     return f"hookd {command} {pid}" if command in ("attach", "run", "serve") else f"process {pid}"
 
 
+def only_run(word: str, runs: Iterable[str], command: str) -> str:
+    """Return the run that a word means: the one of this name, else the only one whose name it is without the tag.
+
+    It is the word itself if there is none.
+
+    Args:
+        word: as a user gave it.
+        runs: the names of the runs that there are; those named first are suggested.
+        command: the command line without the word, for the hint.
+
+    Raises:
+        UsageError: it means several runs.
+    """
+    names = labels.called(runs, word)
+    if len(names) > 1:
+        more = f" and {len(names) - SUGGESTED} more" if len(names) > SUGGESTED else ""
+        raise UsageError(
+            f"there are {len(names)} runs of '{word}': {', '.join(map(output.plain, names[:SUGGESTED]))}{more}",
+            reason="several-runs",
+            hint=f"`{command} {shlex.quote(output.plain(names[0]))}` selects one of them.",
+        )
+    return next(iter(names), word)
+
+
 def attached() -> list[int]:
     """Return the pids of all processes with an agent that we may inspect."""
     from hookd.tool.attach.discover import candidates
@@ -170,12 +198,14 @@ def _pids(server: ServerStatus) -> set[int]:
 def _report_of_page(pid: int, *, has_curve: bool) -> Report:
     from hookd.tool.attach.discover import open_page
     from hookd.tool.daemon.fleet import curve
+    from hookd.tool.daemon.fleet.identity import Identity
     from hookd.tool.linux.accounts import uid_of
     from hookd.tool.linux.owner import user_name
     from hookd.tool.reports.report import RECENT, build_report
 
     with contextlib.closing(open_page(pid)) as reader:
         report = build_report(reader.read(), pid, records=reader.recent(RECENT))
+        report["identity"] = {**report["identity"], "run": Identity.of_page(report["identity"], pid=pid).run}
         report["user"] = user_name(uid_of(pid))
         if has_curve:
             report["curve"] = curve.of(reader.records())

@@ -171,12 +171,14 @@ class Actions:
         )
 
     def _other_run(self, pid: int) -> str | None:
-        """Return the run name to store in the page if another job already uses the default one; None otherwise.
+        """Return the run name to store in the page if another job already uses the given one; None otherwise.
 
         Stored in the page, the name outlives this daemon. Processes with the same parent may be ranks of one job that
         identify themselves later, so their agents decide.
         """
         identity = Identity.of_process(pid)
+        if not identity.is_named:
+            return None
         if any(other.ended is None and other.identity.ppid == identity.ppid for other in self._fleet.targets()):
             return None
         run = self._fleet.claim(identity, pid).run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError, NoSuchTarget
 from hookd.tool.attach import discover
-from hookd.tool.cli import options
+from hookd.tool.cli import options, targets
 from hookd.tool.cli.top.target import Target
 from hookd.tool.linux import proc
 from hookd.tool.linux.owner import user_name
@@ -130,8 +130,9 @@ class Node:
         pid = options.number(word)
         if any(target.pid == pid for target in self.targets):
             return pid, None
-        if any(target.run == word for target in self.targets):
-            return None, word
+        run = targets.only_run(word, [target.run for target in self.targets], "hookd top")
+        if any(target.run == run for target in self.targets):
+            return None, run
         if pid is not None:
             discover.open_page(pid).close()  # raises with the reason
         raise NoSuchTarget(

@@ -302,9 +302,7 @@ class Fleet:
             if self._is_closed or (known is not None and known.page == target.page):  # another thread was quicker
                 target.close()
                 return None
-            self._relabel_parent(target.identity)
-            target.claim = self.claim(target.identity, pid)
-            self._take_over(target.claim)
+            self._name(target)
             self._living[pid] = target
             self._limits.forget(pid)
             self._reserved.pop(pid, None)
@@ -323,16 +321,11 @@ class Fleet:
         A run belongs to one user: the first one with a name keeps it until the last target of that name is no longer served. A
         process that an earlier daemon has served keeps its name.
         """
-        uid, meeting = identity.uid, identity.meeting if identity.world_size > 1 else ""
+        uid, job = identity.uid, identity.job.launcher
         others = self._claims_beside(pid, uid)
         if (before := self._reserved.get(pid)) is not None and _is_kept(before, identity, others):
             return before
-        # Ranks that were started by hand, each from its own shell, have no common parent.
-        met = (claim.launcher for claim in others if meeting and (claim.uid, claim.meeting) == (uid, meeting))
-        job = next(met, labels.launcher(identity.world_size, pid, identity.ppid))
-        claim = labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_chosen, others=others, uid=uid)
-        claim.meeting = meeting
-        return claim
+        return labels.claim(pid, job, identity.rank, identity.run, chosen=identity.is_shared, others=others, uid=uid)
 
     def _claims_beside(self, pid: int, uid: int) -> list[labels.Claim]:
         """Return the claims that one more target of a user has to respect."""
@@ -365,19 +358,24 @@ class Fleet:
             self._reserved = {claim.pid: claim for claim in claims if claim.uid >= 0}
             self._reserved_until = self._clock() + self._linger_s
 
-    def _relabel_parent(self, identity: Identity) -> None:
-        """Relabel the parent of a rank as launcher.
+    def _name(self, target: Target) -> None:
+        """Give a target its labels, and its parent those of a launcher.
 
-        Under `hookd run` the parent may have an agent too, but it is not rank 0.
+        Under `hookd run` the parent of a rank may have an agent too, but it is not rank 0.
         """
+        identity = target.identity
         with self._lock:
             parent = self._living.get(identity.ppid)
-            if parent is None or parent.identity.uid != identity.uid:
-                return
-            if identity.world_size > 1 and parent.identity.world_size == 1:
+            is_launcher = parent is not None and parent.identity.uid == identity.uid and parent.identity.world_size == 1
+            if parent is not None and is_launcher and identity.world_size > 1:
                 old = parent.claim
                 parent.claim = labels.Claim(parent.pid, parent.pid, _LAUNCHER, old.wanted, old.run, uid=old.uid)
+                target.claim = self.claim(identity, target.pid)
+                parent.claim.run = target.claim.run
                 self._take_over(parent.claim)
+            else:
+                target.claim = self.claim(identity, target.pid)
+            self._take_over(target.claim)
 
     def _take_over(self, claim: labels.Claim) -> None:
         """Stop serving lingering targets of this name: each series must be unique."""
@@ -449,9 +447,7 @@ class Fleet:
         before = target.identity
         after = target.reidentify()
         if (before.run, before.rank, before.world_size) != (after.run, after.rank, after.world_size):
-            self._relabel_parent(after)
-            target.claim = self.claim(after, target.pid)
-            self._take_over(target.claim)
+            self._name(target)
             _log.info("target %d is now run %s, rank %s", target.pid, target.claim.run, target.claim.rank)
 
     def lose(self, target: Target) -> None:
@@ -585,7 +581,10 @@ def _is_kept(before: labels.Claim, identity: Identity, others: Iterable[labels.C
 
     It still has the same user, run and rank (or was served as a launcher), and nobody else has the name.
     """
-    if (before.uid, before.wanted) != (identity.uid, identity.run) or before.rank not in (identity.rank, _LAUNCHER):
+    # The tag may be another one now, after its launcher has gone.
+    if before.uid != identity.uid or not labels.is_called(before.wanted, identity.name):
+        return False
+    if before.rank not in (identity.rank, _LAUNCHER):
         return False
     return all(other.run != before.run or (other.uid == before.uid and other.rank != before.rank) for other in others)
 

@@ -6,13 +6,12 @@ Every field of the page is checked.
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
 from hookd.errors import HookdError
 from hookd.tool.attach import process_snapshot
+from hookd.tool.daemon.fleet import jobs
 from hookd.tool.linux import commandline, proc
 from hookd.tool.linux.accounts import account, uid_of
 from hookd.tool.linux.owner import user_name
@@ -23,15 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hookd.tool.attach.process_snapshot import Snapshot
+    from hookd.tool.daemon.fleet.jobs import Job
     from hookd.wire.identity import Identity as PageIdentity
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity that a target reports. Every field is checked, because the page belongs to another process."""
+    """The identity that a target reports. Every field is checked, because the page belongs to another process.
 
-    run: str
+    `name` is what a person or a scheduler calls its run, else the name of its script; see `run`.
+    """
+
+    name: str
     rank: str
+    job: Job
+    is_named: bool = False
     local_rank: int = 0
     world_size: int = 1
     script: str = ""
@@ -46,7 +51,6 @@ class Identity:
     attached: float = 0.0
     step_offset: int | None = None
     keep: bool = False
-    meeting: str = ""  # where the ranks of the job meet, see `_meeting`
 
     @classmethod
     def of_page(cls, raw: PageIdentity, *, pid: int) -> Identity:
@@ -54,11 +58,16 @@ class Identity:
         seen = _snapshot(pid, settles=False)  # it has an agent, so its exec is over
         script = text(raw, "script")
         offset, process_uid = raw.get("step_offset"), uid_of(pid)
+        name, world_size = labels.clean(text(raw, "run")), max(1, _whole(raw, "world_size"))
+        # Older agents do not say so.
+        is_named = raw.get("is_named", bool(name) and name != labels.script_name(script)) is True
         return cls(
-            run=labels.clean(text(raw, "run")) or labels.script_name(script),
+            name=name or labels.script_name(script),
+            is_named=is_named,
             rank=labels.clean(text(raw, "rank")) or "0",
             local_rank=_whole(raw, "local_rank"),
-            world_size=max(1, _whole(raw, "world_size")),
+            world_size=world_size,
+            job=jobs.of(pid, seen, world_size),
             script=script,
             python=text(raw, "python"),
             torch=text(raw, "torch"),
@@ -71,7 +80,6 @@ class Identity:
             attached=_real(raw, "attached"),
             step_offset=offset if _is_whole(offset) else None,
             keep=raw.get("keep") is True,
-            meeting=_meeting(seen),
         )
 
     @classmethod
@@ -83,22 +91,29 @@ class Identity:
         seen = _snapshot(pid, settles=True)
         environ, script = (seen.environ, script_of(seen.cmdline)) if seen is not None else ({}, "")
         process_uid = uid_of(pid)
+        name, world_size = labels.given_run(environ), labels.world_size(environ)
         return cls(
-            run=labels.run_label(environ, script),
+            name=name or labels.script_name(script),
+            is_named=bool(name),
             rank=labels.rank_label(environ),
             local_rank=labels.local_rank(environ),
-            world_size=labels.world_size(environ),
+            world_size=world_size,
+            job=jobs.of(pid, seen, world_size),
             script=script,
             uid=account(process_uid),
             process_uid=process_uid,
             ppid=_parent(pid),
-            meeting=_meeting(seen),
         )
 
     @property
-    def is_chosen(self) -> bool:
-        """Whether a person or a launcher has named the run. Otherwise its name is from the script."""
-        return self.run != labels.script_name(self.script)
+    def run(self) -> str:
+        """The run, which no other job has: its name if somebody has named it, else that of the script with a tag."""
+        return self.name if self.is_named else labels.tagged(self.name, self.job.tag)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks of several launchers can be one run."""
+        return self.is_named or self.job.is_shared
 
     @functools.cached_property
     def user(self) -> str:
@@ -106,7 +121,7 @@ class Identity:
         return user_name(self.uid)
 
 
-OF_THE_KERNEL = ("uid", "process_uid", "ppid", "meeting")
+OF_THE_KERNEL = ("uid", "process_uid", "ppid", "job")
 """Fields that are read from the process, by its pid, and not from the page."""
 
 
@@ -148,16 +163,3 @@ def _parent(pid: int) -> int:
         return proc.status(pid).ppid
     except (HookdError, OSError, LookupError, ValueError):
         return 0
-
-
-def _meeting(seen: Snapshot | None) -> str:
-    """Return a hash of the place where a job's ranks meet.
-
-    It includes the network, because 127.0.0.1 of two containers is not the same place, besides the address and port. The result
-    is "" if the environment that the process was started with has no address and port (torch.distributed's `env://`).
-    """
-    if seen is None:
-        return ""
-    address, port = seen.environ.get("MASTER_ADDR", ""), seen.environ.get("MASTER_PORT", "")
-    where = f"{address}:{port} {seen.network}"
-    return hashlib.sha256(os.fsencode(where)).hexdigest()[:32] if address and port else ""

@@ -44,7 +44,6 @@ class _Newer(TypedDict, total=False):
     uid: int
     wanted: str
     launcher: int
-    meeting: str
     offset: int
     """The ticks that the daemon's time namespace added to the time since boot."""
 
@@ -75,7 +74,7 @@ class FormerTarget:
         step: the last step that was seen, of the whole run if `is_absolute`, else counted from the attach.
         boot: boot id of the machine.
         uid: owner of the process, -1 if an older daemon has not stored it.
-        wanted, launcher, meeting: see `labels.Claim`.
+        wanted, launcher: see `labels.Claim`.
     """
 
     pid: int
@@ -90,7 +89,6 @@ class FormerTarget:
     uid: int = -1
     wanted: str = ""
     launcher: int = 0
-    meeting: str = ""
     reported: dict[str, int] = field(default_factory=dict, compare=False)
     incident_log: IncidentLog = field(default_factory=IncidentLog, compare=False)
 
@@ -103,7 +101,7 @@ class FormerTarget:
         claim = target.claim
         return cls(
             target.pid, target.start_ticks, target.page, claim.run, claim.rank, time.time(), current,
-            is_absolute, boot, claim.uid, claim.wanted, claim.launcher, claim.meeting,
+            is_absolute, boot, claim.uid, claim.wanted, claim.launcher,
         )  # fmt: skip
 
     @classmethod
@@ -120,7 +118,6 @@ class FormerTarget:
             int(row["pid"]), int(row["start_ticks"]) + shift, (int(device), int(inode)), str(row["run"]), str(row["rank"]),
             float(row["seen"]), int(row["step"]), bool(row["is_absolute"]), str(row["boot"]),
             int(row.get("uid", -1)), str(row.get("wanted", row["run"])), int(row.get("launcher", row["pid"])),
-            str(row.get("meeting", "")),
         )  # fmt: skip
 
     def as_json(self) -> Note:
@@ -131,9 +128,7 @@ class FormerTarget:
     @property
     def claim(self) -> Claim:
         """The run and rank that it was served under."""
-        claim = Claim(self.pid, self.launcher, self.rank, self.wanted, self.run, uid=self.uid)
-        claim.meeting = self.meeting
-        return claim
+        return Claim(self.pid, self.launcher, self.rank, self.wanted, self.run, uid=self.uid)
 
     def is_running(self, boot: str) -> bool:
         """Whether this very process still runs."""

@@ -211,6 +211,8 @@ class Target:
         if self._snapshot is not None and self._snapshot.identity != self._raw_identity:
             self._raw_identity = self._snapshot.identity
             identity = Identity.of_page(self._raw_identity, pid=self.pid)
+            if identity.world_size == self.identity.world_size:  # its launcher may have gone meanwhile
+                identity = replace(identity, job=self.identity.job)
             # After the end the kernel knows nothing about the pid, or it belongs to another process.
             if identity.uid < 0 or not proc.is_same(self.pid, self.start_ticks):
                 identity = replace(identity, **{name: getattr(self.identity, name) for name in OF_THE_KERNEL})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.collapse import same
+from hookd.wire import labels
 
 if TYPE_CHECKING:
     import sqlite3
@@ -150,12 +151,15 @@ def query(
         filters: the conditions.
     """
     sql_of = {
-        "run": "run = ?", "pid": "pid = ?", "user": "owner = ?", "kind": "kind = ?", "since": "last >= ?", "id": "id = ?",
+        "pid": "pid = ?", "user": "owner = ?", "kind": "kind = ?", "since": "last >= ?", "id": "id = ?",
         "after": "id > ?",
     }  # fmt: skip
     asked = cast("Mapping[str, str | float | None]", filters)
     given = {sql_of[name]: value for name, value in asked.items() if name in sql_of and value is not None}
     conditions, values = list(given), [*given.values()]
+    if (run := filters.get("run")) is not None:
+        conditions.append(_CALLED)
+        values += _called(run)
     if not all(isinstance(value, str) or -(2**63) <= value < 2**63 for value in values):
         return []  # SQLite has no such numbers
     if processes is not None:
@@ -169,7 +173,7 @@ def query(
     if is_after:
         sql = f"SELECT {columns} FROM incidents {where} ORDER BY {by} LIMIT ?"  # noqa: S608  ours
         rows = connection.execute(sql, (*values, limit))
-    elif given or processes is not None:
+    elif conditions:
         sql = _FAIR.format(columns=columns, where=where, by=by)
         is_of_many = filters.get("run") is None and filters.get("pid") is None
         share = _share(limit) if is_of_many else max(1, limit)
@@ -180,6 +184,15 @@ def query(
     return named(map(row_of, rows))
 
 
+def _called(word: str) -> list[str]:
+    """Return the values of _CALLED."""
+    plain = "".join(f"[{char}]" if char in "*?[" else char for char in word)
+    tagged = f"{plain}@{'[0-9a-f]' * labels.TAG}"
+    return [word, f"{word}@", f"{word}@g", tagged, f"{tagged}~*"]
+
+
+_CALLED = "(run = ? OR (run > ? AND run < ? AND (run GLOB ? OR run GLOB ?)))"
+"""Selects the same runs as `labels.is_called`; the range is for the index."""
 _FAIR = """
 WITH portions AS (
     SELECT id, owner, last, (ROW_NUMBER() OVER (PARTITION BY owner, pid, start ORDER BY {by}) - 1) AS n
@@ -214,9 +227,9 @@ def fits(row: StoredIncident, processes: Collection[tuple[str, int, int]] | None
     """Whether a row that is not in the file matches a query."""
     if filters.get("id") is not None or filters.get("after") is not None:
         return False
-    since = filters.get("since")
+    since, run = filters.get("since"), filters.get("run")
     return (
-        filters.get("run") in (None, row["run"])
+        (run is None or labels.is_called(row["run"], run))
         and filters.get("pid") in (None, row["pid"])
         and filters.get("user") in (None, row["owner"])
         and filters.get("kind") in (None, row["kind"])

@@ -12,6 +12,7 @@ import psutil
 from aiohttp import web
 
 from hookd.tool.daemon.web.pages import assets, frame, home, incident, run
+from hookd.wire import labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +81,11 @@ class Pages:
         return PageContent("Targets", home.parts(service.fleet.targets(), service.history, incidents, health, panels))
 
     def _make_run(self, name: str, choice: run.Choice) -> PageContent:
-        targets = [target for target in self._service.fleet.targets() if target.claim.run == name]
+        every = self._service.fleet.targets()
+        if len(runs := labels.called([target.claim.run for target in every], name)) > 1:
+            return self._missing(f"{name} is the name of several runs.", runs)
+        name = next(iter(runs), name)
+        targets = [target for target in every if target.claim.run == name]
         # A daemon serves a name to one user at a time; others may have had it before.
         user = targets[0].claim.uid if targets else None
         incidents = self._service.fleet.incidents(run=name, user=user, limit=INCIDENTS)
@@ -105,9 +110,10 @@ class Pages:
             f"incident #{number}", incident.parts(row, is_watched=is_watched, now=time.time()), is_live=False
         )
 
-    def _missing(self, what: str) -> PageContent:
-        runs = dict.fromkeys(target.claim.run for target in self._service.fleet.targets())
-        return PageContent("Not found", incident.missing(what, list(runs)), is_live=False, status=404)
+    def _missing(self, what: str, runs: Sequence[str] | None = None) -> PageContent:
+        if runs is None:
+            runs = list(dict.fromkeys(target.claim.run for target in self._service.fleet.targets()))
+        return PageContent("Not found", incident.missing(what, runs), is_live=False, status=404)
 
 
 class PageContent:

@@ -1,0 +1,137 @@
+"""Tell a training job from every other one, on any machine.
+
+Most jobs have no name but that of their script, and `train.py` is the name of half of them. What all ranks of a job have in common,
+and no other job has, is hashed into a tag: `train.py@3fa29b1c`. Each daemon computes it alone, from what the kernel and the
+environment of a rank say, so that the daemons of all nodes of a job agree without talking to each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from hookd.errors import HookdError
+from hookd.tool.attach import container, process_snapshot
+from hookd.tool.daemon.incidents.store import boot_id
+from hookd.tool.linux import proc
+from hookd.wire import labels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hookd.tool.attach.process_snapshot import Snapshot
+
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_ELASTIC = "TORCHELASTIC_RUN_ID"
+_LOCAL_SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
+"""Variables of torchrun and Open MPI: the number of ranks on this node, and in the job."""
+_MOST_WRAPPERS = 8
+"""Limit on the processes between a rank and its launcher: shells, numactl, a profiler."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job, as each of its ranks shows it.
+
+    Attributes:
+        tag: `labels.TAG` hexadecimal digits, the same for all ranks of the job on all nodes, and for no other job.
+        launcher: pid of the process that started its ranks on this node; of a single process its own.
+        is_shared: whether ranks of other launchers can have the same tag.
+    """
+
+    tag: str
+    launcher: int
+    is_shared: bool = False
+
+
+def of(pid: int, seen: Snapshot | None, world_size: int) -> Job:
+    """Return the job of a process.
+
+    Args:
+        pid: of the process.
+        seen: the process; None if it has gone.
+        world_size: number of ranks in its job, 1 for a single process.
+    """
+    if seen is None:
+        return Job(_tag(boot_id(), pid), pid)
+    launcher, is_of_one_node = _launcher(seen), _is_of_one_node(seen.environ)
+    if world_size == 1 and (launcher is None or not is_of_one_node):
+        return Job(_started_by(seen), pid)
+    above = launcher.pid if launcher is not None else seen.ppid
+    if launcher is not None and is_of_one_node and not labels.is_uuid(seen.environ.get(_ELASTIC, "")):
+        return Job(_started_by(launcher), above)
+    if place := _meeting(seen, launcher):
+        return Job(_tag(*place), above, is_shared=True)
+    return Job(_tag(_started_by(launcher, above), seen.environ.get("MASTER_PORT", "")), above)
+
+
+def _meeting(seen: Snapshot, launcher: Snapshot | None) -> tuple[object, ...]:
+    """Return what identifies the place where the ranks of a job meet, an empty tuple if only their launcher does."""
+    environ = seen.environ
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if labels.is_uuid(elastic := environ.get(_ELASTIC, "")):
+        return ("torchrun", elastic.strip().lower())
+    if address and port and not _is_loopback(address):
+        # Two namespaces of Kubernetes may have services of one name.
+        return ("network", container.where("", environ).namespace, address.lower(), port)
+    if namespace := environ.get("PMIX_NAMESPACE", ""):
+        return ("mpirun", namespace)
+    if address and port and (launcher is None or not _is_python(launcher)):
+        # Ranks that were started by hand, each from its own shell. 127.0.0.1 is another place in each network namespace.
+        return ("node", boot_id(), seen.network, seen.uid, port)
+    return ()
+
+
+def _started_by(seen: Snapshot | None, pid: int = 0) -> str:
+    """Return the tag of a job that one process has started, or is.
+
+    The pid is that of the innermost namespace, so that daemons inside and outside of a container agree. A container of a pod that
+    the kubelet starts anew goes on with its job, so its main process counts as the pod.
+    """
+    if seen is None:
+        return _tag(boot_id(), pid)
+    try:
+        inner, cgroup = proc.status(seen.pid).nspid, proc.read(seen.pid, "cgroup")
+    except (HookdError, OSError):
+        inner, cgroup = seen.pid, b""
+    pod = container.pod_uid(cgroup.decode("utf-8", "replace")) if inner == 1 else ""
+    started = seen.start_ticks - proc.boot_offset_ticks(os.getpid())
+    return _tag("pod", pod) if pod else _tag(boot_id(), proc.link(seen.pid, "ns/pid"), inner, started)
+
+
+def _launcher(seen: Snapshot) -> Snapshot | None:
+    """Return the next process above a rank that does not have its rank; None if it has gone or is hidden.
+
+    What lies between them (a shell script, numactl) has inherited the rank.
+    """
+    variable = next((name for name in _RANKS if name in seen.environ), None)
+    for _ in range(_MOST_WRAPPERS):
+        if seen.ppid <= 1:
+            return None
+        try:
+            above = process_snapshot.take(seen.ppid, settles=False)
+        except (HookdError, OSError, LookupError, ValueError):
+            return None
+        if variable is None or above.environ.get(variable) != seen.environ[variable]:
+            return above
+        seen = above
+    return None
+
+
+def _is_python(launcher: Snapshot) -> bool:
+    return "python" in PurePath(proc.link(launcher.pid, "exe")).name
+
+
+def _is_of_one_node(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(local, "") == environ.get(size, "-") for local, size in _LOCAL_SIZES)
+
+
+def _is_loopback(address: str) -> bool:
+    return address.lower() in ("localhost", "::1", "0.0.0.0") or address.startswith("127.")  # noqa: S104
+
+
+def _tag(*parts: object) -> str:
+    return hashlib.sha256(os.fsencode(repr(parts))).hexdigest()[: labels.TAG]
