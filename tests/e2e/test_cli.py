@@ -20,7 +20,7 @@ from hookd.tool.linux.owner import user_name
 from tests.support import forked, outputs, stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
 from tests.support.processes import Process, wait_until
-from tests.support.tool import start_hookd
+from tests.support.tool import script_of, start_hookd
 from tests.support.training import paced_example
 
 if TYPE_CHECKING:
@@ -272,9 +272,9 @@ def test_the_whole_way_in_the_foreground(training):
     with attach(training.pid) as watching:
         answer = answer_of(watching)
         target = answer["targets"][0]
-        assert (target["pid"], target["rank"], target["run"]) == (training.pid, "0", "train.py")
+        assert (target["pid"], target["rank"], script_of(target["run"])) == (training.pid, "0", "train.py")
         with urllib.request.urlopen(answer["metrics"], timeout=60) as metrics:
-            assert 'hookd_target_up{rank="0",run="train.py"} 1.0' in metrics.read().decode()
+            assert f'hookd_target_up{{rank="0",run="{target["run"]}"}} 1.0' in metrics.read().decode()
 
         listed = {row["pid"]: row["state"] for row in json.loads(hookd("ps", "--json").stdout)["processes"]}
         assert listed[training.pid] == "attached"
@@ -372,7 +372,7 @@ def test_tree_finds_the_children_that_train():
         launcher.expect(r"^step 3 ")
         with attach("--tree", launcher.pid) as watching:
             targets = answer_of(watching)["targets"]
-            assert [target["run"] for target in targets] == ["train.py"]
+            assert [script_of(target["run"]) for target in targets] == ["train.py"]
             watching.signal(signal.SIGINT)
             assert watching.wait() == 0, watching.describe()
         os.kill(targets[0]["pid"], signal.SIGTERM)
@@ -429,7 +429,7 @@ def test_the_whole_way_through_a_daemon(training, daemon):
     done = hookd("attach", str(training.pid), "--host", host, "--timeout", "120", "--json")
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)["targets"][0]["run"]
-    assert run in ("train.py", f"train.py~{training.pid}")  # others may train on this machine, by the same name
+    assert script_of(run) == "train.py"
 
     status = json.loads(hookd("status", "--json", "--host", host).stdout)
     assert status["daemon"]["pid"] == process.pid

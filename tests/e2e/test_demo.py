@@ -25,7 +25,7 @@ def test_the_demo_shows_the_whole_way():
     assert re.search(r"attached by (ptrace|remote-debug)", text)
     assert re.search(r"attention +Attention +\d+", text)
     assert re.search(r"curl http://127\.0\.0\.1:\d+/metrics", text)
-    assert 'hookd_target_up{rank="0",run="train.py"} 1.0' in text
+    assert re.search(r'hookd_target_up{rank="0",run="train\.py@[0-9a-f]{8}"} 1\.0', text)
     assert re.search(r"hookd: +first NaN: blocks\.2\.down output at step \d+", text)
     assert "nn.Module.__call__ is the original object again" in text
     assert "identical, bit for bit" in text

@@ -16,7 +16,7 @@ from hookd.tool.attach import discover
 from tests.support import training
 from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Metrics, hookd, hookd_json, start_hookd
+from tests.support.tool import Metrics, hookd, hookd_json, script_of, start_hookd
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
 
@@ -70,7 +70,9 @@ def metrics_of(answer):
 
 
 def ranks_of(answer):
-    return sorted((target["run"], target["rank"]) for target in answer["targets"])
+    """Return the ranks of a job, each with the script that its run is called by."""
+    assert len({target["run"] for target in answer["targets"]}) == 1
+    return sorted((script_of(target["run"]), target["rank"]) for target in answer["targets"])
 
 
 def whys(answer):

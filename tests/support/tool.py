@@ -16,6 +16,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from hookd.errors import NoSuchTarget
+from hookd.wire.labels import is_called
 from tests.support import forked, outputs, outside
 from tests.support.environment import tool_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
@@ -54,6 +55,11 @@ def run(*arguments: str | Path, program: Iterable[str | Path], stdin: bool = Fal
     return start_hookd("run", *arguments, "--", *program, stdin=stdin, **extra)
 
 
+def script_of(run: str) -> str:
+    """Return the name of a run without its tag."""
+    return run.rpartition("@")[0]
+
+
 class Metrics:
     """One scrape: `metrics["hookd_steps_total", {"rank": "0"}]` sums the series that have these labels."""
 
@@ -62,7 +68,10 @@ class Metrics:
         self.samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
 
     def select(self, name: str, **labels: str) -> list[Any]:
-        return [s for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
+        """Return the samples with these labels; a run may be called by its name without the tag."""
+        run = labels.pop("run", None)
+        of_run = [s for s in self.samples if run is None or is_called(s.labels.get("run", ""), run)]
+        return [s for s in of_run if s.name == name and labels.items() <= s.labels.items()]
 
     def total(self, name: str, **labels: str) -> float:
         return sum(s.value for s in self.select(name, **labels))

@@ -115,6 +115,7 @@ def status(*, user: int | None, host: str | None, as_json: bool) -> None:
         output.say(line)
     if rows:
         table = output.table(">PID", "RUN", ">RANK", "STATE", ">STEPS", ">A STEP", ">COST", ">MODULES", "USER")
+        table.collapse_padding = True
         output.show(output.fill(table, [_cells(row) for row in rows]))
         for line in _notes(rows):
             click.echo(output.wrap(line))
@@ -259,7 +260,7 @@ def _cells(row: StatusRow | ErrorRow) -> tuple[str, ...]:
         return (str(row["pid"]), "", "", row["reason"], "", "", "", "", "")
     return (
         str(row["pid"]),
-        output.shorten(str(row["run"]), 16),
+        output.shorten(str(row["run"]), 24),
         output.shorten(row["rank"], 10),
         row["state"],
         str(row["step"]["current"]) + ("*" if _is_from_attach(row["step"]) else ""),
