@@ -1,4 +1,4 @@
-"""What tells a training job from every other one, on any machine."""
+"""A training job is told from every other one, on any machine."""
 
 from __future__ import annotations
 

@@ -359,7 +359,7 @@ class Fleet:
             self._reserved_until = self._clock() + self._linger_s
 
     def _name(self, target: Target) -> None:
-        """Give a target its labels, and its parent those of a launcher.
+        """Label a target, and its parent as launcher.
 
         Under `hookd run` the parent of a rank may have an agent too, but it is not rank 0.
         """
