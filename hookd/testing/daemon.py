@@ -96,8 +96,7 @@ class FakeDaemon:
         ]
         self._host = Host(self._workers, self._now)
         self._ends.callback(self._close_host)
-        limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
-        self._collector = FleetCollector(self._fleet, AttachCounter(), limits, more=self._host.families)
+        self._collector = FleetCollector(self._fleet, AttachCounter(), Limits.of(config), more=self._host.families)
         self._settle()
         self._require_accepted()
         self._receivers = self._host.receivers(self._store)

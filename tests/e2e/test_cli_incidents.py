@@ -118,7 +118,7 @@ def test_what_is_not_on_metrics_is_reported_where_it_is_served_and_by_status_and
     with attached(training, "-p", "activations:every=1", HOOKD_TOP_MODULES="0", HOOKD_MAX_DEPTH="0") as watching:
         wait_until(lambda: watching.metrics().total("hookd_series_dropped_total") > 0, what="series that are dropped")
         watching.process.expect(
-            rf"^hookd: process {training.pid} \(run train\.py\): \d+ series are not on /metrics, .*HOOKD_DETAIL=all"
+            rf"^hookd: process {training.pid} \(run train\.py@\w+\): \d+ series are not on /metrics, .*HOOKD_DETAIL=all"
         )
         assert row_of(training)["series_dropped"] > 0
         for words in (["status"], ["report", str(training.pid)]):

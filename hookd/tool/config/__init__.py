@@ -131,6 +131,7 @@ class ServeConfig:
         max_depth: in detail "auto", modules down to this depth below the root are served.
         top_modules: in detail "auto", this many of the costliest modules are served at any depth, and all modules
             that a plugin's options select.
+        replicas: whether every rank serves its modules, also in a data-parallel job.
         retention_days: how long incidents are retained, in days.
         hang_after_s: a rank hangs if it is silent for this many seconds, unless it is often silent for long.
         hang_factor: such a rank hangs after this many times its usual silence in that phase, or the time of this many steps.
@@ -164,6 +165,7 @@ class ServeConfig:
     max_series: int = _setting("metrics", 1000, read_whole(0))
     max_depth: int = _setting("metrics", 2, read_whole(0))
     top_modules: int = _setting("metrics", 50, read_whole(0))
+    replicas: bool = _setting("metrics", False, read_switch)
     hang_after_s: float = _setting("hang", 60.0, read_number(0.1))
     hang_factor: float = _setting("hang", 5.0, read_number(1))
     hang_start_s: float = _setting("hang", 600.0, read_number(0.1))

@@ -103,14 +103,14 @@ class Service:
         self._attach_counter = AttachCounter()
         lease_s = EMBEDDED_LEASE_S if self.is_embedded else config.lease_s
         self._actions = Actions(self.fleet, self._attach_counter, config, lease_s)
-        self._limits = Limits(config.detail, config.max_series, config.max_depth, config.top_modules)
+        self._limits = Limits.of(config)
         self._auto_attach = AutoAttach(config.rules, self.fleet.store.is_dismissed)
         self.history = History()
         last_session_dir = None if self.is_embedded else state_dir
         self._watchers = watchers(self.fleet, config, last_session_dir, self.history)
         self._collector = FleetCollector(
             self.fleet, self._attach_counter, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
-            kinds=self.fleet.admission.kinds, more=self.plugins.families,
+            is_fleet=bool(config.rules), kinds=self.fleet.admission.kinds, more=self.plugins.families,
         )  # fmt: skip
         self._started = time.time()
         self._attach_pool = ThreadPoolExecutor(ATTACH_THREADS, "hookd-attach")

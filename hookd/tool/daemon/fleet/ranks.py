@@ -24,7 +24,12 @@ def by_run(targets: Iterable[Target]) -> dict[str, list[Target]]:
     for target in targets:
         if target.ended is None and target.identity.world_size > 1:
             runs.setdefault(target.claim.run, []).append(target)
-    return {run: sorted(ranks, key=_order) for run, ranks in runs.items() if len(ranks) > 1}
+    return {run: in_order(ranks) for run, ranks in runs.items() if len(ranks) > 1}
+
+
+def in_order(ranks: Iterable[Target]) -> list[Target]:
+    """Return ranks by their number."""
+    return sorted(ranks, key=_order)
 
 
 def first_of_runs(targets: Iterable[Target]) -> list[Target]:

@@ -21,6 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from hookd.tool.daemon.fleet.targets import STATES
 from hookd.tool.daemon.incidents.kinds import FROM_ZERO, Kinds
 from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative, empty
+from hookd.tool.daemon.metrics.replicas import Replicas
 from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
 from hookd.version import __version__
 from hookd.wire.text import one_line
@@ -91,6 +92,7 @@ class FleetCollector:
 
     Args:
         backing_off: returns the processes in which an attach by rule has failed.
+        is_fleet: whether other daemons serve the other ranks of a job, see `Replicas`.
         more: returns the families of plugins; its argument says whether a family's name, with its kind, is free.
     """
 
@@ -104,6 +106,7 @@ class FleetCollector:
         clock: Callable[[], float] = time.monotonic,
         watchers: Sequence[Watcher] = (),
         kinds: Kinds | None = None,
+        is_fleet: bool = False,
         more: Callable[[Callable[[str, str], bool]], Iterable[Metric]] = lambda _: (),
     ) -> None:
         self._fleet = fleet
@@ -113,6 +116,7 @@ class FleetCollector:
         self._backing_off = backing_off
         self._attach_counter = attach_counter
         self._limits = limits
+        self._replicas = Replicas(is_fleet=is_fleet)
         self._clock = clock
         self._lock = threading.Lock()
         self._series: dict[Target, TargetSeries] = {}
@@ -132,10 +136,12 @@ class FleetCollector:
             targets = self._fleet.targets()
             self._series = {target: self._series_of(target) for target in targets}
             merged = _Merged(family for watcher in self._watchers for family in watcher.families)
+            replicas = set() if self._limits.replicas else self._replicas.among(targets)
             of_user = Counter(target.identity.uid for target in targets)
             for target, series in self._series.items():
                 try:
-                    series.add_to(merged, started, MAX_PER_USER // of_user[target.identity.uid])
+                    most = MAX_PER_USER // of_user[target.identity.uid]
+                    series.add_to(merged, started, most, is_replica=target in replicas)
                     for watcher in self._watchers:
                         series.add_samples(merged, watcher)
                 except Exception:  # noqa: BLE001  an error in one target must not affect the others
@@ -228,8 +234,8 @@ class TargetSeries:
         self._refused = 0
         self._warned_of = 0
 
-    def add_to(self, merged: _Merged, now: float, most: int) -> None:
-        """Add all families of this target, with at most `most` lines of its page."""
+    def add_to(self, merged: _Merged, now: float, most: int, *, is_replica: bool = False) -> None:
+        """Add all families of this target, with at most `most` lines of its page; of a replica without its modules."""
         target = self._target
         snapshot = target.read()
         is_alive = target.ended is None
@@ -240,7 +246,7 @@ class TargetSeries:
         before, self._heads = self._heads, {}  # retired series go with their key, see `page.Family`
         refused = 0
         counts: dict[str, float] = {}
-        for family, indexes in self._selection.served(snapshot, now, most):
+        for family, indexes in self._selection.served(snapshot, now, most, is_replica=is_replica):
             if family.name == _DROPPED or not (is_alive or family.kind in ("counter", "histogram")):
                 continue
             if family.name == _INCIDENTS[0]:

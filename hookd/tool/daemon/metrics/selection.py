@@ -2,7 +2,8 @@
 
 The page keeps full detail, for `report` and the API. Series are selected in this order, until there are `max_series`: those
 without a module; modules with a finding; the top of the module tree; modules that a person has selected by a plugin's options
-`modules` or `types`; the `top_modules` costliest (if costs are not measured, the first ones); the rest down to `max_depth`.
+`modules` or `types`; the `top_modules` costliest (if costs are not measured, the first ones); the rest down to `max_depth`. Of a
+replica (`hookd.tool.daemon.metrics.replicas`) it is the first two alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hookd.wire.module_names import depth
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from hookd.tool.config import ServeConfig
     from hookd.wire.page import Family, Snapshot
 
 CORE = frozenset({
@@ -48,6 +50,12 @@ class Limits:
     max_series: int = 1000
     max_depth: int = 2
     top_modules: int = 50
+    replicas: bool = False
+
+    @classmethod
+    def of(cls, config: ServeConfig) -> Limits:
+        """Return the limits of a configuration."""
+        return cls(config.detail, config.max_series, config.max_depth, config.top_modules, config.replicas)
 
 
 class Selection:
@@ -66,13 +74,17 @@ class Selection:
         self._reconsider_at = 0.0
         self._wait_s = 1.0
 
-    def served(self, snapshot: Snapshot, now: float, most: int = MAX_PER_USER) -> list[tuple[Family, Sequence[int]]]:
+    def served(
+        self, snapshot: Snapshot, now: float, most: int = MAX_PER_USER, *, is_replica: bool = False
+    ) -> list[tuple[Family, Sequence[int]]]:
         """Return each family with the indexes of its series that are served.
 
         Args:
             snapshot: of the target.
             now: monotonic seconds; costs are compared again at growing intervals, of one hour at most.
             most: maximum number of lines of this target, whatever its limits.
+            is_replica: whether another rank serves the same modules. Then only those with a finding are served, and the others
+                do not count as left out.
         """
         families = snapshot.families
         if self._limits.detail == "all":
@@ -80,20 +92,21 @@ class Selection:
         findings = sorted(_findings(families))
         prefixes = _selective(snapshot)
         most = min(most, MAX_PER_USER)
-        seen = (most, findings, prefixes, [(family.key, len(family.first)) for family in families])
+        seen = (most, is_replica, findings, prefixes, [(family.key, len(family.first)) for family in families])
         if seen != self._seen or now >= self._reconsider_at:
             self._wait_s = 1.0 if seen != self._seen else min(3600.0, 2 * self._wait_s)
             self._seen, self._reconsider_at = seen, now + self._wait_s
-            self._plan = self._decide(snapshot, findings, prefixes, most)
+            self._plan = self._decide(snapshot, findings, prefixes, most, is_replica=is_replica)
             lines = sum(
                 _lines(family) * (len(family.first) - len(kept))
                 for family, kept in zip(families, self._plan, strict=True)
+                if not (is_replica and "module" in family.labels)
             )
             self.dropped = max(self.dropped, lines)
         return list(zip(families, self._plan, strict=True))
 
     def _decide(
-        self, snapshot: Snapshot, findings: Sequence[str], prefixes: tuple[str, ...], most: int
+        self, snapshot: Snapshot, findings: Sequence[str], prefixes: tuple[str, ...], most: int, *, is_replica: bool
     ) -> list[Sequence[int]]:
         """Return the indexes to serve for each family: series without a module come first, then whole modules."""
         left, core = min(self._limits.max_series, most), min(MAX_CORE, most)
@@ -106,7 +119,7 @@ class Selection:
                 taken = len(plan[number]) * _lines(family)
                 left -= taken
                 core -= taken if is_core else 0
-        self._chosen = self._choose(snapshot, findings, prefixes, left)
+        self._chosen = self._choose(snapshot, findings, prefixes, left, is_replica=is_replica)
         for number, family in enumerate(snapshot.families):
             if number not in plan:
                 at = family.labels.index("module")
@@ -114,7 +127,7 @@ class Selection:
         return [plan[number] for number in range(len(snapshot.families))]
 
     def _choose(
-        self, snapshot: Snapshot, findings: Sequence[str], prefixes: tuple[str, ...], left: int
+        self, snapshot: Snapshot, findings: Sequence[str], prefixes: tuple[str, ...], left: int, *, is_replica: bool
     ) -> frozenset[str]:
         """Choose modules in order of importance, until their lines exceed `left`."""
         lines: dict[str, int] = {}
@@ -130,7 +143,8 @@ class Selection:
             name for family in snapshot.families if family.name.startswith(prefixes) for name in _modules(family)
         ]
         chosen = set()
-        for name in dict.fromkeys([*findings, *top, *selected, *costliest, *rest]):
+        others = () if is_replica else (*top, *selected, *costliest, *rest)
+        for name in dict.fromkeys([*findings, *others]):
             left -= lines.get(name, 0)
             if left < 0:
                 break
