@@ -17,7 +17,17 @@ from pathlib import Path
 from tests.bench import fresh
 from tests.bench.document import Document, Machine
 
-BENCHES = ("hot_path", "side_by_side", "claimed", "kernel_cost", "timing_oracle", "agent_memory", "scrape", "scale")
+BENCHES = (
+    "hot_path",
+    "side_by_side",
+    "claimed",
+    "kernel_cost",
+    "timing_oracle",
+    "agent_memory",
+    "scrape",
+    "fleet_cost",
+    "scale",
+)
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
