@@ -235,6 +235,22 @@ def test_prometheus_accepts_the_configuration(path):
     assert code == 0, output
 
 
+def test_what_is_federated_and_written_far_away_is_of_whole_runs():
+    folder = DEPLOY / "prometheus"
+    federation, remote = (
+        yaml.safe_load((folder / f"prometheus-{one}.yml").read_text()) for one in ("federation", "remote-write")
+    )
+    (pattern,) = re.findall(r'__name__=~"(.+?)"', federation["scrape_configs"][0]["params"]["match[]"][0])
+    (kept,) = (relabel["regex"] for relabel in remote["remote_write"][0]["write_relabel_configs"])
+    for path in (folder / "rules").glob("*.rules.yml"):
+        for rule in (
+            rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"] if "record" in rule
+        ):
+            level = rule["record"].partition(":")[0].split("_")
+            is_whole = {"rank", "instance"}.isdisjoint(level)
+            assert bool(re.fullmatch(pattern, rule["record"])) == bool(re.fullmatch(kept, rule["record"])) == is_whole
+
+
 # ---- Slurm
 
 
