@@ -1,4 +1,4 @@
-"""All examples at once, three in a real training and three in its daemon, do not change the training."""
+"""All examples at once, three in a real training and two in its daemon, do not change the training."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ allow = true
 [daemon_plugins.tensorboard]
 dir = "{folder}/curves"
 every_s = "0.5"
-[daemon_plugins.otel]
-endpoint = "{url}/v1/metrics"
-every_s = "0.5"
+[otlp]
+otlp_endpoint = "{url}"
+otlp_interval_s = 1
 [daemon_plugins.slack]
 url = "{url}/slack"
 kinds = "eval"
 """
 
 
-IN_DAEMON = ("slack", "tensorboard", "otel")
+IN_DAEMON = ("slack", "tensorboard")
 
 
 class Watched:

@@ -182,8 +182,12 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "tensorboard --logdir curves": Cannot(
         "TensorBoard's own pages stay until they are ended; its reader is asked instead", _CURVES
     ),
-    "pip install opentelemetry-exporter-otlp-proto-http": _INDEX,
-    "hookd serve --config otel.toml --plugin-dir examples/plugins": By(_AT_ONCE),
+    # docs/otlp.md
+    "pip install 'hookd[otlp]'": _INDEX,
+    "hookd serve --config otlp.toml": By("tests/unit/test_daemon_otlp.py::test_a_daemon_sends_what_it_serves"),
+    "HOOKD_OTLP_ENDPOINT=http://127.0.0.1:4318 hookd attach PID": By(
+        "tests/unit/test_daemon_otlp.py::test_a_daemon_sends_what_it_serves"
+    ),
     "hookd serve --config slack.toml --plugin-dir examples/plugins": By(_AT_ONCE),
     # docs/top.md
     "hookd top [PID|RUN]": By(_TOP + "test_targets_then_modules_at_80_columns"),

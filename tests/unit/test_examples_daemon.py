@@ -43,43 +43,6 @@ def test_tensorboard_reads_curves_of_gauges_and_counters_over_steps(fake_daemon,
     }
 
 
-def test_a_collector_gets_gauges_and_sums_of_those_that_live(stack, fake_daemon):
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-
-    server = stack.enter_context(Server())
-    fake_daemon.start(EXAMPLES / "hookd_otel.py", endpoint=f"{server.url}/v1/metrics", every_s=600)
-    (rank,) = fake_daemon.ranks(run=HOSTILE)
-    rank.run_steps(7)
-    rank.set("hookd_mine_loss", 2.5, module="a")
-    fake_daemon.look()
-    assert fake_daemon.value("hookd_otel_instruments") >= 2
-    provider = fake_daemon.plugin("otel").provider
-
-    def exported():
-        server.posts.clear()
-        assert provider.force_flush(10_000)
-        if not server.posts:
-            return {}
-        ((path, headers, body),) = server.posts
-        assert (path, headers["Content-Type"]) == ("/v1/metrics", "application/x-protobuf")
-        (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
-        assert any(
-            one.key == "service.name" and one.value.string_value == "hookd" for one in resource.resource.attributes
-        )
-        return {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
-
-    found = exported()
-    assert found["hookd_steps"].sum.is_monotonic
-    (steps,) = found["hookd_steps"].sum.data_points
-    (loss,) = found["hookd_mine_loss"].gauge.data_points
-    assert (steps.as_double, loss.as_double) == (7.0, 2.5)
-    attributes = {one.key: one.value.string_value for one in loss.attributes}
-    assert attributes == {"module": "a", "run": HOSTILE, "rank": "0"}
-    rank.detach()
-    fake_daemon.look()
-    assert "hookd_mine_loss" not in exported()
-
-
 def test_slack_is_notified_once_and_of_how_many_more_there_were(stack, fake_daemon):
     server = stack.enter_context(Server())
     fake_daemon.start(EXAMPLES / "hookd_slack.py", url=server.url, kinds="nan|hang")

@@ -14,7 +14,7 @@ from hookd.tool.daemon.fleet import jobs
 from hookd.tool.daemon.fleet.identity import Identity
 from hookd.tool.linux import proc
 from hookd.wire import labels
-from tests.support.processes import Process
+from tests.support.processes import Process, wait_until
 
 UUID = "4f0a5a5e-6f0b-4e0e-9d3c-2f1f0c9a7b11"
 POD = b"0::/kubepods.slice/kubepods-burstable-pod4f0a5a5e_6f0b_4e0e_9d3c_2f1f0c9a7b11.slice/x.scope\n"
@@ -36,6 +36,8 @@ def start(stack):
         pids = [int(launcher.expect(r"^pid (\d+)$").group(1)) for _ in range(count)]
         for pid in pids:
             stack.callback(os.kill, pid, signal.SIGKILL)
+            # Until its exec it has the environment of its shell.
+            wait_until(lambda pid=pid: proc.words(pid, "cmdline")[:1] == ["sleep"], what="its exec")
         return [jobs.of(pid, process_snapshot.take(pid), world_size) for pid in pids]
 
     return ranks

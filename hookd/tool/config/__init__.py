@@ -54,6 +54,7 @@ from hookd.tool.config.values import (
     as_text,
     read_address,
     read_detail,
+    read_endpoint,
     read_hosts,
     read_number,
     read_path,
@@ -132,6 +133,8 @@ class ServeConfig:
         top_modules: in detail "auto", this many of the costliest modules are served at any depth, and all modules
             that a plugin's options select.
         replicas: whether every rank serves its modules, also in a data-parallel job.
+        otlp_endpoint: URL of an OpenTelemetry collector to which metrics are sent, with its path; "" for none.
+        otlp_interval_s: interval at which they are sent, in seconds.
         retention_days: how long incidents are retained, in days.
         hang_after_s: a rank hangs if it is silent for this many seconds, unless it is often silent for long.
         hang_factor: such a rank hangs after this many times its usual silence in that phase, or the time of this many steps.
@@ -166,6 +169,8 @@ class ServeConfig:
     max_depth: int = _setting("metrics", 2, read_whole(0))
     top_modules: int = _setting("metrics", 50, read_whole(0))
     replicas: bool = _setting("metrics", False, read_switch)
+    otlp_endpoint: str = _setting("otlp", "", read_endpoint)
+    otlp_interval_s: float = _setting("otlp", 60.0, read_number(1, 3600))
     hang_after_s: float = _setting("hang", 60.0, read_number(0.1))
     hang_factor: float = _setting("hang", 5.0, read_number(1))
     hang_start_s: float = _setting("hang", 600.0, read_number(0.1))

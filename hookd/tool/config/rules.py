@@ -21,8 +21,8 @@ import fnmatch
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookd.tool.config.tables import read_tables, read_text, read_texts
-from hookd.tool.config.values import PluginSpec, read_plugins
+from hookd.tool.config.tables import read_tables, read_texts
+from hookd.tool.config.values import PluginSpec, read_plugins, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -51,13 +51,6 @@ def _read(table: Mapping[str, object], where: str, readers: Readers, problems: l
     return values
 
 
-def read_text(value: object) -> str:
-    """Return a text that must not be empty."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("is not a text")
-    return value
-
-
 def read_texts(value: object) -> dict[str, str]:
     """Return a table of plain values as texts."""
     if not isinstance(value, Mapping) or not value:

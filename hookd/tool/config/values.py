@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from hookd.wire.agent import PluginConfig
@@ -206,6 +207,29 @@ def read_address(value: object) -> Address:
     if not isinstance(value, str):
         raise ValueError("is not an address; write HOST:PORT")  # noqa: TRY004
     return Address.parse(value)
+
+
+def read_text(value: object) -> str:
+    """Return a text that must not be empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("is not a text")
+    return value
+
+
+def read_url(value: object) -> str:
+    """Read an address of the web."""
+    parts = urlsplit(url := read_text(value))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("is not an address; write https://HOST/PATH")
+    return url
+
+
+def read_endpoint(value: object) -> str:
+    """Read the address of an OpenTelemetry collector, or "" for none; without a path it is the usual one."""
+    if value == "":
+        return ""
+    url = read_url(value)
+    return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1/metrics"
 
 
 def read_detail(value: object) -> str:

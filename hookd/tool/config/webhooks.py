@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hookd.errors import ConfigError
-from hookd.tool.config.tables import read_tables, read_text, read_texts
+from hookd.tool.config.tables import read_tables, read_texts
+from hookd.tool.config.values import read_text, read_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,14 +78,6 @@ def _webhook(values: Mapping[str, Any], where: str, problems: list[str]) -> Webh
     return Webhook(**{"secret": values.get("secret_file"), **rest})
 
 
-def _read_url(value: object) -> str:
-    url = read_text(value)
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("is not an address; write https://HOST/PATH")
-    return url
-
-
 def _read_secret(value: object) -> bytes:
     """Return a key: decoded from base64 after `whsec_`, else the text itself."""
     text = read_text(value)
@@ -129,7 +122,7 @@ def _read_labels(value: object) -> dict[str, str]:
 
 
 _READERS = {
-    "url": _read_url,
+    "url": read_url,
     "secret": _read_hidden,
     "secret_file": _read_secret_file,
     "kinds": _read_kinds,

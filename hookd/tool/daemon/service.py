@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
-from hookd.errors import HookdError, PermissionDenied, worded
+from hookd.errors import HookdError, PermissionDenied, UsageError, worded
 from hookd.tool.config import default_control_path, default_state_dir
 from hookd.tool.daemon import api, attach_scheduler, audit, describe
 from hookd.tool.daemon.actions import Actions, Order
@@ -36,7 +36,7 @@ from hookd.version import __version__
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Self
@@ -142,7 +142,8 @@ class Service:
         """Bind both sockets, scan for targets once, and start the periodic tasks.
 
         Raises:
-            HookdError: reason "already-running", "address-in-use", "address-not-allowed", "no-such-address" or "control-socket".
+            HookdError: reason "already-running", "address-in-use", "address-not-allowed", "no-such-address", "control-socket" or
+                "no-otlp".
         """
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.fleet.store.close)
@@ -170,6 +171,7 @@ class Service:
                 (self._prune_retries, PRUNE_RETRIES_S),
                 (self._delete_old_incidents, DAY_S),
                 *((sender.run, SENDER_PAUSE_S) for sender in self._senders),
+                *self._otlp(stack),
             ):
                 task = asyncio.create_task(_repeat(work, interval_s))
                 stack.push_async_callback(_end, task)
@@ -178,6 +180,25 @@ class Service:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def _otlp(self, stack: contextlib.AsyncExitStack) -> Iterator[tuple[Callable[[], Awaitable[None]], float]]:
+        """Yield the task that sends metrics to a collector, with its interval, if there is one.
+
+        Raises:
+            UsageError: reason "no-otlp": the extra is not installed.
+        """
+        if self.config.otlp_endpoint:
+            try:
+                from hookd.tool.daemon.metrics.otlp import OtlpSender  # noqa: PLC0415  few have a collector
+            except ImportError as exc:
+                raise UsageError(
+                    "otlp_endpoint is set, but OpenTelemetry's exporter is not installed",
+                    reason="no-otlp",
+                    hint="Install it into hookd's environment: pip install 'hookd[otlp]'.",
+                ) from exc
+            sender = OtlpSender(self._collector, self.config.otlp_endpoint)
+            stack.callback(sender.close)
+            yield sender.run, self.config.otlp_interval_s
 
     def _bind_control(self, stack: contextlib.AsyncExitStack) -> socket.socket:
         listener = api.bind(self.control)
