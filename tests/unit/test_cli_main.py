@@ -62,6 +62,15 @@ def test_a_pid_is_completed_from_the_processes_that_train(monkeypatch):
     assert (item.value, item.help) == ("4711", "python train.py")
 
 
+def test_a_directory_without_plugins_is_named_with_its_full_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_daemon").mkdir()
+    (tmp_path / "of_daemon" / "a.py").write_text('class A(DaemonPlugin):\n    name = "a"\n')
+    assert main(["plugin", "list", "--plugin-dir", ".", "--plugin-dir", "of_daemon"]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "no plugin in" in line)
+    assert line == f"hookd: no plugin in {tmp_path} (it has neither *.py nor */__init__.py)"
+
+
 def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
