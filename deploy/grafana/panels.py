@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from grafana_foundation_sdk.builders import common as common_build
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, statetimeline, statushistory, table, timeseries
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 if TYPE_CHECKING:
@@ -103,6 +104,26 @@ def states(title: str, text: str, *queries: Query, words: dict[str, tuple[str, s
     panel = panel.legend(_legend().show_legend(False)).tooltip(_tooltip()).row_height(0.8).merge_values(True)
     panel = panel.show_value(common.VisibilityMode.NEVER).line_width(0).fill_opacity(80)
     return _filled(panel, title, text, "none", _ranged(queries))
+
+
+def cells(title: str, text: str, query: Query, *, least: float, most: float) -> Panel:
+    """Return a row of cells over time for each series, green at `least` and red from `most` on; 32 rows are a page."""
+    panel = statushistory.Panel().span(24).height(16).row_height(0.9).col_width(0.95).per_page(32)
+    panel = panel.max_data_points(100)  # more columns are too narrow to be seen on half a screen
+    panel = panel.show_value(common.VisibilityMode.NEVER).line_width(0).fill_opacity(90).min(least).max(most)
+    panel = panel.color_scheme(build.FieldColor().mode(model.FieldColorModeId.CONTINUOUS_GR_YL_RD))
+    panel = panel.legend(_legend().show_legend(False)).tooltip(_tooltip().mode(common.TooltipDisplayMode.SINGLE))
+    return _filled(panel, title, text, "none", _ranged([query]))
+
+
+def density(title: str, text: str, query: Query) -> Panel:
+    """Return how many there are of each value over time. The legend of a series is its value, which Grafana sorts by."""
+    colours = heatmap.HeatmapColorOptions().mode(heatmap_model.HeatmapColorMode.SCHEME).scheme("Oranges").steps(64)
+    # Exponential: one slow rank of 1,024 is to be seen beside the many that are in time.
+    colours = colours.scale(heatmap_model.HeatmapColorScale.EXPONENTIAL).exponent(0.5).fill("dark-orange")
+    panel = heatmap.Panel().span(24).height(8).calculate(False).color(colours).max_data_points(100)
+    panel = panel.rows_frame(heatmap.RowsHeatmapOptions().value("ranks").layout(common.HeatmapCellLayout.UNKNOWN))
+    return _filled(panel, title, text, "none", _ranged([query]))
 
 
 def rows(

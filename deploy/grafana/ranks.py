@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frame import dashboard, filled, of_run, with_incidents
-from panels import GREEN, ORANGE, RANK, RANKS, RED, Query, a_step, grid, lines, rate, states
+from panels import GREEN, ORANGE, RANK, RANKS, RED, Query, a_step, cells, density, grid, lines, rate, states
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _PHASE = "hookd_timing_phase_seconds_total"
 _ALL = 'run="$run"'
 """Medians are over all ranks, whichever are shown."""
+_MOST = 64
+"""Ranks that have a row in the heat map."""
 PHASES = {
     "data": "Waiting for a DataLoader of torch.",
     "forward": "Calls of the model that a backward follows.",
@@ -35,6 +37,21 @@ def _median() -> str:
     return f"scalar(quantile(0.5, {_own(_ALL)}))"
 
 
+def _score(matchers: str) -> str:
+    return f"{_own(matchers)} / {_median()}"
+
+
+def _slowest() -> str:
+    """Return the score of the ranks that are slowest over the whole time shown, in the order of their numbers.
+
+    `topk` alone has other ranks at each moment: a panel would show all that are among them once. Prometheus sorts series by their
+    labels, as text: `order` is the rank with leading zeros.
+    """
+    slowest = f"topk({_MOST}, avg_over_time(({_score(RANKS)})[$__range:$__interval] @ end()))"
+    padded = f'label_replace({_score(RANKS)} and on (rank) {slowest}, "order", "0000$1", "rank", "(.*)")'
+    return f'label_replace({padded}, "order", "$1", "order", "0*(.{{5,}})")'
+
+
 def ranks() -> Dashboard:
     """Make the dashboard."""
     text = "The ranks of a run side by side, on all nodes: own time, stragglers, lag, drift."
@@ -50,10 +67,16 @@ def ranks() -> Dashboard:
 
 def _slow() -> list[Panel]:
     return [
+        cells("Slow ranks", f"A row for each rank, the {_MOST} slowest of the time shown if there are more; its own time over the median of"
+              " the run: green as the median, red from twice as long on (plugin timing).",
+              Query(_slowest(), RANK), least=1, most=2),
+        density("How many ranks are slow", "Ranks by own time over the median, rounded to 0.1; the last row has all from 3 on."
+                " A healthy run is one narrow band at 1 (plugin timing).",
+                Query(f'count_values("score", round(clamp_max({_score(_ALL)}, 3), 0.1))', "{{score}}")),
         lines("Own time", "Seconds of a step outside of the backward, in which ranks wait for each other (plugin timing).", "s",
               Query(_own(RANKS), RANK)),
         lines("Own time over the median", "Of all ranks of the run, on all nodes: 1.5 is half as much again.", "none",
-              Query(f"{_own(RANKS)} / {_median()}", RANK), red=1.5),
+              Query(_score(RANKS), RANK), red=1.5),
         lines("Straggler score", "As each daemon has it for the ranks of its node; that of a healthy rank may reach 1.5.", "none",
               Query(f"max by (rank) (hookd_straggler_score{{{RANKS}}})", RANK)),
         states("Stragglers", "Ranks that the others of the node wait for, step by step: this is the verdict.",

@@ -19,6 +19,7 @@ from hookd.tool.attach.discover import find_page
 from hookd.tool.linux.owner import user_name
 from tests.support import forked, outputs, stub
 from tests.support.environment import REPOSITORY, bare_python, target_environment, tool_environment
+from tests.support.listener import listening
 from tests.support.processes import Process, wait_until
 from tests.support.tool import script_of, start_hookd
 from tests.support.training import paced_example
@@ -553,6 +554,19 @@ def test_an_address_that_is_taken_by_a_daemon_names_it(daemon, tmp_path):
     assert done.returncode == 1
     assert f"(Address already in use): hookd serve {process.pid} serves there" in done.stderr
     assert "hint: hookd serve --listen 127.0.0.1:0 --state-dir" in done.stderr
+
+
+def test_an_address_that_is_taken_by_another_program_names_it(tmp_path):
+    with listening() as (pid, port):
+        address = f"127.0.0.1:{port}"
+        done = hookd("serve", "--listen", address, "--state-dir", tmp_path, "--control", tmp_path / "control.sock")
+    assert done.returncode == 1
+    message, hint, *_ = done.stderr.split("\n")
+    assert message.startswith(
+        f"hookd: error: cannot listen on {address} (Address already in use): process {pid} of user {USER} "
+    )
+    assert message.endswith(") listens there")
+    assert hint == "hint: Choose another with --listen, port 0 for any."
 
 
 @pytest.mark.load

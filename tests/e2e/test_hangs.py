@@ -74,7 +74,7 @@ def test_a_stalled_a_stopped_and_a_native_rank_are_named_through_a_restart_of_th
     assert standing == {"0": 0.0, "1": 1.0}
     shown = " ".join(hookd("status", *host).split())
     assert f"{pids[1]}: hangs in forward of blocks.2" in shown
-    assert re.search(rf"{pids[0]}: hangs in the collectives of the backward [^:]* waits for rank 1 ", shown)
+    assert re.search(rf"{pids[0]}: waits in the collectives of the backward [^:]*for rank 1, for ", shown)
     waits = hookd("report", str(pids[0]), *host)
     assert "incidents: none of this rank" in waits
     assert re.search(rf"of rank 1 \(process {pids[1]}\): rank 1 stands", " ".join(waits.split()))

@@ -63,8 +63,8 @@ def every_query() -> list[Query]:
 
 def chosen(expr, interval="1m", **variables) -> str:
     """Put values into a query, as Grafana does."""
-    values = {**EVERYTHING, **variables, "__rate_interval": interval, "__interval": interval}
+    values = {**EVERYTHING, **variables, "__rate_interval": interval, "__interval": interval, "__range": interval}
     for name in sorted(values, key=len, reverse=True):
         expr = expr.replace(f"${{{name}}}", values[name]).replace(f"${name}", values[name])
-    assert "$" not in expr, expr
+    assert not re.search(r"\$(?!\d)", expr), expr  # $1 is a group of label_replace
     return expr

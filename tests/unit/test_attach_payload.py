@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,23 @@ def test_an_unknown_plugin_is_refused_with_the_names_that_there_are():
         sources.find("nun")
     assert caught.value.reason == "unknown-plugin"
     assert "nan" in caught.value.hint
+    assert f" in the entry points hookd.plugins of {sys.prefix}" in caught.value.hint
+
+
+def test_an_unknown_plugin_is_refused_with_what_is_in_each_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directories = [Path(name) for name in ("mine", "other", "empty")]
+    for directory in directories:
+        directory.mkdir()
+    (tmp_path / "mine/mine.py").write_text(PLUGIN)
+    (tmp_path / "other/other.py").write_text("x = 1")
+    with pytest.raises(PluginError) as caught:
+        sources.find("width", directories)
+    assert caught.value.hint.startswith("Did you mean 'widths'?")
+    assert caught.value.hint.endswith(
+        f"; widths in {tmp_path}/mine; none in {tmp_path}/other (no class in its 1 Python file derives from Plugin and "
+        f"sets `name`); none in {tmp_path}/empty (it has neither *.py nor */__init__.py)."
+    )
 
 
 LONG_TEXT = 'text = """' + "x\n" * 40 + '"""'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from types import SimpleNamespace
 
@@ -14,6 +15,9 @@ from hookd.errors import HookdError
 from hookd.tool.cli import address, cli, main
 from hookd.tool.cli.options import Pid
 from hookd.tool.config import Address
+from hookd.tool.linux import ports
+from hookd.tool.linux.owner import user_name
+from tests.support.listener import listening
 
 
 @pytest.mark.parametrize("word", ["\u0663", "9" * 5000])
@@ -62,6 +66,15 @@ def test_a_pid_is_completed_from_the_processes_that_train(monkeypatch):
     assert (item.value, item.help) == ("4711", "python train.py")
 
 
+def test_a_directory_without_plugins_is_named_with_its_full_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_daemon").mkdir()
+    (tmp_path / "of_daemon" / "a.py").write_text('class A(DaemonPlugin):\n    name = "a"\n')
+    assert main(["plugin", "list", "--plugin-dir", ".", "--plugin-dir", "of_daemon"]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "no plugin in" in line)
+    assert line == f"hookd: no plugin in {tmp_path} (it has neither *.py nor */__init__.py)"
+
+
 def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
@@ -70,6 +83,37 @@ def test_a_terminal_that_cannot_show_a_character_is_shown_the_rest(monkeypatch):
     sys.stdout.flush()
     assert b"activations" in shown.getvalue()
     assert shown.getvalue().endswith(b"5 ?s\n")
+
+
+@pytest.fixture
+def other():
+    """Return the pid and the port of another process that listens."""
+    with listening() as found:
+        yield found
+
+
+def refused(port):
+    """Return the message about an address that is in use."""
+    with pytest.raises(HookdError) as caught, address.explaining(Address("127.0.0.1", port), "serve"):
+        raise HookdError("it is in use", reason="address-in-use")
+    return caught.value.message
+
+
+def test_a_program_that_holds_the_port_is_named_with_user_and_command(other):
+    pid, port = other
+    whose = f"it is in use: process {pid} of user {user_name(os.getuid())} ({sys.executable} -c "
+    assert refused(port).startswith(whose)
+    assert refused(port).endswith(") listens there")
+
+
+def test_of_a_program_that_only_root_may_see_the_user_is_named(other, monkeypatch):
+    monkeypatch.setattr(ports, "listeners", lambda _: [])
+    assert refused(other[1]) == (
+        f"it is in use: a process of user {user_name(os.getuid())} listens there; root can see which: "
+        f"ss -tlnp 'sport = :{other[1]}'"
+    )
+    monkeypatch.setattr(ports, "owners", lambda _: [])
+    assert refused(other[1]) == "it is in use"
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,23 @@ def test_what_the_daemon_has_reported_and_is_not_over_is_shown_but_for_a_hang_wh
         assert not any("silent" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("role", "waits_for", "words"),
+    [
+        ("stands", [], "hangs in forward of fc for at least 31 s"),
+        ("waits", ["1", "3"], "waits in forward of fc for rank 1, 3, for at least 31 s"),
+    ],
+)
+def test_in_a_hang_the_rank_that_others_wait_for_is_told_apart(role, waits_for, words):
+    hang = {"role": role, "waits_for": waits_for, "where": "in forward of fc", "for_s": 31.0, "at_least": True,
+            "message": "m"}  # fmt: skip
+    found = report() | {"target": served(hang=hang)}
+    row = _row(7, found)
+    assert row["state"] == _cells(row)[3] == words.split()[0]
+    assert f"7: {words}" in list(_notes([row]))
+    assert words in list(heading(found))
+
+
 def test_what_a_step_mostly_waits_for_is_said():
     def lines(**seconds):
         rows = [{"phase": phase, "value": value} for phase, value in seconds.items()]

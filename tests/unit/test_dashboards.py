@@ -142,6 +142,15 @@ def test_every_metric_is_one_that_hookd_has():
     assert not {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} - known
 
 
+def test_no_query_sums_gradient_norms():
+    """Norms do not add up; `hookd_activations_total_grad_norm` is that of all gradients, also of modules that are not served."""
+    norms = [query for query in every_query() if "grad_norm" in query.expr]
+    assert {query.dashboard for query in norms} == {"hookd-run", "hookd-module"}
+    assert not [query.place for query in norms if "sum" in query.expr]
+    of_runs = [query.expr for query in norms if query.dashboard == "hookd-run"]
+    assert all("hookd_activations_total_grad_norm" in expr for expr in of_runs)
+
+
 # ---- the linter's rules
 
 
@@ -253,8 +262,8 @@ def test_uneditable_dashboard_rule(path):
 
 def test_the_variables_of_a_query_are_those_of_its_dashboard():
     for path in PATHS:
-        known = set(by_name(read(path))) | {"__rate_interval", "__interval"}
+        known = set(by_name(read(path))) | {"__rate_interval", "__interval", "__range"}
         asked = [*queries(read(path)), *variables(read(path))]
-        used = {name for query in asked for name in re.findall(r"\$\{?(\w+)", query.expr)}
+        used = {name for query in asked for name in re.findall(r"\$\{?([a-z_]\w*)", query.expr)}
         assert used <= known, path.stem
         assert set(dashboards.EVERYTHING) & known - {"module"} <= used

@@ -118,6 +118,16 @@ def test_those_that_have_ended_are_not_kept_for_ever(stack, monkeypatch):
     assert [target.run for target in node.targets] == ["c", "d", "e"]
 
 
+def hang(where, for_s, waits_for=()):
+    return {
+        "role": "waits" if waits_for else "stands",
+        "waits_for": list(waits_for),
+        "where": where,
+        "for_s": for_s,
+        "at_least": False,
+    }
+
+
 def served(**more):
     return {"run": "r", "rank": "0", "user": "", "script": "", "state": "attached", "reason": None, "how": None, "hang": None,
             "incidents": 0, "step": None, **more}  # fmt: skip
@@ -145,12 +155,29 @@ def test_a_page_that_is_spoilt_is_reported_and_nothing_else_suffers(stack, job):
 
 
 def test_what_the_daemon_says_goes_before_the_page(job):
-    job.target.row = served(run="train.py~7", hang={"where": "in blocks.0", "for_s": 31}, incidents=3)
+    job.target.row = served(run="train.py~7", hang=hang("in blocks.0", 31), incidents=3)
     job.target.read(1.0)
     (row,) = node_table.as_json([job.target])
     assert (row["run"], row["state"], row["incidents"]) == ("train.py~7", "hangs", 3)
     assert row["message"] == "hangs in blocks.0 for 31 s"
     assert row["steps_per_s"] is None
+
+
+def test_a_rank_that_waits_for_one_that_hangs_is_told_apart_from_it(stack):
+    jobs = [Job(stack, "a.py", rank) for rank in (0, 1)]
+    jobs[0].target.row = served(hang=hang("in the collectives of the backward", 29, waits_for=["1"]))
+    jobs[1].target.row = served(hang=hang("in forward of fc", 31))
+    state = State(Still(*jobs), 1.0)
+    state.refresh(1.0)
+    assert [[word for word in line.split() if word in ("waits", "hangs")] for line in shown(state)[2:4]] == [
+        ["waits"],
+        ["hangs"],
+    ]
+    rows = node_table.as_json([job.target for job in jobs])
+    assert [(row["state"], row["message"]) for row in rows] == [
+        ("waits", "waits in the collectives of the backward for rank 1, for 29 s"),
+        ("hangs", "hangs in forward of fc for 31 s"),
+    ]
 
 
 def test_a_run_shows_its_ranks_in_order_and_esc_shows_all(stack):

@@ -46,6 +46,7 @@ OPENS = {
     "tool/attach/payload.py": {"_write": OURS, "unpack_testing": OURS, "stub": OURS, "_agent_files": OURS},
     "tool/linux/bounded.py": {"connect": "by a child, on a file system that the kernel keeps"},
     "tool/linux/permission.py": {"_yama": KERNEL},
+    "tool/linux/ports.py": {"owners": KERNEL},
     "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL},
     "tool/inject/remote_debug.py": {"create": NEW, "_is_usable": NEW},
     "tool/attach/requirements.py": {"_files": OURS, "_recorded": OURS},

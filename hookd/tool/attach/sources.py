@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import sys
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import PluginError
 from hookd.tool.attach import requirements
 from hookd.tool.attach.trusted import ANYBODY, Trust
+from hookd.tool.reports.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,13 +93,28 @@ def find(name: str, plugin_dirs: Sequence[Path] = (), trust: Trust = ANYBODY) ->
             source = installed_source(entry)
             required = requirements.sources(name, entry.dist) if entry.dist is not None else {}
             return replace(source, files={**required, **source.files})
-    known = names(plugin_dirs)
-    near = "".join(f"Did you mean '{one}'? " for one in difflib.get_close_matches(name, known, 1))
+    near = "".join(f"Did you mean '{one}'? " for one in difflib.get_close_matches(name, names(plugin_dirs), 1))
     raise PluginError(
         "; ".join([f"there is no plugin '{name}'", *(broken.message for broken in _broken(plugin_dirs, trust))]),
         reason="unknown-plugin",
-        hint=f"{near}There are {', '.join(known)}.",
+        hint=f"{near}There are {'; '.join(_places(plugin_dirs))}.",
     )
+
+
+def _places(plugin_dirs: Sequence[Path]) -> Iterator[str]:
+    """Yield the plugins in each place where `find` looks, with its full path."""
+    installed = ", ".join(names()) or "none"
+    yield f"{installed} in the entry points {GROUP} of {sys.prefix}"
+    for directory in plugin_dirs:
+        found = sorted({source.name for source in in_directory(directory) if isinstance(source, Source)})
+        yield f"{', '.join(found)} in {directory.absolute()}" if found else f"none in {nothing_in(directory)}"
+
+
+def nothing_in(directory: Path) -> str:
+    """Describe a directory without plugins: its full path, and what is missing there."""
+    files = len(_modules(directory))
+    why = f"no class in its {count(files, 'Python file')} derives from Plugin and sets `name`"
+    return f"{directory.absolute()} ({why if files else 'it has neither *.py nor */__init__.py'})"
 
 
 def installed_source(entry: importlib.metadata.EntryPoint) -> Source:
@@ -173,7 +190,7 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
         raise PluginError(f"there is no plugin directory {directory}")
     trust = trust.directory(directory)
     tag = hashlib.sha256(os.fsencode(os.path.abspath(directory))).hexdigest()[:6]  # noqa: PTH100  no symlinks resolved
-    for path in sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")]):
+    for path in _modules(directory):
         module = path.parent.name if path.name == "__init__.py" else path.stem
         try:
             text = trust.read(path)
@@ -186,6 +203,10 @@ def in_directory(directory: Path, trust: Trust = ANYBODY, base: str = "Plugin") 
             continue
         for class_name, plugin in classes:
             yield Source(plugin, f"{module}:{class_name}", files, version, str(path), tag)
+
+
+def _modules(directory: Path) -> list[Path]:
+    return sorted([*directory.glob("*.py"), *directory.glob("*/__init__.py")])
 
 
 def package(root: Path, trust: Trust = ANYBODY) -> dict[str, bytes]:

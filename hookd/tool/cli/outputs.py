@@ -92,6 +92,7 @@ class TopRow(TypedDict):
     rank: str
     user: str
     state: str
+    """`running`, `paused`, `hangs` (others wait for it), `waits` (for a rank that hangs), or how it ended."""
     step: int
     """Steps done in the whole training if `is_absolute`, else since the attach."""
     is_absolute: bool
@@ -105,7 +106,7 @@ class TopRow(TypedDict):
     loss: float | None
     incidents: int
     message: str | None
-    """How it ended, where it hangs, or its most important incident; null without any."""
+    """How it ended, where it hangs or waits, or its most important incident; null without any."""
 
 
 class TopTarget(TopRow):

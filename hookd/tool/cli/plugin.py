@@ -55,6 +55,8 @@ def list_(*, pid: int | None, plugin_dirs: tuple[Path, ...], host: str | None, a
         show_in_daemon(daemon)
     for error in broken:
         output.complain(error)
+    for nothing in without_plugins(plugin_dirs):
+        output.say(f"hookd: no plugin in {nothing}")
     return max((error.exit_code for error in broken), default=0)
 
 
@@ -108,6 +110,15 @@ def unreadable(plugin_dirs: Sequence[Path]) -> list[PluginError]:
 
     entries = [entry for directory in plugin_dirs for entry in sources.in_directory(directory)]
     return [entry for entry in entries if isinstance(entry, PluginError)]
+
+
+def without_plugins(plugin_dirs: Sequence[Path]) -> list[str]:
+    """Describe the directories that have neither plugins, daemon plugins nor invalid files."""
+    from hookd.tool.attach import sources
+
+    kinds = ("Plugin", "DaemonPlugin")
+    empty = [one for one in plugin_dirs if not any(list(sources.in_directory(one, base=base)) for base in kinds)]
+    return [sources.nothing_in(directory) for directory in empty]
 
 
 TARGET = click.argument("pid", metavar="TARGET", type=options.Pid())

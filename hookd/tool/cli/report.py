@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hookd.tool.cli import options, output, targets
-from hookd.tool.cli.status import hang, ongoing
+from hookd.tool.cli.status import ongoing
 from hookd.tool.reports.reading import (
     backwards,
     call_seconds,
@@ -28,7 +28,7 @@ from hookd.tool.reports.reading import (
     step_seconds,
     waiting_in,
 )
-from hookd.tool.reports.wording import moment, repeated
+from hookd.tool.reports.wording import hang_words, moment, repeated
 from hookd.wire.module_names import names_above
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def heading(report: Report) -> Iterator[str]:
     if why := paused(report):
         yield why
     if stuck := target.get("hang"):
-        yield hang(stuck)
+        yield hang_words(stuck)
         yield f"first reported as: {stuck['message']}"
     yield from ongoing(target.get("ongoing", {}))
     if dropped := target.get("series_dropped"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hookd.errors import HookdError, UsageError
-from hookd.tool.cli import options, output, targets
+from hookd.tool.cli import address, options, output, targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,8 @@ def _serve(config: ServeConfig, stack: contextlib.ExitStack, pid: int, *, is_req
         except HookdError as error:
             warning = f"hookd: warning: {error.message}; the command runs anyway\n"
     try:
-        url = stack.enter_context(beside.serving(config, pid))
+        with address.explaining(config.listen, "run"):
+            url = stack.enter_context(beside.serving(config, pid))
     except HookdError as error:
         if is_required:
             raise

@@ -10,7 +10,7 @@ from hookd.errors import ErrorAnswer, HookdError
 from hookd.tool.cli import options, output, root_daemon, targets
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.reading import is_called_only, paused, run_and_rank, state, step_seconds
-from hookd.tool.reports.wording import moment
+from hookd.tool.reports.wording import hang_words, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ class _Row(TypedDict):
     run: str
     rank: str
     state: str
-    """`running`, `paused`, `hangs`, or how it ended."""
+    """`running`, `paused`, `hangs` (others wait for it), `waits` (for a rank that hangs), or how it ended."""
     step: Steps
     step_seconds: float | None
     """Mean time of a step."""
@@ -184,7 +184,7 @@ def _notes(rows: list[StatusRow | ErrorRow]) -> Iterator[str]:
         if row["paused"]:
             yield f"{row['pid']}: {row['paused']}"
         if row["hang"]:
-            yield f"{row['pid']}: {hang(row['hang'])}"
+            yield f"{row['pid']}: {hang_words(row['hang'])}"
         yield from (f"{row['pid']}: {line}" for line in ongoing(row["ongoing"]))
         if row["incident"]:
             when = f"{moment(row['incident_time'])}  " if isinstance(row["incident_time"], (int, float)) else ""
@@ -241,15 +241,8 @@ def _foremost(incidents: list[Incident]) -> Incident | None:
     return born or (others[-1] if others else None)
 
 
-def hang(row: Hang) -> str:
-    """Describe where a target hangs, for how long, and which ranks it waits for."""
-    ranks = f", waits for rank {', '.join(row['waits_for'])}" if row["waits_for"] else ""
-    least = "at least " if row["at_least"] else ""
-    return f"hangs {row['where']} for {least}{row['for_s']:.0f} s{ranks}"
-
-
 def ongoing(by_kind: dict[str, Ongoing]) -> Iterator[str]:
-    """Yield a line for each ongoing incident that the daemon has reported, except a hang: see `hang`."""
+    """Yield a line for each ongoing incident that the daemon has reported, except a hang: see `hang_words`."""
     for kind, incident in by_kind.items():
         if kind != "hang":
             yield f"{kind} since {moment(incident['time'])}: {incident['message']}"

@@ -54,7 +54,7 @@ def state(report: Report, row: TargetRow | None = None) -> str:
 
     That is the daemon's view of it if this says more than the page, else the page's.
 
-    It is "hangs" while the target hangs, and "paused" while one of its threads waits for a person.
+    In a hang it is "hangs" for the ranks that others wait for and "waits" for those that wait. It is "paused" while one of its threads waits for a person.
 
     Args:
         report: of the target.
@@ -63,7 +63,7 @@ def state(report: Report, row: TargetRow | None = None) -> str:
     row = row or report.get("target")
     served_state = row["state"] if row is not None else None
     if row is not None and row["hang"]:
-        return "hangs"
+        return wording.hang_state(row["hang"])
     is_paused = report["state"] == "running" and any(thread["phase"] == "paused" for thread in report["threads"])
     return str(served_state if served_state not in (None, "attached") else "paused" if is_paused else report["state"])
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hookd.wire.target import Hang
+
 
 def finite(data: Any) -> Any:
     """Return data as JSON has it: NaN and infinities as strings, keys as text."""
@@ -77,6 +79,18 @@ def repeated(incident: Mapping[str, Any]) -> str:
         return ""
     last = incident.get("last")
     return f" ({times:,} times, last at {moment(last) if isinstance(last, (int, float)) else '-'})"
+
+
+def hang_state(hang: Hang) -> str:
+    """Return `waits` for a rank that waits for others, else `hangs`."""
+    return "waits" if hang.get("role") == "waits" else "hangs"
+
+
+def hang_words(hang: Hang) -> str:
+    """Describe where a rank hangs or waits, for which ranks, and for how long."""
+    for_whom = f" for rank {', '.join(hang['waits_for'])}," if hang["waits_for"] else ""
+    least = "at least " if hang["at_least"] else ""
+    return f"{hang_state(hang)} {hang['where']}{for_whom} for {least}{hang['for_s']:.0f} s"
 
 
 def count(number: int, what: str) -> str:

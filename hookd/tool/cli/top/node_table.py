@@ -56,7 +56,7 @@ COLUMNS = {
 WIDEST_RUN = 40
 """The width that a column of runs may wish for."""
 LEVELS = "▁▂▃▄▅▆▇█"
-_STYLES = {"hangs": "bold red", "paused": "yellow", "corrupt": "red", "protocol": "red"}
+_STYLES = {"hangs": "bold red", "waits": "yellow", "paused": "yellow", "corrupt": "red", "protocol": "red"}
 
 
 def build(targets: Sequence[Target]) -> Table:

@@ -14,6 +14,7 @@ from hookd.tool.linux.accounts import uid_of
 from hookd.tool.linux.owner import user_name
 from hookd.tool.reports.reading import INFERENCE, of_a_step
 from hookd.tool.reports.report import describe_steps
+from hookd.tool.reports.wording import hang_state, hang_words
 
 if TYPE_CHECKING:
     from hookd.wire.page import Family, PageReader, Snapshot
@@ -162,7 +163,7 @@ class Target:
         if self.error is not None:
             return self.error.reason
         if self.row is not None and self.row["hang"]:
-            return "hangs"
+            return hang_state(self.row["hang"])
         if self.snapshot is None:
             return self.row["state"] if self.row is not None else "-"
         is_paused = any(beat.phase == "paused" for beat in self.snapshot.heartbeats)
@@ -231,13 +232,13 @@ class Target:
 
     @property
     def message(self) -> str:
-        """The details line: how it ended, where it hangs, or its most important incident; "" without any."""
+        """The details line: how it ended, where it hangs or waits, or its most important incident; "" without any."""
         if self.error is not None:
             return f"{self.error.message}. {self.error.hint}".rstrip()
         if self.row is not None and self.row["how"]:
             return f"it {self.row['how']}"
         if self.row is not None and self.row["hang"] and not self.ended:
-            return f"hangs {self.row['hang']['where']} for {self.row['hang']['for_s']:.0f} s"
+            return hang_words(self.row["hang"])
         if self.snapshot is None:
             return "only the daemon can read its page: use `hookd report` for its modules, or run `hookd top` as root"
         rows = [row for row in self.snapshot.incidents if row.get("kind") != ASKED]

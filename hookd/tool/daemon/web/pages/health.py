@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.wire.incident import Incident
-    from hookd.wire.target import Hang, TargetRow
+    from hookd.wire.target import TargetRow
 
 GONE, HANGS, BAD_NUMBERS, GOES_ON, WAITS, FOUND, FINE, OVER = range(8)
 """What is worst comes first: a target that was lost, one that others wait for, a NaN, what is going on (a straggler, a drift),
@@ -63,7 +63,7 @@ def _judged(target: Target, row: TargetRow) -> Iterator[Health]:
     if target.ended is not None:
         yield Health(OVER, message, message)
     hang = row["hang"]
-    if hang and not _waits(hang):
+    if hang and wording.hang_state(hang) == "hangs":
         yield Health(HANGS, f"hangs {hang['where']}", hang["message"])
     snapshot = target.last()
     incidents = [_Said.of(one) for one in (snapshot.incidents if snapshot is not None else ())]
@@ -79,10 +79,6 @@ def _judged(target: Target, row: TargetRow) -> Iterator[Health]:
     is_paused = snapshot is not None and any(beat.phase == "paused" for beat in snapshot.heartbeats)
     words = "paused" if is_paused else "running" if row["state"] == "attached" else message
     yield Health(FINE, words, words)
-
-
-def _waits(hang: Hang) -> bool:
-    return hang.get("role") == "waits"
 
 
 class _Said(NamedTuple):
