@@ -179,4 +179,6 @@ def test_a_dead_host_is_down_and_what_its_end_does_to_the_others_is_reported(fle
     # of its own rank nothing is known any more; those of the others have lost their peer, and ended by that
     fleet.wait(f'hookd_target_up{{run="{RUN}"}}', "rank", {"0": 0.0, "1": 0.0})
     fleet.wait_alert("HookdTargetLost", "run", RUN)
-    fleet.wait("group by (rank) (instance_run_rank_reason_user:hookd_target_lost:last10m)", "rank", {"0": 1.0, "1": 1.0})
+    fleet.wait(
+        "group by (rank) (instance_run_rank_reason_user:hookd_target_lost:last10m)", "rank", {"0": 1.0, "1": 1.0}
+    )

@@ -275,6 +275,9 @@ COMMANDS: dict[str, Run | By | Cannot] = {
         given="",
         then="cat deploy/prometheus/rules/hangs.rules.yml",
     ),
+    "sed -i 's|}}http://|}}https://|' deploy/prometheus/rules/*.rules.yml": Run(
+        r"}}https://\{\{ \. \| first", given="", then="cat deploy/prometheus/rules/hangs.rules.yml"
+    ),
     'amtool silence add alertname=HookdTargetLost run=llama user=alice --duration 2h --comment "moved to another node"': Cannot(
         "no Alertmanager"
     ),

@@ -49,7 +49,9 @@ ALERTS = [(name, rule) for name, rule in rules() if "alert" in rule]
 OF_RUNS = [rule for _, rule in ALERTS if "by (run" in rule["expr"]]
 """The alerts about a training; the others are about a daemon."""
 LINKS = {"page_url", "dashboard_url", "runbook_url"}
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool (Debian: prometheus)")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="there is no promtool (Debian: prometheus)"
+)
 
 
 def promtool(*arguments):
@@ -91,7 +93,9 @@ def test_an_alert_about_a_training_is_one_for_a_run():
 
 @pytest.mark.parametrize("rule", OF_RUNS, ids=[rule["alert"] for rule in OF_RUNS])
 def test_a_dashboard_of_an_alert_exists_and_shows_its_run(rule):
-    uid, variable = re.match(r"d/([\w-]+)/\?var-(\w+)=\{\{ \$labels\.run ", rule["annotations"]["dashboard_url"]).groups()
+    uid, variable = re.match(
+        r"d/([\w-]+)/\?var-(\w+)=\{\{ \$labels\.run ", rule["annotations"]["dashboard_url"]
+    ).groups()
     dashboard = json.loads((REPOSITORY / "deploy" / "grafana" / f"{uid}.json").read_text())
     assert dashboard["uid"] == uid
     assert variable in {one["name"] for one in dashboard["templating"]["list"]}
@@ -105,7 +109,11 @@ def series(name, values, **labels):
 def check(directory, inputs, *expected):
     """Run promtool on series of one sample per 30 s: each expectation is an expression, a time and its samples."""
     wanted = [
-        {"expr": expr, "eval_time": when, "exp_samples": [{"labels": labels, "value": value} for labels, value in samples]}
+        {
+            "expr": expr,
+            "eval_time": when,
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+        }
         for expr, when, samples in expected
     ]
     case = {"interval": "30s", "input_series": inputs, "promql_expr_test": wanted}
