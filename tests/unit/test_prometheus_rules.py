@@ -122,11 +122,11 @@ def check(directory, inputs, *expected):
     promtool("test", "rules", str(directory / "made.test.yml"))
 
 
-def training_of(instance, run, rank, forward):
-    """Yield the series of a rank that lives: 10 s of steps per sample, and seconds of the forward as a list of increments."""
+def training_of(instance, run, rank, forward, steps=300):
+    """Yield the series of a rank that lives: in each sample so many steps, and seconds in their forwards."""
     labels = {"instance": instance, "run": run, "rank": rank}
     yield series("hookd_target_up", f"1x{len(forward)}", **labels)
-    yield series("hookd_steps_total", f"0+300x{len(forward)}", **labels)
+    yield series("hookd_steps_total", f"0+{steps}x{len(forward)}", **labels)
     sums = " ".join(str(total) for total in itertools.accumulate(forward, initial=0))
     yield series("hookd_timing_phase_seconds_total", sums, phase="forward", **labels)
     yield series("hookd_timing_phase_seconds_total", f"0+9x{len(forward)}", phase="backward", **labels)
@@ -145,7 +145,7 @@ def test_of_fifty_jobs_of_one_script_the_one_that_was_killed_is_the_only_alert(t
                 series("hookd_target_info", "_x20 1 1 1 1 stale", user="alice", reason="signal SIGKILL", **labels),
             ]
         else:
-            inputs += training_of(instance, run, "0", [number + 1] * 40)
+            inputs += training_of(instance, run, "0", [15] * 40, steps=10 * (number + 1))
     killed = '{alertname="HookdTargetLost", run="train.py@00000011", user="alice"}'
     check(
         tmp_path,
@@ -180,7 +180,7 @@ def test_of_a_thousand_ranks_that_die_there_is_one_alert(tmp_path):
 
 
 @needs_promtool
-def test_ranks_that_are_late_in_turn_are_no_stragglers(tmp_path):
+def test_ranks_that_are_late_in_turn_are_not_stragglers(tmp_path):
     inputs = [
         one
         for rank in range(9)
