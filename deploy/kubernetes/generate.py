@@ -6,9 +6,10 @@ writes monitoring/prometheusrule.yaml with all groups of deploy/prometheus/rules
 with one ConfigMap for each dashboard, which Grafana's sidecar finds by its label. Run it after a change of those; a
 test compares the files.
 
-    python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/
+    python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/ https://grafana.example.org/
 
-puts that address before the path in each alert's `runbook_url`, docs/alerts.md#…, for those who have these files on a server.
+puts the first address before the path in each alert's `runbook_url`, docs/alerts.md#…, for those who have these files on a server,
+and the second before the path in `dashboard_url`, d/hookd-run/….
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ DASHBOARDS = Path("grafana/kustomization.yaml")
 _HEAD = "# Made by deploy/kubernetes/generate.py.\n"
 
 
-def prometheus_rule(rules: Path, docs: str = "") -> dict[str, Any]:
+def prometheus_rule(rules: Path, docs: str = "", grafana: str = "") -> dict[str, Any]:
     """Put the groups of all rule files of a directory into one object for the Prometheus operator.
 
     Args:
         rules: the directory.
         docs: what stands before the path of each `runbook_url`.
+        grafana: what stands before the path of each `dashboard_url`.
     """
+    bases = {"runbook_url": docs, "dashboard_url": grafana}
     files = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(rules.glob("*.yml"))]
     for notes in (rule.get("annotations", {}) for file in files for group in file["groups"] for rule in group["rules"]):
-        if "runbook_url" in notes:
-            notes["runbook_url"] = docs + notes["runbook_url"]
+        notes.update({name: base + notes[name] for name, base in bases.items() if name in notes})
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -57,15 +59,16 @@ def dashboards(directory: Path) -> dict[str, Any]:
     }
 
 
-def files(deploy: Path, docs: str = "") -> dict[Path, str]:
-    """Return the text of each file by its path below `deploy`; `docs`: see `prometheus_rule`."""
-    made = {RULE: prometheus_rule(deploy / "prometheus" / "rules", docs), DASHBOARDS: dashboards(deploy / "grafana")}
+def files(deploy: Path, docs: str = "", grafana: str = "") -> dict[Path, str]:
+    """Return the text of each file by its path below `deploy`; `docs` and `grafana`: see `prometheus_rule`."""
+    rule = prometheus_rule(deploy / "prometheus" / "rules", docs, grafana)
+    made = {RULE: rule, DASHBOARDS: dashboards(deploy / "grafana")}
     return {path: _HEAD + yaml.safe_dump(content, sort_keys=False, width=1000) for path, content in made.items()}
 
 
 def main() -> None:
-    """Write the files. The first argument is what stands before the paths of the docs."""
-    for path, text in files(DEPLOY, *sys.argv[1:2]).items():
+    """Write the files. The arguments are what stands before the paths of the docs, and before those of the dashboards."""
+    for path, text in files(DEPLOY, *sys.argv[1:3]).items():
         (DEPLOY / path).parent.mkdir(exist_ok=True)
         (DEPLOY / path).write_text(text, "utf-8")
         sys.stderr.write(f"wrote {path}\n")

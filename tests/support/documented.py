@@ -266,11 +266,21 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "promtool test rules deploy/prometheus/tests/*.test.yml": By(
         "tests/unit/test_prometheus_rules.py::test_rules_are_valid_and_pass_their_own_tests"
     ),
-    "python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/": Run("(?s).*", given=""),
+    "python deploy/kubernetes/generate.py https://git.example.org/hookd/blob/main/ https://grafana.example.org/": Run(
+        "(?s).*", given=""
+    ),
     "sed -i 's|runbook_url: |&https://git.example.org/hookd/blob/main/|' deploy/prometheus/rules/*.rules.yml": Run(
         "https://git.example.org/hookd/blob/main/docs/alerts.md",
         given="",
         then="cat deploy/prometheus/rules/hangs.rules.yml",
+    ),
+    "sed -i 's|dashboard_url: |&https://grafana.example.org/|' deploy/prometheus/rules/*.rules.yml": Run(
+        r"https://grafana\.example\.org/d/hookd-ranks/",
+        given="",
+        then="cat deploy/prometheus/rules/hangs.rules.yml",
+    ),
+    "sed -i 's|}}http://|}}https://|' deploy/prometheus/rules/*.rules.yml": Run(
+        r"}}https://\{\{ \. \| first", given="", then="cat deploy/prometheus/rules/hangs.rules.yml"
     ),
     'amtool silence add alertname=HookdTargetLost run=llama user=alice --duration 2h --comment "moved to another node"': Cannot(
         "no Alertmanager"

@@ -308,19 +308,21 @@ def test_what_is_generated_holds_every_group_and_dashboard(tmp_path):
     assert config_map["metadata"]["labels"] == {"grafana_dashboard": "1"}
 
 
-def test_runbooks_are_where_the_docs_are_served():
-    rules, where = DEPLOY / "prometheus" / "rules", "https://git.example.org/hookd/blob/main/"
+@pytest.mark.parametrize("name", ["runbook_url", "dashboard_url"])
+def test_links_lead_to_where_docs_and_dashboards_are_served(name):
+    rules = DEPLOY / "prometheus" / "rules"
+    where = {"runbook_url": "https://git.example.org/hookd/blob/main/", "dashboard_url": "https://grafana.example.org/"}
     paths, served = (
         [
-            rule["annotations"]["runbook_url"]
+            rule["annotations"][name]
             for group in made["spec"]["groups"]
             for rule in group["rules"]
-            if "alert" in rule
+            if name in rule.get("annotations", ())
         ]
-        for made in (generate().prometheus_rule(rules), generate().prometheus_rule(rules, where))
+        for made in (generate().prometheus_rule(rules), generate().prometheus_rule(rules, *where.values()))
     )
     assert paths
-    assert served == [where + path for path in paths]
+    assert served == [where[name] + path for path in paths]
 
 
 def test_every_dashboard_fits_into_a_config_map():
