@@ -40,6 +40,10 @@ class Throughput:
             "flops", "Operations of layers with a formula, estimated from sampled steps."
         ).labels()
         self._peak = context.gauge("peak_flops_per_second", "Operations per second of which the device is capable.")
+        self._device_info = context.gauge(
+            "device_info", "1 for each GPU that parameters of the training are on.", ("device", "uuid", "gpu")
+        )
+        self._devices: set[torch.device] = set()
         self._show_peak()
         self._call = Call()  # the outermost call
         self._waiting = Waiting()
@@ -67,14 +71,27 @@ class Throughput:
             own = [parameter for _, parameter in parameters_in(root)]
             if not any(map(is_lazy, own)):
                 self._roots[module.id] = module, sum(Tensor.numel(p) for p in own if of_tensor(p, "requires_grad"))
-                self._peak_flops = self._peak_flops or _peak_of(own)
-                self._show_peak()
+                self._see_devices(own)
                 self._find_largest()
         samples, tokens = self._by_root.get(module.id, (0, 0))
         samples += batch_size(inputs, kwargs, self._batch_dim)
         self._by_root[module.id] = samples, tokens + token_count(inputs, kwargs)
         if self._needs_check and not self._is_odd:
             self._check_dim(module, inputs, kwargs)
+
+    def _see_devices(self, parameters: Sequence[Tensor]) -> None:
+        """Publish the GPUs of parameters, and the peak of the first one."""
+        for place in dict.fromkeys(of_tensor(parameter, "device") for parameter in parameters):
+            if place.type != "cuda" or place in self._devices:
+                continue
+            self._devices.add(place)
+            gpu = torch.cuda.get_device_properties(place)  # torch asks the driver once, at the initialization of CUDA
+            uuid = str(getattr(gpu, "uuid", ""))  # torch 2.4 and newer; NVML's names begin with GPU-
+            self._device_info.labels(
+                str(place), uuid if uuid.startswith("GPU-") or not uuid else f"GPU-{uuid}", gpu.name
+            ).set(1.0)
+            self._peak_flops = self._peak_flops or peak_flops(gpu.name, gpu.multi_processor_count)
+        self._show_peak()
 
     def _check_dim(self, module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         first = first_tensor(inputs, kwargs)
@@ -203,11 +220,3 @@ def _given_peak(context: Context) -> float | None:
     if peak is not None and not 0 < peak < inf:
         raise PluginError(f"timing: peak_flops must be operations per second, more than 0, not {peak:g}")
     return peak
-
-
-def _peak_of(parameters: Sequence[Tensor]) -> float | None:
-    place = of_tensor(parameters[0], "device") if parameters else None
-    if place is None or place.type != "cuda":
-        return None
-    device = torch.cuda.get_device_properties(place)
-    return peak_flops(device.name, device.multi_processor_count)

@@ -1,4 +1,4 @@
-"""What the series of a fleet cost a Prometheus that scrapes all of its daemons every 15 s.
+"""The cost of a fleet's series in a Prometheus that scrapes all of its daemons every 15 s.
 
     python -m tests.bench --only fleet_cost
 

@@ -37,6 +37,14 @@ def train(model, steps):
         optimizer.step()
 
 
+def test_the_gpu_has_its_uuid(hook):
+    hook.start("timing", every=1)
+    train(nn.Sequential(Busy()).cuda(), 2)
+    ((device, uuid, name),) = hook.metric("timing_device_info")
+    assert (device, name) == ("cuda:0", torch.cuda.get_device_name(0))
+    assert uuid.removeprefix("GPU-") == str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
+
+
 def by_hand(model, steps):
     """Return the seconds of one forward call of the busy module, by its own events."""
     model[0].events.clear()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hookd_timing import throughput
 from hookd_timing.flops import cost
 from hookd_timing.peak import peak_flops
 from hookd_timing.throughput import batch_size
@@ -338,6 +340,21 @@ def test_the_peak_is_published_if_it_is_known(hook):
     hook.configure("timing", peak_flops="2e6")
     train(net(), 1)
     assert hook.value("timing_peak_flops_per_second") == 2e6
+
+
+def test_the_gpu_is_named_as_its_exporter_names_it(hook, monkeypatch):
+    uuid = "2f1f0c9a-6f0b-4e0e-9d3c-4f0a5a5e7b11"
+    gpu = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, uuid=uuid)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(
+        throughput,
+        "of_tensor",
+        lambda tensor, name: torch.device("cuda", 3) if name == "device" else hookd.of_tensor(tensor, name),
+    )
+    hook.start("timing", every=1)
+    train(net(), 2)
+    assert hook.metric("timing_device_info") == {("cuda:3", f"GPU-{uuid}", "NVIDIA H200"): 1.0}
+    assert hook.value("timing_peak_flops_per_second") == 989.5e12
 
 
 def test_without_a_peak_there_is_no_series_of_it(hook):

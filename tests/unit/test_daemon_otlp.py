@@ -1,4 +1,4 @@
-"""What a collector of OpenTelemetry gets, read by OpenTelemetry's own protobuf classes."""
+"""The metrics that a collector of OpenTelemetry gets, read by OpenTelemetry's own protobuf classes."""
 
 from __future__ import annotations
 
