@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hookd.tool.daemon.web.pages import curves
 from tests.support import forked, training
 from tests.support.browser import Visit, chromium
 from tests.support.daemon import Daemon
@@ -24,6 +25,7 @@ from tests.support.environment import tool_environment
 from tests.support.processes import Process, wait_until
 from tests.support.tool import hookd
 from tests.support.training import Job
+from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
 
@@ -201,6 +203,29 @@ def test_on_a_telephone_nothing_is_wider_than_the_screen(scene, visit):
     one = visit(viewport={"width": 400, "height": 800})
     for path in (path_of(scene.run), "/", path_of(scene.large)):
         assert one.go(path).evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_after_hours_the_charts_are_drawn_from_edge_to_edge(stack, scene, visit):
+    """Five hours of steps and a gap of four minutes, in which the daemon was not scheduled."""
+    watched = Watched(stack, ranks=2)
+    for poll in range(9000):
+        for rank in range(2):
+            watched.step(rank, seconds=0.1 + (poll % 50) / 1000, loss=1 + 1 / (poll + 1))
+        watched.poll()
+        if poll == 8880:
+            watched.now += 240
+    seen, text = visit(java_script_enabled=False), watched.run()
+    seen.page.route("**/run/job", lambda route: route.fulfill(body=text, content_type="text/html"))
+    charts = seen.go("/run/job").locator("figure svg").all()
+    assert len(charts) == 2, "times of steps, and losses"
+    for chart in charts:
+        plot, lines = chart.bounding_box(), [line.bounding_box() for line in chart.locator("polyline.line").all()]
+        assert len(lines) == 4, "two ranks, each before and after the gap"
+        scale = plot["width"] / curves.WIDTH
+        right, left = plot["x"] + plot["width"] - curves.RIGHT * scale, plot["x"] + curves.LEFT * scale
+        assert max(line["x"] + line["width"] for line in lines) == pytest.approx(right, abs=3)
+        assert min(line["x"] for line in lines) == pytest.approx(left, abs=3)
+        assert all(line["width"] > 30 for line in lines)
 
 
 def test_without_javascript_the_page_works_and_is_loaded_anew(scene, visit):

@@ -461,6 +461,20 @@ def test_incidents_of_the_daemon_stand_beside_those_of_the_page_and_a_page_canno
     assert found[key("hookd_incidents_total", kind="hang")] == 3
 
 
+def test_while_a_rank_hangs_nothing_is_served_as_if_it_were_of_now(join, fleet, scrape):
+    page = join()
+    of_steps = ("hookd_activations_loss", "hookd_overhead_ratio")
+    for name in (*of_steps, "hookd_learning_rate", "hookd_activations_finding", "hookd_nan_origin"):
+        put(page, name, "gauge", 1.0)
+    put(page, "hookd_activations_losses", "counter", 5)
+    before = scrape()
+    fleet.listed[0].hang = {"role": "waits"}
+    during = scrape()
+    fleet.listed[0].hang = None
+    assert {name for name, *_ in before.keys() - during.keys()} == set(of_steps)
+    assert scrape().keys() == before.keys()
+
+
 WAITED = Declared("hookd_test_waited_seconds", "counter", "Of this test.")
 
 

@@ -19,7 +19,8 @@ from hookd.tool.daemon.web.pages.routes import Pages
 from hookd.tool.daemon.web.pages.run import Choice
 from hookd.tool.daemon.web.pages.tree import Tree, parent
 from tests.support.calls import calls_counted
-from tests.support.pages import Ranks, new_fleet
+from tests.support.pages import new_fleet
+from tests.support.watched import Watched
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'</title></style>&amp;\x1b[31m\u202e"
 VOID = {"br", "input", "link", "meta"}
@@ -62,39 +63,7 @@ def row(**more):
             "time": 5.0, "message": EVIL, "user": EVIL, "count": 2, "last": 6.0, "detail": detail, **more}  # fmt: skip
 
 
-class Scene:
-    """Ranks of one run with a history, on a clock of the test's own."""
-
-    def __init__(self, stack, ranks=1, name="job"):
-        self.now = 1000.0
-        self.ranks = Ranks(stack, ranks, run=name)
-        self.name = name
-        self.history = History(lambda: self.now, lambda: self.now)
-
-    @property
-    def targets(self):
-        return self.ranks.targets
-
-    def step(self, rank=0, seconds=0.1, loss=None):
-        """Take a step, and have the daemon look a while later."""
-        page = self.ranks.pages[rank]
-        self.ranks.add(rank, "hookd_steps", 1.0)
-        first = page.series(page.family("hookd_step_seconds", "histogram", "x", (), (1.0,)), ())
-        page.cells[first] += 1.0
-        page.cells[first + 2] += seconds
-        if loss is not None:
-            self.ranks.set(rank, "hookd_activations_loss", loss, backward="0")
-
-    def poll(self):
-        self.now += EVERY_S
-        for target in self.targets:
-            target.read()
-        self.history.poll(self.targets)
-
-    def run(self, incidents=(), **query):
-        parts = run.parts(self.name, self.targets, self.history, incidents, Choice.of(query))
-        return frame.page(run.title(self.name, self.targets), parts)
-
+class Scene(Watched):
     def home(self, incidents=()):
         return frame.page("Targets", home.parts(self.targets, self.history, incidents, {EVIL: EVIL}))
 

@@ -22,7 +22,7 @@ from hookd.tool.daemon.fleet.targets import STATES
 from hookd.tool.daemon.incidents.kinds import FROM_ZERO, Kinds
 from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative, empty
 from hookd.tool.daemon.metrics.replicas import Replicas
-from hookd.tool.daemon.metrics.selection import MAX_PER_USER, Limits, Selection, left_out
+from hookd.tool.daemon.metrics.selection import FINDINGS, MAX_PER_USER, OF_STEPS, Limits, Selection, left_out
 from hookd.version import __version__
 from hookd.wire.text import one_line
 
@@ -238,16 +238,15 @@ class TargetSeries:
         """Add all families of this target, with at most `most` lines of its page; of a replica without its modules."""
         target = self._target
         snapshot = target.read()
-        is_alive = target.ended is None
         self._add_state(merged)
-        self._add_process(merged, is_alive=is_alive)
+        self._add_process(merged, is_alive=target.ended is None)
         if snapshot is None or target.state == "corrupt":
             return
         before, self._heads = self._heads, {}  # retired series go with their key, see `page.Family`
         refused = 0
         counts: dict[str, float] = {}
         for family, indexes in self._selection.served(snapshot, now, most, is_replica=is_replica):
-            if family.name == _DROPPED or not (is_alive or family.kind in ("counter", "histogram")):
+            if family.name == _DROPPED or not (family.kind in ("counter", "histogram") or self._is_current(family)):
                 continue
             if family.name == _INCIDENTS[0]:
                 self._count_incidents(counts, family)
@@ -264,6 +263,12 @@ class TargetSeries:
         merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
         self._add_dropped(merged, snapshot)
         self._log_dropped()
+
+    def _is_current(self, family: Family) -> bool:
+        """Whether a gauge still holds: not after the end, and in a hang only if it does not describe the last steps."""
+        is_hanging = self._target.hang is not None
+        is_of_steps = family.name.startswith(OF_STEPS) and family.name not in FINDINGS
+        return self._target.ended is None and not (is_hanging and is_of_steps)
 
     def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
         """Add the samples of a watcher for this target."""

@@ -32,6 +32,8 @@ MAX_CORE = 1000
 """Maximum number of lines of CORE. An agent with thirty plugins has some 300; a hostile page may have 200,000."""
 FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
 """Families in which a series above 0 is a finding about its module."""
+OF_STEPS = ("hookd_activations_", "hookd_gradclip_", "hookd_optimizer_", "hookd_overhead_ratio")
+"""Beginnings of the names of gauges that describe the last steps; those of a hang were long ago."""
 COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds", "hookd_timing_inference_seconds"})
 """Families whose sum is the cost of a module."""
 MAX_PER_USER = 100_000
