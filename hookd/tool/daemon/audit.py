@@ -1,8 +1,8 @@
 """Audit log of attaches, detaches and plugin changes, and the check against `[plugins] allow`.
 
 Each log line names who asked and what was carried into the target. The hash of a payload or plugin covers every byte
-that was carried. A plugin that the target's own environment provides is not carried; its hash is the one that the agent
-read there.
+that was carried. It has a line of its own before the first attach that carries it, and whenever it changes. A plugin that the
+target's own environment provides is not carried; its hash is the one that the agent read there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hookd.wire.labels import Claim
 
 _log = logging.getLogger(__name__)
+_HASHES: dict[str, str] = {}
+"""The hash that was logged last, by what it is of."""
+_MOST_HASHES = 1000
 _DID = {"load": "loaded", "unload": "taken out", "reload": "reloaded", "configure": "configured"}
 
 
@@ -62,13 +65,25 @@ def attached(answer: Attached, why: str, by: Caller | None = None) -> None:
     is_there = answer["method"] == "existing"
     whose = _process(answer["pid"], answer["user"])
     did = f"holds the agent that is in {whose} already," if is_there else f"attached to {whose}"
-    carried = "; ".join(_carried(name, source) for name, source in answer.get("carried", {}).items())
-    payload = f"; payload sha256 {answer['payload']}" if answer.get("payload") else ""
+    plugins = answer.get("carried", {})
+    _tell("payload", answer.get("payload"))
+    for name, source in plugins.items():
+        _tell(f"plugin {_named(name, source)}", source.get("sha256"))
+    carried = ", ".join(_named(name, source) for name, source in plugins.items())
     asked = f", {who(by)}" if by else ""
     _log.info(
-        "%s %s: run %s, rank %s%s%s%s", did, why, answer["run"], answer["rank"], asked,
-        payload, f"; plugins {carried}" if carried else "",
+        "%s %s: run %s, rank %s%s%s", did, why, answer["run"], answer["rank"], asked,
+        f"; plugins {carried}" if carried else "",
     )  # fmt: skip
+
+
+def _tell(what: str, sha256: str | None) -> None:
+    """Log the hash of what is carried, unless it is the one that was logged last."""
+    if sha256 and _HASHES.get(what) != sha256:
+        if len(_HASHES) >= _MOST_HASHES:
+            _HASHES.clear()
+        _HASHES[what] = sha256
+        _log.info("%s has sha256 %s", what, sha256)
 
 
 def detached(pid: int, user: str, claim: Claim | None, by: Caller) -> None:
@@ -83,12 +98,13 @@ def _process(pid: int, user: str) -> str:
 
 def changed(answer: ChangedTarget, op: str, name: str, by: Caller | None) -> None:
     """Log a change of a target's plugins."""
-    _log.warning("plugin %s %s in process %d, %s", _carried(name, answer), _DID.get(op, op), answer["pid"], who(by))
+    sha256 = answer.get("sha256")
+    what = f"{_named(name, answer)} (sha256 {sha256})" if sha256 else _named(name, answer)
+    _log.warning("plugin %s %s in process %d, %s", what, _DID.get(op, op), answer["pid"], who(by))
 
 
-def _carried(name: str, source: Source | ChangedTarget) -> str:
-    version, sha256 = one_line(source.get("version") or ""), source.get("sha256")
-    return " ".join(filter(None, (one_line(name), version, f"(sha256 {sha256})" if sha256 else "")))
+def _named(name: str, source: Source | ChangedTarget) -> str:
+    return f"{one_line(name)} {one_line(source.get('version') or '')}".rstrip()
 
 
 def who(by: Caller | None) -> str:
