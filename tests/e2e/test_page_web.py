@@ -22,10 +22,10 @@ from tests.support import forked, training
 from tests.support.browser import Visit, chromium
 from tests.support.daemon import Daemon
 from tests.support.environment import tool_environment
+from tests.support.page_scene import Watched
 from tests.support.processes import Process, wait_until
 from tests.support.tool import hookd
 from tests.support.training import Job
-from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.usefixtures("attachable")]
 

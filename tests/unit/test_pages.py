@@ -19,8 +19,8 @@ from hookd.tool.daemon.web.pages.routes import Pages
 from hookd.tool.daemon.web.pages.run import Choice
 from hookd.tool.daemon.web.pages.tree import Tree, parent
 from tests.support.calls import calls_counted
+from tests.support.page_scene import Watched
 from tests.support.pages import new_fleet
-from tests.support.watched import Watched
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'</title></style>&amp;\x1b[31m\u202e"
 VOID = {"br", "input", "link", "meta"}
