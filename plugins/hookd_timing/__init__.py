@@ -37,7 +37,7 @@ For the training thread:
                                                        recomputed ones do not count
     hookd_timing_peak_flops_per_second                 of the device: the MFU is the rate of hookd_timing_flops_total
                                                        divided by it
-    hookd_timing_device_info{device,uuid,gpu}          1 for each GPU that parameters are on, by the name that NVML and
+    hookd_timing_device_info{device,gpu_uuid,gpu}      1 for each GPU that parameters are on, by the name that NVML and
                                                        dcgm-exporter give it
 
 Options:

@@ -41,7 +41,7 @@ class Throughput:
         ).labels()
         self._peak = context.gauge("peak_flops_per_second", "Operations per second of which the device is capable.")
         self._device_info = context.gauge(
-            "device_info", "1 for each GPU that parameters of the training are on.", ("device", "uuid", "gpu")
+            "device_info", "1 for each GPU that parameters of the training are on.", ("device", "gpu_uuid", "gpu")
         )
         self._devices: set[torch.device] = set()
         self._show_peak()

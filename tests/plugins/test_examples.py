@@ -206,7 +206,7 @@ def test_an_example_is_short_and_has_a_page(example):
 def test_there_is_nothing_to_mend_in_them():
     checked = source.subjects(str(REPOSITORY / "examples" / "plugins"))
     sides = {one.name: one.side for one in checked}
-    in_targets, in_daemon = ("entropy", "experts", "noise"), ("otel", "slack", "tensorboard")
+    in_targets, in_daemon = ("entropy", "experts", "noise"), ("slack", "tensorboard")
     assert sides == dict.fromkeys(in_targets, "target") | dict.fromkeys(in_daemon, "daemon")
     for one in checked:
         found = [*signatures.problems(one), *packaging.problems(one), *names.declared(one.file, one.side)]
