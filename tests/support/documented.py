@@ -321,7 +321,7 @@ NO_COMMANDS = {
     ("docs/operations.md", "hookd_steps_total *"): "PromQL",
     ("docs/operations.md", "count by (run) ("): "PromQL",
     ("docs/tutorials/first-plugin.md", "cat > prometheus.yml"): "tests/e2e/test_stopwatch.py runs it as it is",
-    ("docs/plugins-shipping.md", "attached to process 4711"): "lines of a log",
+    ("docs/plugins-shipping.md", "payload has sha256"): "lines of a log",
     ("docs/plugins-shipping.md", "widths: AttributeError"): "what `hookd plugin list` prints",
     ("docs/top.md", "hookd top: 2 targets"): "a screen",
     ("docs/top.md", "charlm.py rank 0"): "a screen",
