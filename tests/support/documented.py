@@ -320,6 +320,7 @@ NO_COMMANDS = {
     ("docs/nan.md", "first Inf:"): "what an attach prints",
     ("docs/operations.md", "hookd_steps_total *"): "PromQL",
     ("docs/operations.md", "count by (run) ("): "PromQL",
+    ("docs/gpu.md", "DCGM_FI_DEV_GPU_UTIL"): "PromQL",
     ("docs/tutorials/first-plugin.md", "cat > prometheus.yml"): "tests/e2e/test_stopwatch.py runs it as it is",
     ("docs/plugins-shipping.md", "payload has sha256"): "lines of a log",
     ("docs/plugins-shipping.md", "widths: AttributeError"): "what `hookd plugin list` prints",
