@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 INCIDENTS = 8
 """Incidents per kind, for different modules; the gauge has all findings."""
+SPREADS = frozenset({"saturated"})
+"""Kinds of which one module's finding gives others the same: what it outputs is their input."""
 FEW = 32
 """Elements that an output needs to be judged: fewer may be 0, or saturated, by chance."""
 FADED = 1e-2
@@ -49,9 +51,17 @@ class Findings:
         self._reported: dict[str, set[str]] = {}
 
     def see(self, kind: str, module: str, message: str, *, holds: bool, patience: int = 0, **fields: Any) -> None:
-        """Take one sample; an incident is `message`, formatted with `module` and the fields."""
-        if self.note(kind, module, holds=holds, patience=patience) and len(self._reported[kind]) <= INCIDENTS:
-            self.report(kind, module, message, **fields)
+        """Take one sample; an incident is `message`, formatted with `module` and the fields.
+
+        While a module has a finding that SPREADS, that of another one is no incident: it probably has the same cause.
+        """
+        if not self.note(kind, module, holds=holds, patience=patience) or len(self._reported[kind]) > INCIDENTS:
+            return
+        if kind in SPREADS and any(
+            alarm.is_on for (of, name), alarm in self._alarms.items() if of == kind and name != module
+        ):
+            return
+        self.report(kind, module, message, **fields)
 
     def note(self, kind: str, module: str, *, holds: bool, patience: int = 0) -> bool:
         """Take one sample; return whether the finding is to be reported, which is so once."""

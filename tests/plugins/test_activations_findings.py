@@ -80,6 +80,17 @@ def test_a_saturated_function(hook, act, is_saturated):
     assert (hook.value("activations_saturation_ratio", "1") > 0.9) == is_saturated
 
 
+def test_of_a_chain_of_saturated_layers_one_is_reported(hook):
+    layers = [one for _ in range(4) for one in (nn.Linear(64, 64), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(8, 64), *layers, nn.Linear(64, 1))
+    for linear in model[1:-1:2]:
+        linear.weight.data.mul_(1000.0)
+    hook.start("activations", every=1)
+    train(model)
+    assert [kind for kind, _ in found(hook)].count("saturated") == 1
+    assert sum(key[1] == "saturated" and value == 1 for key, value in hook.metric("activations_finding").items()) == 4
+
+
 def test_the_saturation_ratio_counts_where_the_slope_is_almost_0(hook):
     model = nn.Tanh()
     hook.start("activations", every=1)

@@ -106,6 +106,7 @@ def test_where_it_was_last_is_reported_with_step_module_phase_and_the_last_event
         "forward",
     )
     assert len(fields["events"]) == LAST
+    assert [one["step"] for one in fields["events"] if one["event"] == "step"][-1] == 199, "as the incident counts"
     assert [(one["event"], one.get("module")) for one in fields["events"][-5:]] == [
         ("forward", None), ("call", "layers.2.fc"), ("call", None), ("other", None), ("kind 77", None)
     ]  # fmt: skip

@@ -349,7 +349,7 @@ def _last(snapshot: Snapshot, records: Sequence[Record]) -> LastSeen:
         "module": first["module"] if first is not None else None,
         "phase": first["phase"] if first is not None else None,
         "threads": threads,
-        "events": [_event(snapshot, record) for record in records[-LAST:]],
+        "events": [_event(snapshot, record, step["offset"] or 0) for record in records[-LAST:]],
         "statistics": _bounded(metrics(snapshot), [row for row in module_rows(snapshot) if row["name"] in modules]),
     }
 
@@ -361,11 +361,11 @@ def _place(fields: Mapping[str, object], snapshot: Snapshot | None) -> str:
     return f"; last in phase {phase}" if phase not in (None, "other") else ""
 
 
-def _event(snapshot: Snapshot, record: Record) -> LastEvent:
-    """Return a record as JSON. Its numbers come from the target."""
+def _event(snapshot: Snapshot, record: Record, offset: int) -> LastEvent:
+    """Return a record as JSON. Its numbers come from the target, which counts its steps from the attach in records of steps alone."""
     when, step = record.when, record.step
     if record.kind == STEP_RECORD:
-        return {"event": "step", "time": when, "step": step, "seconds": record.value}
+        return {"event": "step", "time": when, "step": step + offset, "seconds": record.value}
     if record.kind == PHASE_RECORD:
         return {"event": phase_name(record.value), "time": when, "step": step}
     if record.kind == CALL_RECORD:
