@@ -30,8 +30,9 @@ For the parameters that a module itself owns, at the optimizer step (gradients a
 For the argument of `torch.autograd.backward`, if it is a single number:
 
     hookd_activations_loss{backward}             of the first four backwards since the optimizer's step, counted from 0.
-                                                 If each of n losses was divided by n (gradient accumulation), only
-                                                 "0": their sum, which is the mean that the trainer knows
+                                                 If each of n losses was divided by n (gradient accumulation), or each
+                                                 sum over targets by the number of targets of all, only "0": their sum,
+                                                 which is the mean that the trainer knows
     hookd_activations_cumulative_loss{backward}         the sum of these over all steps since the attach
     hookd_activations_losses_total{backward}     their number; the mean over an interval is the growth of the sum
                                                  divided by that of the number

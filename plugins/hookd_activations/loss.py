@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, of_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -18,6 +19,31 @@ PATIENCE = 64
 """Steps without a backward after which its series ends. A skipped step makes the next backward a second one, once."""
 NODES = 4
 """Nodes of the graph, from the loss on, in which its division is looked for: a loss scale and a cast may lie above it."""
+SUM = 2
+"""A reduction of torch (torch/nn/_reduction.py)."""
+
+
+@dataclass
+class Division:
+    """The division of a loss, as its graph has it.
+
+    Attributes:
+        divisor: the number by which it was divided at last; 1 if none is known.
+        is_of_sum: whether a sum over targets was divided, as by cross_entropy with `reduction="sum"`.
+        targets: the number of these targets, 0 while it is unknown.
+        unread: tensors whose numbers are on a device: the number of targets, and a factor of the divisor if there is a second one.
+    """
+
+    divisor: float = 1.0
+    is_of_sum: bool = False
+    targets: float = 0.0
+    unread: list[Tensor] = field(default_factory=list)
+
+    def read(self, numbers: Sequence[float]) -> None:
+        """Take the numbers of `unread`."""
+        self.targets, *factors = numbers
+        self.divisor *= math.prod(factors)
+        self.unread = []
 
 
 class Step:
@@ -25,24 +51,41 @@ class Step:
 
     Attributes:
         values: the losses, None until they have arrived from their device.
-        divisors: the number by which each was divided at last; 1 if it is unknown.
+        divisions: how each was divided.
         is_over: whether no further backward belongs to the step.
     """
 
     def __init__(self) -> None:
         self.values: list[float | None] = []
-        self.divisors: list[float] = []
+        self.divisions: list[Division] = []
         self.is_over = False
 
     def shown(self) -> list[float]:
         """Return the losses to publish.
 
-        If each of n losses was divided by n, they are the parts of a mean: the trainer's loss is their sum. Others are published
-        one by one, as they are.
+        Parts of a mean are one: the trainer's loss is their sum. They are if each of n losses was divided by n, or if each is a sum
+        over targets that was divided by the number of targets of all of them, rather than of its own (`num_items_in_batch` of
+        transformers' Trainer). Others are published one by one, as they are.
         """
         known = [value for value in self.values if value is not None]
-        is_mean = len(known) > 1 and all(divisor == len(known) for divisor in self.divisors)
+        is_mean = len(known) > 1 and (self._are_divided_by_their_number() or self._are_divided_by_all_targets())
         return [sum(known)] if is_mean else known[:BACKWARDS]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all has arrived, and no more will come."""
+        return self.is_over and None not in self.values and not any(one.unread for one in self.divisions)
+
+    def _are_divided_by_their_number(self) -> bool:
+        return all(one.divisor == len(self.divisions) for one in self.divisions)
+
+    def _are_divided_by_all_targets(self) -> bool:
+        total = sum(one.targets for one in self.divisions)
+        # Trainers count the targets before they are shifted by one, or on all ranks: it is the nearer of the two.
+        return all(
+            one.is_of_sum and one.targets and abs(one.divisor - total) < abs(one.divisor - one.targets)
+            for one in self.divisions
+        )
 
 
 class Loss:
@@ -68,15 +111,32 @@ class Loss:
         """Begin a backward from a loss, and return the function that takes its value, once that has arrived."""
         step, place = self._step, len(self._step.values)
         step.values.append(None)
-        step.divisors.append(_divisor(self._context, loss))
+        division = _division(self._context, loss)
+        step.divisions.append(division)
+        if division.unread:
+            self._read(step, division)
 
         def arrived(value: float) -> None:
             step.values[place] = value
-            if step.divisors[place] == 1.0 and place < BACKWARDS:  # perhaps no optimizer follows: it may be NaN
+            # Perhaps no optimizer follows: it may be NaN.
+            if division.divisor == 1.0 and not division.is_of_sum and place < BACKWARDS:
                 self._show(place, value)
             self._publish(step)
 
         return arrived
+
+    def _read(self, step: Step, division: Division) -> None:
+        """Read what a division has on a device."""
+
+        def arrived(numbers: list[float]) -> None:
+            division.read(numbers)
+            self._publish(step)
+
+        def lost() -> None:
+            division.is_of_sum, division.unread = False, []
+            self._publish(step)
+
+        self._context.later(division.unread, arrived, lost)
 
     def end_step(self) -> None:
         """End a step; the last series ends after PATIENCE steps that have published fewer losses."""
@@ -88,7 +148,7 @@ class Loss:
             self._forget(0)
 
     def _publish(self, step: Step) -> None:
-        if not step.is_over or None in step.values:
+        if not step.is_complete:
             return
         losses = step.shown()
         for place, loss in enumerate(losses):
@@ -116,29 +176,52 @@ class Loss:
             self._idle = 0
 
 
-def _divisor(context: Context, loss: Tensor) -> float:
-    """Return the number by which a loss was divided at last, or multiplied with its inverse; 1 if none is found.
+def _division(context: Context, loss: Tensor) -> Division:
+    """Return how a loss was divided at last, or multiplied with the inverse of a number.
 
-    A number of Python's is kept in the graph as a tensor in host memory.
-    Source: torch/csrc/autograd, `DivBackward0` and `MulBackward0`, 2.14.
+    A number of Python's is kept in the graph as a tensor in host memory; a sum over targets keeps their number, or the sum of their
+    weights. Source: torch/csrc/autograd, `DivBackward0`, `MulBackward0`, `NllLossBackward0`, 2.14.
     """
     node: Any = of_tensor(loss, "grad_fn")
-    divisor = 1.0
+    found, on_device = Division(), None
     for _ in range(NODES):
         kind = node.name() if node is not None else ""
         if kind not in ("DivBackward0", "MulBackward0", "ToCopyBackward0"):
             break
-        if kind != "ToCopyBackward0" and (other := _other(context, node)):
-            divisor *= other if kind == "DivBackward0" else 1.0 / other
+        if kind != "ToCopyBackward0" and (other := _saved(node, "other")) is not None:
+            number = _number(context, other)
+            if number:
+                found.divisor *= number if kind == "DivBackward0" else 1.0 / number
+            elif kind == "DivBackward0" and not other.dim() and on_device is None:
+                on_device = other
         node = node.next_functions[0][0]
-    return round(divisor, 6)
+    if node is not None and node.name() in ("NllLossBackward0", "NllLoss2DBackward0"):
+        _count_targets(context, node, found, on_device)
+    found.divisor = round(found.divisor, 6)
+    return found
 
 
-def _other(context: Context, node: Any) -> float | None:
-    """Return the second operand of a division or a product if it is a number of Python's, else None."""
+def _count_targets(context: Context, node: Any, found: Division, on_device: Tensor | None) -> None:
+    """Add the number of targets of a node to a division, or the tensors that have it."""
+    targets = _saved(node, "total_weight")
+    if targets is None or _saved(node, "reduction") != SUM or (found.divisor == 1.0 and on_device is None):
+        return
+    found.is_of_sum = True
+    if on_device is None and (number := context.number(targets)) is not None:
+        found.targets = number
+    else:
+        found.unread = [tensor.detach().reshape(1) for tensor in (targets, on_device) if tensor is not None]
+
+
+def _saved(node: Any, name: str) -> Any:
+    """Return what a node has saved; None if it has nothing of this name, or it was modified since, or the graph is freed."""
     try:
-        other = node._saved_other  # noqa: SLF001 - the graph has no other way
-    except RuntimeError:  # it was modified since, or the graph is freed
+        return getattr(node, f"_saved_{name}", None)
+    except RuntimeError:
         return None
-    is_number = other is not None and not other.dim() and str(other.dtype) in ("torch.float64", "torch.int64")
+
+
+def _number(context: Context, other: Tensor) -> float | None:
+    """Return the second operand of a division or a product if it is a number of Python's, or one in host memory, else None."""
+    is_number = not other.dim() and str(other.dtype) in ("torch.float64", "torch.int64")
     return context.number(other) if is_number else None

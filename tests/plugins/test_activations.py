@@ -387,6 +387,44 @@ def test_a_loss_that_was_divided_for_its_accumulation_is_shown_as_the_trainer_kn
     assert hook.value("activations_losses", "0") == 4
 
 
+@pytest.mark.parametrize(
+    ("divisor", "is_one"),
+    [
+        (lambda own, total: torch.tensor(total), True),  # transformers' Trainer
+        (lambda own, total: total, True),
+        (lambda own, total: total + 6, True),  # it counts the labels before they are shifted
+        (lambda own, total: torch.tensor(float(total)), True),
+        (lambda own, total: torch.tensor(own), False),
+        (lambda own, total: own + 1, False),
+    ],
+)
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_sums_over_targets_that_are_divided_by_all_of_them_are_one_loss(
+    hook, monkeypatch, divisor, is_one, is_on_device
+):
+    if is_on_device:
+        monkeypatch.setattr("hookd_activations.loss.Context.number", lambda *_: None)
+    hook.start("activations", gradients="false")
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        targets = [torch.full((8,), number) for number in range(3)]
+        for number, target in enumerate(targets):
+            target[: number + 1] = -100
+        counts = [int((target >= 0).sum()) for target in targets]
+        losses = []
+        for target, own in zip(targets, counts):
+            loss = nn.functional.cross_entropy(model(torch.randn(8, 4)), target, reduction="sum")
+            loss = loss / divisor(own, sum(counts))
+            losses.append(loss.item())
+            loss.backward()
+        optimizer.step()
+        for _ in range(2):
+            model(torch.randn(8, 4))
+        expected = [sum(losses)] if is_one else losses
+        assert hook.metric("activations_loss") == {(str(n),): pytest.approx(loss) for n, loss in enumerate(expected)}
+
+
 def test_a_step_that_was_skipped_leaves_no_second_loss_behind_for_ever(hook):
     hook.start("activations", gradients="false")
     model = nn.Linear(4, 1)
