@@ -140,6 +140,7 @@ class Activations(Plugin):
         self.selector = Selector(context)
         self.findings = findings.Findings(context)
         self.losses = findings.Losses(self.findings.spike)
+        self.rates = findings.Raise()
         self.shown = Loss(context)
         self.growth: dict[str, findings.Course] = {}
         self.ratios: dict[str, findings.Course] = {}
@@ -369,14 +370,14 @@ class Activations(Plugin):
         is_spike = self.losses.is_spike(place, value)
         if is_spike:
             self.alert = ALERT_STEPS
+        rise = self.rates.before(self.context.step)
         self.findings.see(
-            "loss_spike",
-            "",
-            "the loss jumped to {loss:.4g}. Look at the data of this step",
-            holds=is_spike,
-            patience=1,
-            loss=value,
-        )
+            "loss_spike", "", "the loss jumped to {loss:.4g}" + (
+                f" after the learning rate rose from {rise[0]:g} to {rise[1]:g}. Raise it more slowly, or less" if rise else
+                ". Look at the data of this step; if they are as usual, lower the learning rate, or clip the gradients"
+            ),
+            holds=is_spike, patience=1, loss=value,
+        )  # fmt: skip
         growth = self.losses.growth(place)
         self.findings.see(
             "diverging", "", "the loss diverges: it is {loss:.4g}, and for several steps it has been {growth:.0f} times the median "
@@ -391,6 +392,9 @@ class Activations(Plugin):
         """Sample gradients and weights in a step whose outputs were sampled, and after a spike."""
         self._begin_anew_with(optimizer)
         self._judge_losses()
+        groups = peek(optimizer, "param_groups")
+        if type(groups) is list and groups and type(groups[0]) is dict:
+            self.rates.take(id(optimizer), groups[0].get("lr"), self.context.step)
         self.is_sampled = self.outputs.has_looked() or self.is_sampled
         if self.wants_gradients and (self.is_sampled or self.alert):
             self.parameters.before(optimizer, self.selector.is_due)

@@ -157,6 +157,34 @@ class Losses:
         return is_above and (low <= 0 or value / top > min((top / low) * (top / low), self.SURELY))
 
 
+class Raise:
+    """The last rise of a learning rate, which explains a spike that follows."""
+
+    FACTOR, STEPS, OPTIMIZERS = 1.5, 20, 64
+    """A rise is at least by this factor, and explains the losses of so many steps. So many optimizers are known."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, float] = {}
+        self._rise: tuple[int, float, float] | None = None
+
+    def take(self, optimizer: int, rate: object, step: int) -> None:
+        """Take the rate of an optimizer, which is named by its id, in a step."""
+        before = self._rates.get(optimizer)
+        if rate == before or (type(rate) is not float and type(rate) is not int):  # or it is on a device
+            return
+        if before and rate >= self.FACTOR * before:
+            self._rise = (step, before, float(rate))
+        if len(self._rates) >= self.OPTIMIZERS:
+            self._rates.clear()
+        self._rates[optimizer] = float(rate)
+
+    def before(self, step: int) -> tuple[float, float] | None:
+        """Return the rates before and after a rise that is not long ago at this step, else None."""
+        if self._rise is None or not 0 <= step - self._rise[0] <= self.STEPS:
+            return None
+        return self._rise[1:]
+
+
 class Course:
     """The last values of a quantity, to compare the next one with."""
 

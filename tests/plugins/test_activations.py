@@ -413,7 +413,7 @@ def test_sums_over_targets_that_are_divided_by_all_of_them_are_one_loss(
             target[: number + 1] = -100
         counts = [int((target >= 0).sum()) for target in targets]
         losses = []
-        for target, own in zip(targets, counts):
+        for target, own in zip(targets, counts, strict=True):
             loss = nn.functional.cross_entropy(model(torch.randn(8, 4)), target, reduction="sum")
             loss = loss / divisor(own, sum(counts))
             losses.append(loss.item())

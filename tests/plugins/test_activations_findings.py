@@ -229,6 +229,24 @@ def test_a_validation_in_eval_mode_is_no_finding(hook):
     assert found(hook) == set()
 
 
+@pytest.mark.parametrize(("rate", "said"), [(1.0, "rose from 0.001 to 1"), (0.001, "Look at the data")])
+def test_a_spike_after_a_rise_of_the_learning_rate_is_laid_to_it(hook, rate, said):
+    model, other = nn.Linear(4, 1, bias=False), nn.Linear(4, 1)
+    one, two = torch.optim.SGD(model.parameters(), lr=0.001), torch.optim.SGD(other.parameters(), lr=0.5)
+    hook.start("activations", every=1)
+    x = torch.randn(16, 4)
+    for step in range(60):
+        if step == 55:
+            one.param_groups[0]["lr"] = rate
+        factor = 1000.0 if step == 56 else 1.0
+        for net, optimizer in ((other, two), (model, one)):
+            optimizer.zero_grad()
+            (factor * (net(x) - 1).square().mean()).backward()
+            optimizer.step()
+    (message,) = {incident.message for incident in hook.incidents if incident.kind == "loss_spike"}
+    assert said in message
+
+
 @pytest.mark.parametrize("factor", [1.0, 50.0])
 def test_a_loss_spike_is_seen_in_every_step(hook, factor):
     hook.start("activations", every=100, gradients="false")
