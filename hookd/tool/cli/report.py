@@ -47,6 +47,8 @@ NAME_WIDTH, TYPE_WIDTH, COLUMN_WIDTH = 24, 16, 10
 """Characters of a name, a type and a number in a table of 80 columns."""
 WAITING = 0.3
 """Share of a step from which on waiting is its main cost."""
+OUTSIDE = 0.5
+"""Share of a step from which on code that hookd has no name for is its main cost."""
 WIDE = 130
 """Columns of the terminal from which all numbers are shown in one table."""
 
@@ -163,6 +165,11 @@ def _of_a_step(report: Report) -> Iterator[str]:
         yield f"the input is the bottleneck: {output.percent(shares['data'])} of a step waits for a DataLoader; give it more workers"
     if shares.get("collectives", 0.0) >= WAITING:
         yield f"{output.percent(shares['collectives'])} of a step waits for other ranks; `hookd incidents` names a rank that is slow"
+    if shares.get("other", 0.0) >= OUTSIDE:
+        yield (
+            f"{output.percent(shares['other'])} of a step is code between the model, the backward, the optimizer and the DataLoader; "
+            f"`hookd record {report['pid']}` shows which"
+        )
     if share := inference_share(report):
         yield f"inference takes {output.percent(share)} of the time, and is not part of a step"
 
