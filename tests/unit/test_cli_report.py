@@ -226,7 +226,7 @@ def test_what_a_step_mostly_waits_for_is_said():
         "the input is the bottleneck: 68 % of a step waits for a DataLoader; give it more workers",
     ]
     assert lines(forward=4.0, other=6.0)[1:] == [
-        "60 % of a step is code between the model, the backward, the optimizer and the DataLoader; `hookd record 7` shows which"
+        "60 % of a step is code between the model, the backward, the optimizer and the DataLoader; `hookd stack 7`, a few times, shows where"
     ]
     assert lines(data=1.0, forward=4.0, collectives=5.0)[1:] == [
         "50 % of a step waits for other ranks; `hookd incidents` names a rank that is slow"

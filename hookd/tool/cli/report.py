@@ -168,7 +168,7 @@ def _of_a_step(report: Report) -> Iterator[str]:
     if shares.get("other", 0.0) >= OUTSIDE:
         yield (
             f"{output.percent(shares['other'])} of a step is code between the model, the backward, the optimizer and the DataLoader; "
-            f"`hookd record {report['pid']}` shows which"
+            f"`hookd stack {report['pid']}`, a few times, shows where"
         )
     if share := inference_share(report):
         yield f"inference takes {output.percent(share)} of the time, and is not part of a step"
