@@ -35,6 +35,7 @@ MORE = [
 ]  # fmt: skip
 WITH_LIBRARIES = {
     "trainer": ("transformers", "accelerate"),
+    "language": ("transformers", "accelerate"),
     "fitted": ("lightning",),
     "lora": ("peft",),
     "unet": ("diffusers",),
