@@ -40,7 +40,7 @@ def given_run(environ: Mapping[str, str]) -> str:
     """
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     is_default = elastic.strip().lower() == "none" or is_uuid(elastic)
-    return clean(environ.get("HOOKD_RUN", "")) or _slurm(environ) or ("" if is_default else clean(elastic))
+    return clean_run(environ.get("HOOKD_RUN", "")) or _slurm(environ) or ("" if is_default else clean_run(elastic))
 
 
 def tagged(script: str, tag: str) -> str:
@@ -71,7 +71,7 @@ def script_name(script: str) -> str:
     *folders, name = filter(None, script.split("/")) if script.strip("/") else [""]
     if name == "__main__.py":
         name = folders[-1] if folders else ""
-    return (clean(name) if name not in ("-c", "-m", "-") else "") or "python"
+    return (clean_run(name) if name not in ("-c", "-m", "-") else "") or "python"
 
 
 def rank_label(environ: Mapping[str, str]) -> str:
@@ -150,8 +150,13 @@ def clean(text: str) -> str:
     return "".join(shown)
 
 
+def clean_run(text: str) -> str:
+    """Return the name of a run, also without apostrophes: between two of them a shell reads it as it is."""
+    return clean(text).replace("'", "_")
+
+
 def _slurm(environ: Mapping[str, str]) -> str:
-    job, step = clean(environ.get("SLURM_JOB_ID", "")), environ.get("SLURM_STEP_ID", "")
+    job, step = clean_run(environ.get("SLURM_JOB_ID", "")), environ.get("SLURM_STEP_ID", "")
     if job and _is_number(step) and int(step) < _SLURM_PSEUDO_STEPS:
         return f"{job}.{int(step)}"
     return job

@@ -53,7 +53,7 @@ class Findings:
     def see(self, kind: str, module: str, message: str, *, holds: bool, patience: int = 0, **fields: Any) -> None:
         """Take one sample; an incident is `message`, formatted with `module` and the fields.
 
-        While a module has a finding that SPREADS, that of another one is no incident: it probably has the same cause.
+        While a module has a finding that SPREADS, that of another one is not reported: it probably has the same cause.
         """
         if not self.note(kind, module, holds=holds, patience=patience) or len(self._reported[kind]) > INCIDENTS:
             return

@@ -32,8 +32,8 @@ allow = true
 dir = "{folder}/curves"
 every_s = "0.5"
 [otlp]
-otlp_endpoint = "{url}"
-otlp_interval_s = 1
+endpoint = "{url}"
+interval_s = 1
 [daemon_plugins.slack]
 url = "{url}/slack"
 kinds = "eval"

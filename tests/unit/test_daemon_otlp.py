@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -90,6 +91,7 @@ def test_a_collector_that_does_not_answer_is_logged_once_and_gets_all_counts_lat
     assert received(server)[1]["hookd_steps"].sum.data_points[0].as_double == 9.0
     ours = [record.levelname for record in caplog.records if record.name.startswith("hookd")]
     assert ours == ["WARNING", "INFO"]
+    assert len([record for record in caplog.records if record.name.startswith("opentelemetry")]) == 1
 
 
 async def serve(directory, endpoint, until=lambda: True):
@@ -103,6 +105,12 @@ async def serve(directory, endpoint, until=lambda: True):
 def test_a_daemon_sends_what_it_serves(server, tmp_path):
     asyncio.run(serve(tmp_path, server.url, lambda: len(server.posts) >= 2))
     assert "hookd_build_info" in received(server)[1]
+
+
+def test_a_daemon_ends_though_its_collector_does_not_answer(server, tmp_path):
+    server.answers += ["hang"]
+    asyncio.run(serve(tmp_path, server.url, lambda: server.posts))
+    assert "hookd-otlp" in [thread.name for thread in threading.enumerate()], "nobody has waited for it"
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path):

@@ -66,6 +66,33 @@ def test_when_the_rank_that_serves_them_has_ended_another_one_does_and_those_tha
     assert of(replicas, ranks) == ["2"]
 
 
+@pytest.mark.parametrize(("groups", "expected"), [(("0-1", "0-1"), ["1"]), (("0", "1"), []), ((), [])])
+def test_ranks_that_average_nothing_are_no_replicas_though_their_modules_have_the_same_names(make, groups, expected):
+    ranks = make(NAMES, NAMES)
+    for rank in (0, 1):
+        ranks.add(rank, "hookd_steps", 5)
+        for group in groups[rank : rank + 1]:
+            ranks.add(rank, "hookd_collectives", 3, group=group)
+    assert of(Replicas(), ranks) == expected
+
+
+def test_a_rank_with_a_plugin_that_the_first_has_not_serves_its_modules(make):
+    ranks = make(NAMES, NAMES)
+    ranks.pages[0].update_identity(plugins={"nan": {}})
+    ranks.pages[1].update_identity(plugins={"nan": {}, "memory": {}})
+    assert of(Replicas(), ranks) == []
+
+
+def test_a_node_that_has_rank_0_serves_its_lowest_rank_though_rank_0_is_not_watched(make):
+    ranks = make(NAMES, NAMES, NAMES)
+    for rank in (1, 2):
+        ranks.pages[rank].update_identity(local_rank=rank)
+        ranks.targets[rank].read()
+        ranks.targets[rank].reidentify()
+    ranks.targets[:1] = []
+    assert of(Replicas(is_fleet=True), ranks) == ["2"]
+
+
 def test_jobs_of_one_rank_each_are_no_replicas_of_each_other(make, stack):
     ranks = make(NAMES)
     other = Ranks(stack, 1, run="other.py")
@@ -80,12 +107,14 @@ def far(make):
     ranks = make(NAMES, NAMES, NAMES, NAMES)
     for rank in (2, 3):
         ranks.pages[rank].update_identity(world_size=4)
+        ranks.targets[rank].read()
+        ranks.targets[rank].reidentify()
     ranks.targets[:2] = []
     return ranks
 
 
 @pytest.mark.parametrize(
-    ("groups", "expected"), [({"0-3": 9.0}, ["2", "3"]), ({"0-3": 9.0, "2-3": 0.0}, ["2", "3"]), ({"0-3": 9.0, "2-3": 7.0}, ["3"]), ({}, ["3"])]
+    ("groups", "expected"), [({"0-3": 9.0}, ["2", "3"]), ({"0-3": 9.0, "2-3": 0.0}, ["2", "3"]), ({"0-3": 9.0, "2-3": 7.0}, ["3"]), ({}, [])]
 )  # fmt: skip
 def test_of_a_job_on_several_nodes_rank_0_alone_serves_them_unless_it_may_have_others(far, groups, expected):
     for rank in (2, 3):
@@ -93,7 +122,7 @@ def test_of_a_job_on_several_nodes_rank_0_alone_serves_them_unless_it_may_have_o
         for group, issued in groups.items():
             far.add(rank, "hookd_collectives", issued, group=group)
     assert of(Replicas(is_fleet=True), far) == expected
-    assert of(Replicas(is_fleet=False), far) == ["3"], "the daemon of rank 0 may not be there"
+    assert of(Replicas(is_fleet=False), far) == (["3"] if groups else []), "the daemon of rank 0 may not be there"
 
 
 def test_before_its_first_collectives_a_rank_serves_nothing_that_it_would_not_serve_later(far):

@@ -37,7 +37,9 @@ def start(stack):
         for pid in pids:
             stack.callback(os.kill, pid, signal.SIGKILL)
             # Until its exec it has the environment of its shell.
-            wait_until(lambda pid=pid: proc.words(pid, "cmdline")[:1] == ["sleep"], what="its exec")
+            wait_until(
+                lambda pid=pid: (proc.words(pid, "cmdline") or [""])[0].endswith(("sleep", "python")), what="its exec"
+            )
         return [jobs.of(pid, process_snapshot.take(pid), world_size) for pid in pids]
 
     return ranks
@@ -59,6 +61,33 @@ def test_ranks_of_one_launcher_are_one_job_and_those_of_another_one_are_another(
     assert second[0] == second[1]
     assert first[0].tag != second[0].tag
     assert first[0].launcher != second[0].launcher
+
+
+OWN_LAUNCHER = """
+import os, subprocess, sys, time
+if "LOCAL_RANK" not in os.environ:
+    print("pid", os.getpid(), flush=True)
+    subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "LOCAL_RANK": "1", "MASTER_PORT": "29533"})
+else:
+    print("pid", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_program_that_starts_its_other_ranks_itself_is_one_job(start, tmp_path):
+    """As Lightning does: its rank 0 has no rank in its environment."""
+    (script := tmp_path / "train.py").write_text(OWN_LAUNCHER)
+    first, second = (start(sys.executable, str(script), count=2, world_size=2) for _ in range(2))
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert first[0].tag != second[0].tag
+
+
+def test_a_launcher_that_was_given_a_rank_itself_is_still_the_launcher(start, tmp_path):
+    (tmp_path / "torchrun").write_text(LAUNCHER)
+    environ = {**IN_ONE_NODE, "RANK": "0"}
+    first, second = start(sys.executable, str(tmp_path / "torchrun"), WRAPPED, count=2, world_size=2, **environ)
+    assert first == second
 
 
 def test_each_single_process_is_a_job_on_each_machine(start, monkeypatch):

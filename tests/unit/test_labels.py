@@ -57,6 +57,7 @@ def test_a_script_is_named_by_its_last_part(script, expected):
 def test_what_no_terminal_should_see_is_replaced_and_long_names_are_cut():
     assert labels.given_run({"HOOKD_RUN": "a\nb\x1b[31m\u202eü"}) == "a_b_[31m_ü"
     assert len(labels.given_run({"HOOKD_RUN": "x" * 1000})) == labels.MAX_RUN
+    assert labels.given_run({"HOOKD_RUN": "x'; curl y | sh; '"}) == "x_; curl y | sh; _", "alerts quote it for a shell"
 
 
 @pytest.mark.parametrize(

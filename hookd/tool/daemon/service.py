@@ -36,7 +36,7 @@ from hookd.version import __version__
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Self
@@ -163,6 +163,7 @@ class Service:
             await self._serve_control(listener, stack)  # last: a client that gets an answer may use everything
             await self._scan()
             self._scanned.set()
+            self._start_otlp(stack)
             for work, interval_s in (
                 (self._poll, self.config.poll_s),
                 (self._scan, self.config.scan_s),
@@ -171,7 +172,6 @@ class Service:
                 (self._prune_retries, PRUNE_RETRIES_S),
                 (self._delete_old_incidents, DAY_S),
                 *((sender.run, SENDER_PAUSE_S) for sender in self._senders),
-                *self._otlp(stack),
             ):
                 task = asyncio.create_task(_repeat(work, interval_s))
                 stack.push_async_callback(_end, task)
@@ -181,24 +181,25 @@ class Service:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def _otlp(self, stack: contextlib.AsyncExitStack) -> Iterator[tuple[Callable[[], Awaitable[None]], float]]:
-        """Yield the task that sends metrics to a collector, with its interval, if there is one.
+    def _start_otlp(self, stack: contextlib.AsyncExitStack) -> None:
+        """Send metrics to a collector, if there is one.
 
         Raises:
             UsageError: reason "no-otlp": the extra is not installed.
         """
-        if self.config.otlp_endpoint:
-            try:
-                from hookd.tool.daemon.metrics.otlp import OtlpSender  # noqa: PLC0415  few have a collector
-            except ImportError as exc:
-                raise UsageError(
-                    "otlp_endpoint is set, but OpenTelemetry's exporter is not installed",
-                    reason="no-otlp",
-                    hint="Install it into hookd's environment: pip install 'hookd[otlp]'.",
-                ) from exc
-            sender = OtlpSender(self._collector, self.config.otlp_endpoint)
-            stack.callback(sender.close)
-            yield sender.run, self.config.otlp_interval_s
+        if not self.config.otlp_endpoint:
+            return
+        try:
+            from hookd.tool.daemon.metrics.otlp import OtlpSender  # noqa: PLC0415  few have a collector
+        except ImportError as exc:
+            raise UsageError(
+                "otlp_endpoint is set, but OpenTelemetry's exporter is not installed",
+                reason="no-otlp",
+                hint="Install it into hookd's environment: pip install 'hookd[otlp]'.",
+            ) from exc
+        sender = OtlpSender(self._collector, self.config.otlp_endpoint)
+        stack.callback(sender.close)
+        sender.start(self.config.otlp_interval_s)
 
     def _bind_control(self, stack: contextlib.AsyncExitStack) -> socket.socket:
         listener = api.bind(self.control)

@@ -58,7 +58,7 @@ class Identity:
         seen = _snapshot(pid, settles=False)  # it has an agent, so its exec is over
         script = text(raw, "script")
         offset, process_uid = raw.get("step_offset"), uid_of(pid)
-        name, world_size = labels.clean(text(raw, "run")), max(1, _whole(raw, "world_size"))
+        name, world_size = labels.clean_run(text(raw, "run")), max(1, _whole(raw, "world_size"))
         # Older agents do not say so.
         is_named = raw.get("is_named", bool(name) and name != labels.script_name(script)) is True
         return cls(

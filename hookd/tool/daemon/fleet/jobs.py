@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import HookdError
 from hookd.tool.attach import container, process_snapshot
 from hookd.tool.daemon.incidents.store import boot_id
-from hookd.tool.linux import proc
+from hookd.tool.linux import commandline, proc
 from hookd.wire import labels
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def of(pid: int, seen: Snapshot | None, world_size: int) -> Job:
         return Job(_started_by(launcher), above)
     if place := _meeting(seen, launcher):
         return Job(_tag(*place), above, is_shared=True)
-    return Job(_tag(_started_by(launcher, above), seen.environ.get("MASTER_PORT", "")), above)
+    # A program may start several jobs, each with a port of its own.
+    port = seen.environ.get("MASTER_PORT", "") if _rank_variable(seen) is not None else ""
+    tag = _started_by(launcher, above)
+    return Job(_tag(tag, port) if port else tag, above)
 
 
 def _meeting(seen: Snapshot, launcher: Snapshot | None) -> tuple[object, ...]:
@@ -103,22 +106,52 @@ def _started_by(seen: Snapshot | None, pid: int = 0) -> str:
 
 
 def _launcher(seen: Snapshot) -> Snapshot | None:
-    """Return the next process above a rank that does not have its rank; None if it has gone or is hidden.
+    """Return the process that started a rank; None if it has gone or is hidden.
 
-    What lies between them (a shell script, numactl) has inherited the rank.
+    That is the next process above it that does not have its rank: what lies between them (a shell script, numactl) has inherited
+    the rank. A process to which nobody has given a rank was started by its own program (multiprocessing, Lightning), or is the
+    process that has started the others.
     """
-    variable = next((name for name in _RANKS if name in seen.environ), None)
+    variable = _rank_variable(seen)
+    if variable is None:
+        return _above_in_program(seen) or seen
     for _ in range(_MOST_WRAPPERS):
-        if seen.ppid <= 1:
-            return None
-        try:
-            above = process_snapshot.take(seen.ppid, settles=False)
-        except (HookdError, OSError, LookupError, ValueError):
-            return None
-        if variable is None or above.environ.get(variable) != seen.environ[variable]:
+        above = _above(seen)
+        # torchrun itself may have been given a rank.
+        if (
+            above is None
+            or above.environ.get(variable) != seen.environ[variable]
+            or commandline.is_launcher(above.cmdline)
+        ):
             return above
         seen = above
     return None
+
+
+def _above_in_program(seen: Snapshot) -> Snapshot | None:
+    """Return the process of the same program that has started this one, None if it was started from elsewhere."""
+    above = _above(seen)
+    if above is not None and "multiprocessing.forkserver" in " ".join(above.cmdline):
+        return _above(above)
+    is_spawned = "multiprocessing.spawn" in " ".join(seen.cmdline)
+    is_same = above is not None and commandline.program(above.cmdline) == commandline.program(seen.cmdline) != (
+        "",
+        False,
+    )
+    return above if is_spawned or is_same else None
+
+
+def _rank_variable(seen: Snapshot) -> str | None:
+    return next((name for name in _RANKS if name in seen.environ), None)
+
+
+def _above(seen: Snapshot) -> Snapshot | None:
+    if seen.ppid <= 1:
+        return None
+    try:
+        return process_snapshot.take(seen.ppid, settles=False)
+    except (HookdError, OSError, LookupError, ValueError):
+        return None
 
 
 def _is_python(launcher: Snapshot) -> bool:

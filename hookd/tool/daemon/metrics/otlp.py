@@ -7,11 +7,11 @@ restores the names that the dashboards and rules use.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +24,25 @@ from hookd.tool.daemon.metrics.families import PageFamily
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from prometheus_client.core import Metric, Sample
 
     from hookd.tool.daemon.metrics.collector import FleetCollector
 
 BATCH = 10_000
-"""Maximum number of points in one request."""
+"""Points from which on a request is sent, so that the memory for one is bounded."""
 TIMEOUT_S = 5.0
-"""Timeout of an export, its retries included."""
+"""Timeout of a request, its retries included, as far as the collector sends nothing."""
 _UNITS = {"seconds": "s", "bytes": "By", "ratio": "1"}
 """UCUM's names of the units of Prometheus."""
+_THEIRS = logging.getLogger("opentelemetry.exporter")
+"""Logs the reason of each failure; after the first it is silenced until an export has succeeded."""
 _log = logging.getLogger(__name__)
 
 
 class OtlpSender:
-    """Sends all families at intervals.
+    """Sends all families at intervals, in a thread that the daemon's end does not wait for.
 
     Args:
         collector: of the families.
@@ -51,22 +53,31 @@ class OtlpSender:
     def __init__(self, collector: FleetCollector, endpoint: str, clock: Callable[[], int] = time.time_ns) -> None:
         self._collector, self._clock, self._began = collector, clock, clock()
         self._endpoint = endpoint
-        self._exporter = OTLPMetricExporter(endpoint, timeout=TIMEOUT_S, max_export_batch_size=BATCH)
+        self._exporter = OTLPMetricExporter(endpoint, timeout=TIMEOUT_S)
         self._has_failed = False
+        self._closed, self._reads = threading.Event(), threading.Lock()
 
-    async def run(self) -> None:
-        """Send once."""
-        await asyncio.to_thread(self.send)
+    def start(self, interval_s: float) -> None:
+        """Send at this interval from now on."""
+        threading.Thread(target=self._run, args=(interval_s,), name="hookd-otlp", daemon=True).start()
+
+    def _run(self, interval_s: float) -> None:
+        while not self._closed.is_set():
+            try:
+                self.send()
+            except Exception:  # noqa: BLE001  the next one may succeed
+                _log.exception("metrics cannot be sent to %s", self._endpoint)
+            self._closed.wait(interval_s)
 
     def send(self) -> bool:
         """Send all families; return whether the collector has them.
 
         The first failure is logged, and when it works again. Nothing is kept: the next export has all counts.
         """
-        data = metrics_data(self._collector.families(), self._began, self._clock())
-        is_sent = self._exporter.export(data) is export.MetricExportResult.SUCCESS
-        if self._has_failed is is_sent:
+        is_sent = all(self._exporter.export(data) is export.MetricExportResult.SUCCESS for data in self._requests())
+        if self._has_failed is is_sent and not self._closed.is_set():
             self._has_failed = not is_sent
+            _THEIRS.setLevel(logging.NOTSET if is_sent else logging.CRITICAL)
             if is_sent:
                 _log.info("metrics are sent to %s again", self._endpoint)
             else:
@@ -75,21 +86,34 @@ class OtlpSender:
                 )
         return is_sent
 
+    def _requests(self) -> Iterator[export.MetricsData]:
+        """Yield the data of each request: some families, until they have BATCH points. Pages are read under the lock."""
+        with self._reads:
+            families = iter([] if self._closed.is_set() else self._collector.families())
+        now, is_over = self._clock(), False
+        while not is_over:
+            metrics: list[export.Metric] = []
+            points = 0
+            with self._reads:
+                is_over = self._closed.is_set()
+                while not is_over and points < BATCH:
+                    if (family := next(families, None)) is None:
+                        is_over = True
+                        break
+                    made = family.metric() if isinstance(family, PageFamily) else family
+                    points += len(made.samples)
+                    metrics += _converted(made, self._began, now)
+            if metrics:
+                yield _request(metrics)
+
     def close(self) -> None:
-        """End an export that waits to be retried, and all later ones."""
-        self._exporter.shutdown()
+        """End it: no page is read any more when this returns."""
+        self._closed.set()
+        with self._reads:
+            self._exporter.shutdown()
 
 
-def metrics_data(families: Iterable[Metric | PageFamily], began: int, now: int) -> export.MetricsData:
-    """Return families as OpenTelemetry's data.
-
-    Args:
-        families: of a scrape.
-        began: start of the counts in unix nanoseconds.
-        now: time of the values in unix nanoseconds.
-    """
-    made = (family.metric() if isinstance(family, PageFamily) else family for family in families)
-    metrics = [metric for family in made for metric in _converted(family, began, now)]
+def _request(metrics: list[export.Metric]) -> export.MetricsData:
     resource = Resource.create({
         "service.name": "hookd", "service.version": __version__, "service.instance.id": socket.gethostname(),
         "host.name": socket.gethostname(),

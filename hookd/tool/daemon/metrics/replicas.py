@@ -6,6 +6,7 @@ thousand times. Ranks that have other modules (the stages of a pipeline) serve t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookd.tool.daemon.fleet import ranks
@@ -46,32 +47,55 @@ class Replicas:
         return self._known
 
     def _of_run(self, members: Sequence[Target]) -> Iterable[Target]:
-        served: list[frozenset[tuple[str, str]]] = []
+        served: list[_Shown] = []
+        is_elsewhere = self._is_fleet and members[0].claim.rank not in ("0", str(members[0].identity.local_rank))
         for target in members:
-            modules = _modules(target.last())
-            # A page lists modules as they are first called, so one of two replicas may lack some for a moment.
-            is_replica = not modules or any(modules <= others or modules >= others for others in served)
-            if is_replica or (self._is_fleet and members[0].claim.rank != "0" and _is_like_rank_0(target)):
+            shown = _Shown.of(target.last())
+            is_replica = not shown.modules or any(shown.is_replica_of(other) for other in served)
+            if is_replica or (is_elsewhere and shown.is_like_rank_0(target.identity.world_size)):
                 yield target
             else:
-                served.append(modules)
+                served.append(shown)
 
 
-def _modules(snapshot: Snapshot | None) -> frozenset[tuple[str, str]]:
-    entries = snapshot.modules.values() if snapshot is not None else ()
-    return frozenset((entry.name, entry.type) for entry in entries)
+@dataclass(frozen=True)
+class _Shown:
+    """The contents of a page by which replicas are recognized.
 
-
-def _is_like_rank_0(target: Target) -> bool:
-    """Whether a rank has the modules of a rank 0 on another node, by the groups in which it issues collectives.
-
-    In a job that is data-parallel only, all ranks are in all groups.
+    Attributes:
+        modules: names and types.
+        plugins: names of the plugins.
+        groups: in which the rank has issued collectives, by their ranks.
+        is_new: whether it may not have issued any yet.
     """
-    snapshot, whole = target.last(), f"0-{target.identity.world_size - 1}"
-    if snapshot is None:
-        return True
-    groups = ranks.counts(ranks.family(snapshot, "hookd_collectives", ("group",)))
-    used = {group.partition("#")[0] for group, issued in groups.items() if issued}
-    return (
-        used == {whole} if used else not ranks.scalar(snapshot, "hookd_steps") >= PATIENCE
-    )  # NaN before the first step
+
+    modules: frozenset[tuple[str, str]]
+    plugins: frozenset[str]
+    groups: frozenset[str]
+    is_new: bool
+
+    @classmethod
+    def of(cls, snapshot: Snapshot | None) -> _Shown:
+        """Return what a page has."""
+        if snapshot is None:
+            return cls(frozenset(), frozenset(), frozenset(), is_new=True)
+        plugins: object = snapshot.identity.get("plugins")
+        issued = ranks.counts(ranks.family(snapshot, "hookd_collectives", ("group",)))
+        return cls(
+            frozenset((entry.name, entry.type) for entry in snapshot.modules.values()),
+            frozenset(plugins) if isinstance(plugins, dict) else frozenset(),
+            frozenset(group.partition("#")[0] for group, number in issued.items() if number),
+            is_new=not ranks.scalar(snapshot, "hookd_steps") >= PATIENCE,  # NaN before the first step
+        )
+
+    def is_replica_of(self, other: _Shown) -> bool:
+        """Whether the other rank serves all that this one would."""
+        # A page lists modules as they are first called, so one of two replicas may lack some for a moment.
+        has_same = self.modules <= other.modules or self.modules >= other.modules
+        # Ranks that average nothing (the stages of a pipeline) may have modules of the same names.
+        is_parallel = bool(self.groups & other.groups) or self.is_new or other.is_new
+        return has_same and self.plugins <= other.plugins and is_parallel
+
+    def is_like_rank_0(self, world_size: int) -> bool:
+        """Whether the rank has the modules of a rank 0 on another node: in a job that is data-parallel only, all are in all groups."""
+        return self.groups == {f"0-{world_size - 1}"} if self.groups else self.is_new
