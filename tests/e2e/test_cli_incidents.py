@@ -56,7 +56,7 @@ def test_the_terminal_of_an_attach_says_when_a_nan_is_born(training):
         training.signal(signal.SIGUSR1)
         fault = training.expect(r"^fault in (\S+) at step (\d+)$")
         line = watching.process.expect(
-            rf"^hookd: nan in process {training.pid} of user \S+ \(run train\.py, rank 0\): first .*"
+            rf"^hookd: nan in process {training.pid} of user \S+ \(run train\.py@\w+, rank 0\): first .*"
         )
         assert f"{fault[1]} output" in line.group()
         assert line.group() in watching.process.err
@@ -68,7 +68,7 @@ def test_the_terminal_of_a_run_says_so_too():
     program = [bare_python(), TRAIN, "--steps", "150", "--nan-at", "30"]
     with run("-p", "nan:every=1", "--listen", "127.0.0.1:0", program=program) as process:
         line = process.expect(
-            r"^hookd: nan in process \d+ of user \S+ \(run train\.py, rank 0\): first NaN: .* at step 30, exact"
+            r"^hookd: nan in process \d+ of user \S+ \(run train\.py@\w+, rank 0\): first NaN: .* at step 30, exact"
         )
         assert line.string in process.err
         process.finish()
