@@ -7,6 +7,7 @@ environment of a rank say, so that the daemons of all nodes of a job agree witho
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     from hookd.tool.attach.process_snapshot import Snapshot
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOCAL_RANK = "LOCAL_RANK"
 _ELASTIC = "TORCHELASTIC_RUN_ID"
 _LOCAL_SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
 """Variables of torchrun and Open MPI: the number of ranks on this node, and in the job."""
+_MOST_CHILDREN = 64
+"""Children of a process that are looked at."""
 _MOST_WRAPPERS = 8
 """Limit on the processes between a rank and its launcher: shells, numactl, a profiler."""
 
@@ -109,12 +113,12 @@ def _launcher(seen: Snapshot) -> Snapshot | None:
     """Return the process that started a rank; None if it has gone or is hidden.
 
     That is the next process above it that does not have its rank: what lies between them (a shell script, numactl) has inherited
-    the rank. A process to which nobody has given a rank was started by its own program (multiprocessing, Lightning), or is the
-    process that has started the others.
+    the rank. A process without a rank in its environment may have been started by its own program (multiprocessing), or it has
+    started the others itself (Lightning).
     """
     variable = _rank_variable(seen)
     if variable is None:
-        return _above_in_program(seen) or seen
+        return _above_in_program(seen) or (seen if _starts_ranks(seen) else _above(seen))
     for _ in range(_MOST_WRAPPERS):
         above = _above(seen)
         # torchrun itself may have been given a rank.
@@ -139,6 +143,18 @@ def _above_in_program(seen: Snapshot) -> Snapshot | None:
         False,
     )
     return above if is_spawned or is_same else None
+
+
+def _starts_ranks(seen: Snapshot) -> bool:
+    """Whether a process has given a rank to a child that runs the same program."""
+    if _LOCAL_RANK in seen.environ:
+        return False
+    with contextlib.suppress(HookdError, OSError, LookupError, ValueError):
+        for child in proc.read(seen.pid, f"task/{seen.pid}/children").split()[:_MOST_CHILDREN]:
+            below = process_snapshot.take(int(child), settles=False)
+            if _LOCAL_RANK in below.environ and commandline.program(below.cmdline) == commandline.program(seen.cmdline):
+                return True
+    return False
 
 
 def _rank_variable(seen: Snapshot) -> str | None:
