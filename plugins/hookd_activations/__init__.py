@@ -49,8 +49,8 @@ A finding becomes an incident, once per module and kind, after `patience` sample
                      it, and below a hundredth of its own earlier median; or it is below 1e-7 of the largest
     exploding        the norm of all gradients is 100 times (`exploding`) the median of the last 32 samples, twice in a
                      row
-    unchanged        trained parameters get no gradient, or do not change, in 20 samples (`unchanged`), while others
-                     learn; parameters that change in the steps between do not count
+    unchanged        trained parameters get no gradient in 20 samples (`unchanged`), or are as before despite gradients in 4 (a
+                     fifth of that), while others learn; parameters that change in the steps between do not count
     batchnorm_eval   a BatchNorm whose weights an optimizer changes runs in eval mode whenever gradients are computed, in a
                      model that is in training mode
     loss_spike       a loss exceeds the last 64 by three times (`spike`) their range; checked in every step
@@ -72,7 +72,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +93,11 @@ from hookd import (
 )
 from hookd_activations import findings, outputs
 from hookd_activations.loss import Loss
-from hookd_activations.parameters import Parameters, Row, by_module
+from hookd_activations.parameters import Parameters, Row, Standstill, by_module
 from hookd_activations.selector import Selector
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OUTPUT = {
     "mean": "Mean", "std": "Standard deviation", "min": "Smallest finite element", "max": "Largest finite element",
@@ -504,25 +507,20 @@ class Activations(Plugin):
 
     def _judge_change(self, groups: dict[str, list[Row]]) -> None:
         """Find modules that do not learn although others do, and although no other finding explains it."""
-        still = {name: all(row.stands_still for row in rows) for name, rows in groups.items()}
+        reasons = {name: _standstill(rows) for name, rows in groups.items()}
         is_explained = self.findings.holds("dead") or self.findings.holds("saturated")
-        some_learn = any(row.moved for rows in groups.values() for row in rows)
-        new = [
-            name
-            for name, stands_still in still.items()
-            if self.findings.note(
-                "unchanged",
-                name,
-                holds=stands_still and some_learn and not is_explained,
-                patience=self.findings.unchanged,
-            )
-        ]
-        if new:
-            self.findings.report_all(
-                "unchanged",
-                new,
-                "{modules}: the parameters get no gradient, or never change. Look for detach(), no_grad(), or code that sets them back",
-            )
+        can_tell = any(row.moved for rows in groups.values() for row in rows) and not is_explained
+        new: dict[Standstill, list[str]] = {}
+        for name, reason in reasons.items():
+            holds = reason is not None and can_tell
+            weight = reason.weight if reason is not None else 1
+            if (
+                self.findings.note("unchanged", name, holds=holds, patience=self.findings.unchanged, weight=weight)
+                and reason is not None
+            ):
+                new.setdefault(reason, []).append(name)
+        for reason, names in new.items():
+            self.findings.report_all("unchanged", names, "{modules}: " + reason.text)
 
     @hookimpl
     def unconfigure(self) -> None:
@@ -531,6 +529,13 @@ class Activations(Plugin):
         self.parameters.clear()
         self.units.clear()
         self.flat.clear()
+
+
+def _standstill(rows: Sequence[Row]) -> Standstill | None:
+    """Return why none of a module's parameters changes, the surest of their reasons; None if one does."""
+    reasons = [row.standstill for row in rows]
+    known = [reason for reason in reasons if reason is not None]
+    return max(known, key=lambda reason: reason.weight) if known and len(known) == len(reasons) else None
 
 
 def may_have_devices() -> bool:

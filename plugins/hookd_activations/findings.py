@@ -63,15 +63,17 @@ class Findings:
             return
         self.report(kind, module, message, **fields)
 
-    def note(self, kind: str, module: str, *, holds: bool, patience: int = 0) -> bool:
-        """Take one sample; return whether the finding is to be reported, which is so once."""
+    def note(self, kind: str, module: str, *, holds: bool, patience: int = 0, weight: int = 1) -> bool:
+        """Take one sample, which counts as `weight` samples; return whether the finding is to be reported, which is so once."""
         reported = self._reported.setdefault(kind, set())
         alarm = self._alarms.get((kind, module))
         if alarm is None:
             if not holds:
                 return False
             alarm = self._alarms[kind, module] = Alarm(0, for_steps=patience or self.patience)
-        was_on, starts = alarm.is_on, alarm.update(holds)
+        was_on = alarm.is_on
+        updates = [alarm.update(holds) for _ in range(weight)]
+        starts = any(updates)
         if was_on != alarm.is_on:
             self.gauge.labels(module, kind).set(alarm.is_on)
         if not starts or module in reported:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import Tensor
 
-from hookd import Context, Module, Summary, groups_of, owner_of, parameters_of
+from hookd import Context, Module, Summary, groups_of, of_tensor, owner_of, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,6 +37,28 @@ Request = tuple[list[Tensor], Callable[[float, float], None], "Row"]
 """Two numbers, each [], the function that takes them once they can be read, and the row that they are for."""
 
 
+class Standstill(Enum):
+    """Why a parameter does not change: what is wrong, and what to look for.
+
+    Attributes:
+        weight: number of samples that one with this reason counts as. Modules that only some batches need have no gradient in many
+            samples; nothing of a training that learns looks like the other two.
+    """
+
+    NO_GRADIENT = 1, "the parameters get no gradient. Look for detach() or no_grad() behind it"
+    NOT_MOVED = (
+        4,
+        "the steps of the optimizer do not change the parameters despite their gradients. Look for updates too small for their dtype, or for code that masks them",
+    )
+    SET_BACK = (
+        4,
+        "the optimizer changes the parameters, and after the step they are as before. Look for code that copies old values into them, as load_state_dict() or copy_() do",
+    )
+
+    def __init__(self, weight: int, text: str) -> None:
+        self.weight, self.text = weight, text
+
+
 @dataclass
 class Row:
     """One parameter at one step.
@@ -44,7 +67,9 @@ class Row:
         is_whole: the slice covers all elements.
         has_rate: the learning rate moves it.
         is_stepped: an optimizer steps it in this step.
+        version: torch's count of its changes in place.
         has_changed: it differs from the sample before; steps in between may train what this step does not.
+        was_written: it is equal to the sample before, and was written in between.
         moved, before: norms of the slice: its change, and before the step.
         noise, energy: as in `Noise.split`.
     """
@@ -55,7 +80,9 @@ class Row:
     is_whole: bool
     has_rate: bool
     is_stepped: bool = True
+    version: int = 0
     has_changed: bool = False
+    was_written: bool = False
     grad: Summary | None = None
     weight: Summary | None = None
     moved: float = 0.0
@@ -77,12 +104,16 @@ class Row:
         return self.moved / self.before if self.before else 0.0
 
     @property
-    def stands_still(self) -> bool:
-        """Whether nothing changes it: it has no gradient or does not move despite one, and did not change before."""
+    def standstill(self) -> Standstill | None:
+        """Why it is as it was at the sample before; None if it is not, or may change in a step that was not sampled."""
         if self.has_changed:
-            return False
+            return None
         has_gradient = self.grad is not None and (self.grad.norm > 0 or not self.grad.is_finite)
-        return not has_gradient or (self.is_whole and self.has_rate and self.moved == 0)
+        if not has_gradient:
+            return Standstill.NO_GRADIENT
+        if self.moved > 0:
+            return Standstill.SET_BACK if self.was_written else None
+        return Standstill.NOT_MOVED if self.is_whole and self.has_rate else None
 
 
 class Noise:
@@ -154,7 +185,7 @@ class Parameters:
         self._rounds: dict[int, Round] = {}  # by the optimizer's id: rounds of this step, and of a step that raised
         self._ended: dict[int, Round] = {}  # the rounds of this step that are over
         self._met: set[Key] = set()  # parameters sampled in this step
-        self._seen: dict[Key, Summary] = {}  # of each parameter, at its last sample
+        self._seen: dict[Key, tuple[int, Summary]] = {}  # version and summary of each parameter, at its last sample
 
     def clear(self) -> None:
         """Forget all samples, and release the tensors."""
@@ -206,6 +237,7 @@ class Parameters:
         elements = Tensor.numel(parameter)
         self._met.add(key)
         row = samples.rows[key] = Row(*key, elements, elements <= SLICE, has_rate, is_stepped=not is_other)
+        row.version = of_tensor(parameter, "_version")
         self._context.summary(parameter, lambda summary: setattr(row, "weight", summary))
         grad = _grad(parameter) if _requires_grad(parameter) else None
         if grad is not None:
@@ -288,8 +320,10 @@ class Parameters:
         for key, row in sorted(rows.items(), key=lambda item: self._selected[item[0][0]].id):
             # A module is only reported with the numbers of all of its parameters.
             if row.weight is not None and key[0] not in unknown:
-                row.has_changed = self._seen.get(key, row.weight) != row.weight
-                self._seen[key] = row.weight
+                version, weight = self._seen.get(key, (row.version, row.weight))
+                row.has_changed = weight != row.weight
+                row.was_written = not row.has_changed and row.version > version  # the same number: that of a new model
+                self._seen[key] = row.version, row.weight
                 reported.append(row)
         if reported:
             is_whole = all(samples.is_whole for samples in ended.values()) and not unknown

@@ -203,6 +203,17 @@ def test_a_layer_whose_updates_are_lost_to_rounding(hook, weight, lr, is_lost):
     assert (("unchanged", "a") in found(hook)) == is_lost
 
 
+@pytest.mark.parametrize("is_set_back", [True, False])
+def test_a_layer_that_is_set_back_after_each_step(hook, is_set_back):
+    hook.start("activations", every=1, unchanged=20)
+    model = perceptron(nn.Tanh())
+    before = {name: value.clone() for name, value in model[0].state_dict().items()}
+    for _ in range(6):
+        train(model, steps=1)
+        model[0].load_state_dict(before if is_set_back else model[0].state_dict())
+    assert found(hook) == ({("unchanged", "0")} if is_set_back else set())
+
+
 def test_a_layer_that_is_frozen_on_purpose_is_no_finding(hook):
     hook.start("activations", every=1, unchanged=4)
     model = perceptron(nn.Tanh())

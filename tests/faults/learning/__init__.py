@@ -54,6 +54,8 @@ FAULTS = [
     Fault(trainings.large_embedding, "out_of_range", 20),
     Fault(trainings.rate_too_large, "diverging", 20, since=60),
     Fault(trainings.detached, "unchanged", 250),
+    Fault(trainings.weights_copied_back, "unchanged", 50),
+    Fault(trainings.masked_update, "unchanged", 50, module="head"),
     Fault(trainings.dead_units, "dead", 500, since=60, module="1"),
     Fault(more_trainings.cleared_too_late, "no_gradients", 50),
     Fault(more_trainings.wrapped_loss, "no_gradients", 50),

@@ -7,7 +7,7 @@ learning programs (Islam et al. 2019, Humbatova et al. 2020, Zhang et al. 2021).
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -146,6 +146,36 @@ def detached(steps: Steps, *, is_wrong: bool) -> None:
 
     model = Model()
     optimizer = torch.optim.Adam(model.parameters())
+    for _ in steps:
+        learn(model, optimizer)
+
+
+def weights_copied_back(steps: Steps, *, is_wrong: bool) -> None:
+    """Load the pretrained weights of the backbone at each step, instead of once."""
+    model = Classifier()
+    optimizer = torch.optim.Adam(model.parameters())
+    pretrained = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    model.backbone.load_state_dict(pretrained)
+    for _ in steps:
+        if is_wrong:
+            model.backbone.load_state_dict(pretrained)
+        learn(model, optimizer)
+
+
+def masked_update(steps: Steps, *, is_wrong: bool) -> None:
+    """Update the head through a mask that was never filled."""
+
+    class Masked(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            before = [parameter.detach().clone() for parameter in model.head.parameters()]
+            super().step(closure)
+            with torch.no_grad():
+                for parameter, value in zip(model.head.parameters(), before, strict=True):
+                    parameter.sub_((1 - mask) * (parameter - value))
+
+    mask = 0.0 if is_wrong else 1.0
+    model = Classifier()
+    optimizer = Masked(model.parameters(), lr=0.05)
     for _ in steps:
         learn(model, optimizer)
 
