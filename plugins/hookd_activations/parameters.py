@@ -47,11 +47,11 @@ class Standstill(Enum):
 
     NO_GRADIENT = 1, "the parameters get no gradient. Look for detach() or no_grad() behind it"
     NOT_MOVED = (
-        4,
+        5,
         "the steps of the optimizer do not change the parameters despite their gradients. Look for updates too small for their dtype, or for code that masks them",
     )
     SET_BACK = (
-        4,
+        5,
         "the optimizer changes the parameters, and after the step they are as before. Look for code that copies old values into them, as load_state_dict() or copy_() do",
     )
 
