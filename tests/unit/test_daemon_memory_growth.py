@@ -48,6 +48,16 @@ def test_a_leak_that_ends_the_job_soon_is_reported_once_and_its_end(stack):
     assert [kind for kind, _ in scene.reported()] == ["memory_growth", "memory_growth_over"]
 
 
+@pytest.mark.parametrize("has_plugin", [False, True])
+def test_the_next_step_is_one_that_has_not_been_done(stack, has_plugin):
+    scene = Scene(stack)
+    if has_plugin:
+        scene.ranks.set(0, "hookd_memory_resident_bytes", 1.0, kind="anonymous")
+    scene.grow(360, 14)
+    ((_, message),) = scene.reported()
+    assert ("plugin enable" in message, "memray attach" in message) == (not has_plugin, has_plugin)
+
+
 @pytest.mark.parametrize(
     ("more", "mib", "times"),
     [({"left": 1000 * GIB}, 360, 14), ({"steps": 0}, 360, 14), ({}, 10, 30), ({}, 360, 9)],

@@ -97,7 +97,7 @@ class MemoryGrowth:
         if left is not None and left / rate < SOON_S:
             message = (
                 f"its memory grows by {_size(rate)} a second, {_size(grown)} in the last minute: the remaining {_size(left)} "
-                f"last {left / rate / 60:.0f} minutes. `hookd plugin enable {target.pid} memory` shows what is kept"
+                f"last {left / rate / 60:.0f} minutes. {_next_step(target)}"
             )
             self._fleet.report(target, GROWTH, message, bytes_per_second=rate, bytes_left=left)
 
@@ -114,6 +114,17 @@ def private_bytes(pid: int) -> int | None:
 def _trains(target: Target) -> bool:
     snapshot = target.last()
     return target.ended is None and snapshot is not None and steps_of(snapshot) >= STEPS
+
+
+def _next_step(target: Target) -> str:
+    """Return what to do; plugin `memory` knows outputs of modules and losses that are kept, and nothing else."""
+    snapshot = target.last()
+    if snapshot is None or all(family.name != "hookd_memory_resident_bytes" for family in snapshot.families):
+        return f"`hookd plugin enable {target.pid} memory` shows which outputs and losses are kept"
+    return (
+        "Plugin memory reports a `leak` if outputs or losses are kept; otherwise look for lists and caches that grow in the training's own "
+        f"code: `memray attach {target.pid}` shows which lines allocate"
+    )
 
 
 def _size(number: float) -> str:
