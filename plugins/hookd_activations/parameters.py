@@ -113,7 +113,8 @@ class Row:
             return Standstill.NO_GRADIENT
         if self.moved > 0:
             return Standstill.SET_BACK if self.was_written else None
-        return Standstill.NOT_MOVED if self.is_whole and self.has_rate else None
+        has_stayed = self.moved == 0 and self.is_whole and self.has_rate  # a NaN has not
+        return Standstill.NOT_MOVED if has_stayed else None
 
 
 class Noise:

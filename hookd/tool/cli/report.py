@@ -29,7 +29,7 @@ from hookd.tool.reports.reading import (
     waiting_in,
 )
 from hookd.tool.reports.wording import hang_words, moment, repeated
-from hookd.wire.module_names import names_above
+from hookd.wire.module_names import described, names_above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -208,13 +208,16 @@ def modules(report: Report, limit: int | None) -> Iterator[Table | str]:
         cells = [(*_times(*pair, model_s), *_statistics(pair[1]), finding(pair[1])) for pair in _labelled(rows)]
         yield _filled(("MODULE", *TIMES, *VALUES, "FINDING"), cells, title)
         return
-    yield _narrow(("MODULE", *TIMES), [_times(*pair, model_s) for pair in _labelled(rows)], title)
+    modules = [row for row in rows if row["name"] or row["type"]]  # the others are losses that no module computes
+    yield _narrow(("MODULE", *TIMES), [_times(*pair, model_s) for pair in _labelled(modules)], title)
     looked_at = [row for row in rows if set(_statistics(row)) != {"-"}]
     if looked_at:
         yield _narrow(("OUTPUTS OF", *VALUES), [(label, *_statistics(row)) for label, row in _labelled(looked_at)])
     if any(findings):
         named = zip(rows, findings, strict=True)
-        yield "\n".join(output.wrap(f"{row['name']}: {text}") for row, text in named if text)
+        yield "\n".join(
+            output.wrap(f"{described(row['name'], row['type']) or '(loss)'}: {text}") for row, text in named if text
+        )
 
 
 def _narrow(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
