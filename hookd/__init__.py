@@ -10,6 +10,7 @@ from hookd._pluggy import HookimplMarker
 from hookd.api.alarms import Alarm, RecentRate
 from hookd.api.compatibility import API_VERSION
 from hookd.api.context import Context
+from hookd.api.digest import Digest
 from hookd.api.events import Call, Module, Returned
 from hookd.api.globs import Globs
 from hookd.api.inprocess import Observation, load_ipython_extension, observe, read, start, stop
@@ -45,6 +46,7 @@ __all__ = [
     "Call",
     "Context",
     "Counter",
+    "Digest",
     "Gauge",
     "Globs",
     "Histogram",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
+    from hookd.api.digest import Digest
     from hookd.api.events import Module, Returned
     from hookd.api.summary import Largest, Summary
     from hookd.wire.page import PageWriter
@@ -45,6 +46,7 @@ class Numeric(Protocol):
     """Arithmetic that a context needs; the methods of `Context` describe each."""
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None: ...  # noqa: D102
+    def digest(self, tensor: Tensor) -> Digest | None: ...  # noqa: D102
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
@@ -90,6 +92,8 @@ class Host(Protocol):
     def report_incident(self, plugin: str, kind: str, message: str, fields: Mapping[str, object]) -> None: ...  # noqa: D102
     def write_log(self, level: str, message: str) -> None: ...  # noqa: D102
     def run_in_background(self, plugin: str, work: Callable[[], None]) -> None: ...  # noqa: D102
+    def reader_of(self, plugin: str) -> int: ...  # noqa: D102
+    def send(self, plugin: str, record: bytes) -> bool: ...  # noqa: D102
 
 
 class Context:
@@ -311,6 +315,21 @@ class Context:
         """
         self._host.run_in_background(self.plugin, work)
 
+    @property
+    def reader(self) -> int:
+        """The number of the stream in which a tool reads what this plugin sends, from 1; 0 if none does. The next tool has another."""
+        return self._host.reader_of(self.plugin)
+
+    def send(self, record: bytes) -> bool:
+        """Append a record to the stream that a tool reads, such as `hookd fingerprint`; in one thread at a time.
+
+        It is copied into memory that the tool has made, which takes as long as the copy, and outlives this process.
+
+        Returns:
+            Whether it was written. It is not if no tool reads, or if the tool is too slow and its memory is full: nothing waits.
+        """
+        return self._host.send(self.plugin, record)
+
     # -- the numbers of a tensor
 
     def summary(self, tensor: Tensor, then: Callable[[Summary], None] | None = None) -> Summary | None:
@@ -329,6 +348,18 @@ class Context:
             a device (`then` is not called if the sums cannot be read from it).
         """
         return self._host.numeric.summary(self, tensor, then)
+
+    def digest(self, tensor: Tensor) -> Digest | None:
+        """Return a digest of a tensor's bits with its statistics, in one pass over its memory without the interpreter's lock.
+
+        Args:
+            tensor: of any type, in host memory. One with gaps in its memory is copied first. Of a distributed one this rank's part
+                counts. It is not modified, and not kept.
+
+        Returns:
+            None if the elements are not there: on a device, sparse, nested, or without memory; also where hookd has no native part.
+        """
+        return self._host.numeric.digest(tensor)
 
     def is_finite(self, tensor: Tensor, *, masks: bool = False) -> bool | Tensor:
         """Return whether no element is NaN or infinite; much faster than a summary, and safe from overflow.

@@ -283,7 +283,7 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
 
 /* Return the version of this interface; hookd/target/tensors/kernel.py compares it. */
 EXPORTED int hookd_version(void) {
-    return 2;
+    return 3;
 }
 
 /* Return the instruction set that this processor has and the system supports: 0 for any, 1 for AVX2 with FMA and F16C,
@@ -372,6 +372,216 @@ EXPORTED void hookd_summary_strided(const void *x, int dims, const int64_t *size
     }
     if (filled)
         block(set, raw, filled, dtype, out);
+}
+
+/* -- digests: XXH3 with 64 bits, the default secret and seed 0, as https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+ * defines it. Numbers are read as this machine stores them, which is little endian on all that hookd supports. */
+
+enum { STRIPE = 64, STRIPES = 16, CHUNK = STRIPE * STRIPES, SECRET = 192 };
+#define PRIME32_1 0x9e3779b1u
+#define PRIME32_2 0x85ebca77u
+#define PRIME32_3 0xc2b2ae3du
+#define PRIME64_1 0x9e3779b185ebca87u
+#define PRIME64_2 0xc2b2ae3d27d4eb4fu
+#define PRIME64_3 0x165667b19e3779f9u
+#define PRIME64_4 0x85ebca77c2b2ae63u
+#define PRIME64_5 0x27d4eb2f165667c5u
+#define MIX_1 0x165667919e3779f9u
+#define MIX_2 0x9fb21c651e98df25u
+
+static const uint8_t secret[SECRET] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
+    0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78,
+    0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21, 0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6,
+    0x81, 0x3a, 0x26, 0x4c, 0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8, 0xa8, 0xfa, 0x76, 0x3f,
+    0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d, 0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31,
+    0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64, 0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff,
+    0xfa, 0x13, 0x63, 0xeb, 0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce, 0x45, 0xcb, 0x3a, 0x8f,
+    0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+};
+
+typedef uint64_t __attribute__((may_alias, aligned(1))) Word;
+typedef uint32_t __attribute__((may_alias, aligned(1))) HalfWord;
+#define WORD(at) (*(const Word *)(at))
+#define HALF_WORD(at) (*(const HalfWord *)(at))
+
+static inline uint64_t folded(uint64_t a, uint64_t b) {
+    __uint128_t product = (__uint128_t)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static inline uint64_t avalanche(uint64_t h) {
+    h = (h ^ h >> 37) * MIX_1;
+    return h ^ h >> 32;
+}
+
+static inline uint64_t old_avalanche(uint64_t h) { /* that of XXH64 */
+    h = (h ^ h >> 33) * PRIME64_2;
+    h = (h ^ h >> 29) * PRIME64_3;
+    return h ^ h >> 32;
+}
+
+static inline uint64_t rotated(uint64_t h, int by) {
+    return h << by | h >> (64 - by);
+}
+
+static inline uint64_t mixed(const uint8_t *x, const uint8_t *key) {
+    return folded(WORD(x) ^ WORD(key), WORD(x + 8) ^ WORD(key + 8));
+}
+
+static uint64_t digest_up_to_16(const uint8_t *x, int64_t n) {
+    if (n > 8) {
+        uint64_t low = WORD(x) ^ (WORD(secret + 24) ^ WORD(secret + 32));
+        uint64_t high = WORD(x + n - 8) ^ (WORD(secret + 40) ^ WORD(secret + 48));
+        return avalanche((uint64_t)n + __builtin_bswap64(low) + high + folded(low, high));
+    }
+    if (n >= 4) {
+        uint64_t h = (HALF_WORD(x + n - 4) + ((uint64_t)HALF_WORD(x) << 32)) ^ (WORD(secret + 8) ^ WORD(secret + 16));
+        h ^= rotated(h, 49) ^ rotated(h, 24);
+        h *= MIX_2;
+        h ^= (h >> 35) + (uint64_t)n;
+        h *= MIX_2;
+        return h ^ h >> 28;
+    }
+    if (n == 0)
+        return old_avalanche(WORD(secret + 56) ^ WORD(secret + 64));
+    uint32_t all = (uint32_t)x[0] << 16 | (uint32_t)x[n >> 1] << 24 | x[n - 1] | (uint32_t)n << 8;
+    return old_avalanche(all ^ (uint64_t)(HALF_WORD(secret) ^ HALF_WORD(secret + 4)));
+}
+
+static uint64_t digest_up_to_240(const uint8_t *x, int64_t n) {
+    uint64_t h = (uint64_t)n * PRIME64_1;
+    if (n <= 128) {
+        for (int64_t i = (n - 1) / 32; i >= 0; i--)
+            h += mixed(x + 16 * i, secret + 32 * i) + mixed(x + n - 16 * (i + 1), secret + 32 * i + 16);
+        return avalanche(h);
+    }
+    for (int i = 0; i < 8; i++)
+        h += mixed(x + 16 * i, secret + 16 * i);
+    h = avalanche(h);
+    for (int i = 8; i < n / 16; i++)
+        h += mixed(x + 16 * i, secret + 16 * (i - 8) + 3);
+    return avalanche(h + mixed(x + n - 16, secret + 136 - 17));
+}
+
+static const uint64_t lanes_at_first[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+
+static inline void add_stripe(uint64_t *lanes, const uint8_t *x, const uint8_t *key) {
+    uint64_t data[8], mix[8];
+    for (int i = 0; i < 8; i++)
+        data[i] = WORD(x + 8 * i), mix[i] = data[i] ^ WORD(key + 8 * i);
+    for (int i = 0; i < 8; i++)
+        lanes[i] += data[i ^ 1] + (mix[i] & 0xffffffffu) * (mix[i] >> 32);
+}
+
+static void chunks_plain(uint64_t *lanes, const uint8_t *x, int64_t chunks) {
+    for (; chunks > 0; chunks--, x += CHUNK) {
+        for (int s = 0; s < STRIPES; s++)
+            add_stripe(lanes, x + STRIPE * s, secret + 8 * s);
+        for (int i = 0; i < 8; i++)
+            lanes[i] = (lanes[i] ^ lanes[i] >> 47 ^ WORD(secret + SECRET - STRIPE + 8 * i)) * PRIME32_1;
+    }
+}
+
+#if defined(__x86_64__)
+/* The same in registers of `width` bytes. No compiler finds the multiplication of halves by itself. */
+#define CHUNKS(set, width, type, load, store, with)                                                                   \
+    with static void chunks_##set(uint64_t *to, const uint8_t *x, int64_t chunks) {                                   \
+        enum { REGISTERS = STRIPE / width };                                                                          \
+        type lanes[REGISTERS], prime = _mm##width##_SET(PRIME32_1);                                                   \
+        for (int r = 0; r < REGISTERS; r++)                                                                           \
+            lanes[r] = load((const void *)(to + width / 8 * r));                                                      \
+        for (; chunks > 0; chunks--, x += CHUNK) {                                                                    \
+            _Pragma("GCC unroll 16") for (int s = 0; s < STRIPES; s++)                                                \
+                for (int r = 0; r < REGISTERS; r++) {                                                                 \
+                    type data = load((const void *)(x + STRIPE * s + width * r));                                     \
+                    type mix = _mm##width##_XOR(data, load((const void *)(secret + 8 * s + width * r)));              \
+                    type product = _mm##width##_MUL(mix, _mm##width##_SHR(mix, 32));                                  \
+                    lanes[r] = _mm##width##_ADD(lanes[r], _mm##width##_ADD(product, _mm##width##_SWAP(data)));        \
+                }                                                                                                     \
+            for (int r = 0; r < REGISTERS; r++) {                                                                     \
+                type key = load((const void *)(secret + SECRET - STRIPE + width * r));                                \
+                type mix = _mm##width##_XOR(_mm##width##_XOR(lanes[r], _mm##width##_SHR(lanes[r], 47)), key);         \
+                type high = _mm##width##_MUL(_mm##width##_SHR(mix, 32), prime);                                       \
+                lanes[r] = _mm##width##_ADD(_mm##width##_MUL(mix, prime), _mm##width##_SHL(high, 32));                \
+            }                                                                                                         \
+        }                                                                                                             \
+        for (int r = 0; r < REGISTERS; r++)                                                                           \
+            store((void *)(to + width / 8 * r), lanes[r]);                                                            \
+    }
+
+#define _mm32_SET(x) _mm256_set1_epi64x((int64_t)(x))
+#define _mm32_XOR _mm256_xor_si256
+#define _mm32_ADD _mm256_add_epi64
+#define _mm32_MUL _mm256_mul_epu32
+#define _mm32_SHR _mm256_srli_epi64
+#define _mm32_SHL _mm256_slli_epi64
+#define _mm32_SWAP(x) _mm256_shuffle_epi32(x, 0x4e)
+#define _mm64_SET(x) _mm512_set1_epi64((int64_t)(x))
+#define _mm64_XOR _mm512_xor_si512
+#define _mm64_ADD _mm512_add_epi64
+#define _mm64_MUL _mm512_mul_epu32
+#define _mm64_SHR _mm512_srli_epi64
+#define _mm64_SHL _mm512_slli_epi64
+#define _mm64_SWAP(x) _mm512_shuffle_epi32(x, 0x4e)
+
+CHUNKS(avx2, 32, __m256i, _mm256_loadu_si256, _mm256_storeu_si256, __attribute__((target("avx2"))))
+CHUNKS(avx512, 64, __m512i, _mm512_loadu_si512, _mm512_storeu_si512, __attribute__((target("avx512f"))))
+#endif
+
+static void add_chunks(uint64_t *lanes, const uint8_t *x, int64_t chunks, int level) {
+#if defined(__x86_64__)
+    if (level) {
+        (level == 2 ? chunks_avx512 : chunks_avx2)(lanes, x, chunks);
+        return;
+    }
+#endif
+    (void)level;
+    chunks_plain(lanes, x, chunks);
+}
+
+/* Finish the digest of n bytes, more than 240, of which all whole chunks but one at the very end are in `lanes`. */
+static uint64_t finished(uint64_t *lanes, const uint8_t *x, int64_t n) {
+    int64_t done = (n - 1) / CHUNK * CHUNK, stripes = (n - 1 - done) / STRIPE;
+    for (int64_t s = 0; s < stripes; s++)
+        add_stripe(lanes, x + done + STRIPE * s, secret + 8 * s);
+    add_stripe(lanes, x + n - STRIPE, secret + SECRET - STRIPE - 7);
+    uint64_t h = (uint64_t)n * PRIME64_1;
+    for (int i = 0; i < 4; i++)
+        h += folded(lanes[2 * i] ^ WORD(secret + 11 + 16 * i), lanes[2 * i + 1] ^ WORD(secret + 19 + 16 * i));
+    return avalanche(h);
+}
+
+/* Return the digest of n adjacent bytes. */
+EXPORTED uint64_t hookd_digest(const uint8_t *x, int64_t n, int level) {
+    if (n <= 16)
+        return digest_up_to_16(x, n);
+    if (n <= 240)
+        return digest_up_to_240(x, n);
+    uint64_t lanes[8];
+    for (int i = 0; i < 8; i++)
+        lanes[i] = lanes_at_first[i];
+    add_chunks(lanes, x, (n - 1) / CHUNK, level);
+    return finished(lanes, x, n);
+}
+
+/* Summarize n adjacent elements as `hookd_summary` does, and return the digest of their bytes, in one pass over the memory. */
+EXPORTED uint64_t hookd_digest_summary(const uint8_t *x, int64_t n, int dtype, int level, double *out) {
+    const Set *set = set_of(level);
+    int64_t width = size_of(dtype), bytes = n * width, chunks = (bytes - 1) / CHUNK;
+    uint64_t lanes[8];
+    for (int i = 0; i < 8; i++)
+        lanes[i] = lanes_at_first[i];
+    clear(out);
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        int64_t from = i * width / CHUNK, to = (i + BLOCK) * width / CHUNK;
+        block(set, x + i * width, (int)(n - i < BLOCK ? n - i : BLOCK), dtype, out);
+        if (bytes > 240)
+            add_chunks(lanes, x + i * width, (to < chunks ? to : chunks) - from, level);
+    }
+    return bytes > 240 ? finished(lanes, x, bytes) : hookd_digest(x, bytes, level);
 }
 
 static const uint64_t infinity[] = {0x7f800000u, 0x7ff0000000000000u, 0x7c00u, 0x7f80u}; /* by dtype */

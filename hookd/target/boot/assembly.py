@@ -48,6 +48,7 @@ from hookd.target.plugins.stopper import PluginStopper
 from hookd.target.remote.changes import Changes
 from hookd.target.remote.evaluate import Evaluations
 from hookd.target.remote.marks import Marks
+from hookd.target.remote.streams import Streams
 from hookd.target.remote.tracing import Tracing
 from hookd.target.tensors.statistics import Numeric
 
@@ -92,6 +93,7 @@ class Parts:
     loading: Loading
     changes: Changes
     tracing: Tracing
+    streams: Streams
     steps: Steps
     arming: Arming
     boundaries: Boundaries
@@ -134,6 +136,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     incidents = Incidents(page=page, counter=core.incidents, count=count)
     lifecycle_hooks = LifecycleHooks(page=page, errors=errors, work=work)
     background = Background(errors.failed_in_background, work)
+    streams = Streams()
     # Dispatch of events to plugins.
     callbacks = Callbacks(life)
     routing = Routing(registry, lifecycle_hooks.select, errors.fault)
@@ -166,7 +169,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
     )  # fmt: skip
     host = PluginHost(
         page=page, process=process, life=life, local=local, count=count, marks=marks, models=models, counting=counting, portions=portions,
-        numeric=numeric, registry=registry, governor=governor, core=core, incidents=incidents, background=background,
+        numeric=numeric, registry=registry, governor=governor, core=core, incidents=incidents, background=background, streams=streams,
     )  # fmt: skip
     loading = Loading(
         process=process, page=page, registry=registry, lifecycle_hooks=lifecycle_hooks, models=models,
@@ -232,7 +235,7 @@ def assemble(  # noqa: PLR0914, PLR0915  one line for each part
         page=page, process=process, rest=rest, life=life, count=count, local=local,
         registry=registry, errors=errors, lifecycle_hooks=lifecycle_hooks, background=background, dispatch=dispatch,
         numeric=numeric, models=models, portions=portions, stopper=stopper, governor=governor, host=host,
-        loading=loading, changes=changes, tracing=tracing, steps=steps, arming=arming,
+        loading=loading, changes=changes, tracing=tracing, streams=streams, steps=steps, arming=arming,
         boundaries=boundaries, slow_hooks=slow_hooks, memory_watch=memory_watch, trees=Trees(models, registry), evaluations=evaluations,
         ticks=ticks,
     )  # fmt: skip

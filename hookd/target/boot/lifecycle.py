@@ -162,6 +162,7 @@ class Agent:
             "environment": lambda _: {"plugins": installed.installed()}, "configure": self._configure, "arm": self._arm, "abandon": self._abandon,
             "detach": self._detach_on_request, **self._queries.operations,
             **self.parts.tracing.operations(lambda: self._control.asking),
+            **self.parts.streams.operations(lambda: self._control.asking),
         }  # fmt: skip
         if op not in operations:
             raise ControlError(f"no such op: {op!r}", reason="bad-request")
@@ -282,8 +283,9 @@ class Agent:
         return {}
 
     def _left(self, connection: Any) -> None:
-        """Abandon the change or the trace of a connection that was closed."""
+        """Abandon the change, the trace or the streams of a connection that was closed."""
         self.parts.tracing.left(connection)
+        self.parts.streams.left(connection)
         if connection is self._changing:
             self._changing = None
             self.parts.changes.abandon()
@@ -365,6 +367,7 @@ class Agent:
         ours = self.parts
         for loaded in ours.registry:
             ours.lifecycle_hooks.unconfigure(loaded)
+        ours.streams.clear()
         residue = [
             *ours.tracing.residue, *ours.arming.residue, *ours.lifecycle_hooks.residue(), *ours.background.residue(ours.registry),
             *self._queries.residue(),
@@ -434,6 +437,7 @@ class Agent:
         """Disable the agent in a forked child; takes no lock. The child has no patches, page, socket or threads."""
         self.parts.life.is_live = False
         self.parts.tracing.forget()
+        self.parts.streams.clear()
         self.parts.arming.restore_in_child()
         self.parts.changes.close()
         # If the fork was inside a module's forward, hookd's frames continue in this child, and store to the page at their end.

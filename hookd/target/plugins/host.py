@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hookd.target.plugins.incidents import Incidents
     from hookd.target.plugins.listeners import Registry
     from hookd.target.remote.marks import Marks
+    from hookd.target.remote.streams import Streams
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
@@ -57,8 +58,10 @@ class PluginHost:
         core: CoreMetrics,
         incidents: Incidents,
         background: Background,
+        streams: Streams,
     ) -> None:
         self.page, self.numeric = page, numeric
+        self.reader_of, self.send = streams.reader_of, streams.send
         self.report_incident, self.write_log, self.run_in_background = incidents.report, page.log, background.add
         self.step_now, self.mark_now = count.absolute, marks.last
         self.module_states, self.ordered_parameters = models.coverage.states, models.names.ordered_parameters

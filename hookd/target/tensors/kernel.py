@@ -27,7 +27,7 @@ WIDTHS = {torch.float32: 4, torch.float64: 8, torch.float16: 2, torch.bfloat16: 
 BRIEF = 1 << 16
 """Up to this number of elements the interpreter's lock is kept: for some microseconds, in which no other Python thread can
 free the memory. To get the lock back from a busy thread can take 5 ms."""
-VERSION = 2
+VERSION = 3
 """The result of `hookd_version` for a kernel with the functions and signatures used below."""
 SUMS = 9
 FINITE, MASKED, BAD = range(3)
@@ -42,6 +42,8 @@ class _Calls(NamedTuple):
     strided: Any
     gate: Any
     largest: Any
+    digest: Any
+    digest_summary: Any
 
 
 class Kernel:
@@ -77,6 +79,26 @@ class Kernel:
                 at = (values.buffer_info()[0] for values in arrays)
                 self._for(math.prod(sizes)).strided(address, len(shape), *at, *how)
         return out[:SUMS] if address else None
+
+    def digest(self, tensor: Tensor) -> tuple[int, list[float] | None]:
+        """Return the digest of a contiguous tensor, and its [9] sums as `sums` does; None for other dtypes than DTYPES.
+
+        Raises:
+            ValueError: its memory is not there.
+        """
+        elements = tensor.numel()
+        if not elements:
+            return self._brief.digest(None, 0, self.level), None
+        _storage, address = host_memory.locate(tensor, elements)
+        if not address:
+            raise ValueError("the tensor has no memory")
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is None:
+            size = elements * tensor.element_size()
+            return self._for(size).digest(address, size, self.level), None
+        out = _Sums()
+        bits = self._for(elements).digest_summary(address, elements, dtype, self.level, ctypes.addressof(out))
+        return bits, out[:SUMS]
 
     def gate(self, tensor: Tensor) -> int:
         """Return whether a tensor is FINITE, MASKED or BAD; FINITE if it is empty or its memory is not there."""
@@ -125,11 +147,16 @@ def _calls(library: Any) -> _Calls:
     number, size, place = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
     largest = native.function(library, "hookd_largest", place, place, number, number, number)
     largest.restype = ctypes.c_double
+    digest = native.function(library, "hookd_digest", place, size, number)
+    digest_summary = native.function(library, "hookd_digest_summary", place, size, number, number, place)
+    digest.restype = digest_summary.restype = ctypes.c_uint64
     return _Calls(
         native.function(library, "hookd_summary", place, size, number, number, place),
         native.function(library, "hookd_summary_strided", place, number, place, place, number, number, place),
         native.function(library, "hookd_is_finite", place, size, number, number),
         largest,
+        digest,
+        digest_summary,
     )
 
 

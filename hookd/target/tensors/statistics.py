@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookd.api.digest import Digest
 from hookd.api.passive import of_tensor
 from hookd.api.summary import Largest, Summary
 from hookd.target.tensors import kernel
@@ -83,6 +84,19 @@ class Numeric:
         if then is not None:
             then(summary)
         return summary
+
+    def digest(self, tensor: Tensor) -> Digest | None:
+        """Implement `Context.digest`."""
+        made = self.kernel
+        plain = tensor if type(tensor) in PLAIN else _stored(tensor)
+        if made is None or plain is None or plain.layout is not STRIDED or of_tensor(plain, "is_nested"):
+            return None
+        if not on_host(plain) or plain.is_meta or (plain.numel() and not is_readable(plain)):
+            return None
+        plain = plain.detach()
+        plain = plain.resolve_conj().resolve_neg().contiguous()
+        bits, sums = made.digest(torch.view_as_real(plain) if plain.is_complex() else plain)
+        return Digest(bits, None if sums is None else Summary.of_sums(sums))
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
         """Implement `Context.is_finite`."""

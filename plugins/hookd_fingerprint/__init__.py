@@ -1,0 +1,197 @@
+"""Record digests of what each step computes, so that `hookd diff` can tell where two runs part.
+
+In each sampled step, in the order in which things happen:
+
+    random       the states of the random number generators of torch, Python and numpy, before the first call of a model
+    data         what a model is called with
+    forward      what goes into each module, and what comes out
+    loss         what the backward begins with
+    weights      each parameter before the optimizer's step, if the step before was not sampled
+    gradients    each parameter's gradient, as the optimizer uses it
+    state        the optimizer's own tensors, in the first step that is recorded
+    update       each parameter after the optimizer's step
+    buffers      each buffer at the end of the step
+
+and the settings of the optimizers. Of each tensor there are a digest of its bits, its L2 norm, its least and greatest finite
+element, and how many are not finite. They are sent to the tool that asked for them, `hookd fingerprint`, which writes the file;
+while no tool reads, nothing is computed. The first step is left out: the attach may have been in the middle of it.
+
+    hookd_fingerprint_steps_total     steps recorded
+    hookd_fingerprint_lost_total      steps that the tool was too slow for
+
+Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `gradients=false`, `update=false` (with the buffers).
+
+Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
+or nested kind, which are counted. A tensor that is changed through `.data` between two calls counts as unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookd import (
+    Context,
+    Module,
+    Plugin,
+    buffers_of,
+    groups_of,
+    hookimpl,
+    modules_in,
+    name_within,
+    of_tensor,
+    peek,
+    tensors,
+)
+from hookd_fingerprint.entries import Entries
+from hookd_fingerprint.random_states import random_states
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["Fingerprint"]
+
+
+class Fingerprint(Plugin):
+    """Sends the digests of each sampled step to the tool that reads them."""
+
+    name = "fingerprint"
+    sampled = ("forward_pre", "forward", "loss", "step_pre", "step_post")
+
+    @hookimpl
+    def configure(self, context: Context) -> None:
+        """Read the options and declare the metrics."""
+        self.context = context
+        self.selected = context.globs("modules")
+        self.has_forward = context.option("forward", default=True)
+        self.has_gradients = context.option("gradients", default=True)
+        self.has_update = context.option("update", default=True)
+        self.steps = context.counter("steps", "Steps recorded.").labels()
+        self.lost = context.counter("lost", "Steps that the tool was too slow for.").labels()
+        self.entries = Entries(context)
+        self.settings: list[dict[str, object]] = []
+        self.reader = 0  # whose first step is behind us
+        self.before = 0  # the last step that was recorded
+        self.is_open = False  # whether the step in progress is being recorded
+        self._listen(wanted=False)
+
+    def _listen(self, *, wanted: bool) -> None:
+        for hook in self.sampled:
+            self.context.listen(hook, wanted=wanted)
+
+    @hookimpl
+    def select(self, module: Module) -> bool:
+        """Select the roots, and the modules that the options name."""
+        return not module.depth or (self.has_forward and self.selected.match(module.name))
+
+    def _begins(self) -> bool:
+        """Whether events of the step in progress are recorded; if so, and this is its first, begin."""
+        reader = self.context.reader
+        if not reader or reader != self.reader:
+            return False
+        if not self.is_open:
+            self.is_open = True
+            for kind, bits in random_states(self.context):
+                self.entries.add_bits("random", kind, bits)
+        return True
+
+    @hookimpl
+    def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], inference: bool) -> None:
+        """Record what a module is called with."""
+        if inference or not self._begins():
+            return
+        phase = "forward" if module.depth else "data"
+        call = self.entries.begin_call(module.name)
+        given = [*inputs, *kwargs.values()]
+        for at, tensor in enumerate(tensors(given)):
+            self.entries.add(phase, module.name, call, f"input {at}", tensor)
+
+    @hookimpl
+    def forward(self, module: Module, output: Any, inference: bool) -> None:
+        """Record what a module returns."""
+        if inference or not self.is_open or not self.has_forward:
+            return
+        call = self.entries.call(module.name)
+        for at, tensor in enumerate(tensors(output)):
+            self.entries.add("forward", module.name, call, f"output {at}", tensor)
+
+    @hookimpl
+    def loss(self, tensors: tuple[Any, ...]) -> None:
+        """Record what a backward begins with."""
+        if self._begins():
+            call = self.entries.begin_call("loss")
+            for at, tensor in enumerate(tensors):
+                self.entries.add("loss", "", call, f"input {at}", tensor)
+
+    @hookimpl
+    def step_pre(self, optimizer: Optimizer) -> None:
+        """Record what the optimizer is about to use."""
+        if not self._begins():
+            return
+        parameters = self.context.ordered_parameters(optimizer)
+        number = self.entries.begin_call("optimizer")
+        kind = type(optimizer).__name__
+        for at, group in enumerate(groups_of(optimizer)):
+            values = {name: value for name, value in group.items() if type(value) in (bool, int, float, str, tuple)}
+            self.settings.append(
+                {"optimizer": kind, "group": at, **{name: str(value) for name, value in values.items()}}
+            )
+        if self.has_update and self.before != self.context.step - 1:
+            for name, parameter in parameters:
+                self.entries.add("weights", name, number, "value", parameter)
+        if self.has_gradients:
+            for name, parameter in parameters:
+                if (grad := of_tensor(parameter, "grad")) is not None:
+                    self.entries.add("gradients", name, number, "grad", grad)
+        if self.has_update and not self.before:
+            states = peek(optimizer, "state")
+            by_id = {id(of): state for of, state in dict.items(states)} if issubclass(type(states), dict) else {}
+            for name, parameter in parameters:
+                self._add_state(name, number, by_id.get(id(parameter)))
+
+    def _add_state(self, name: str, number: int, state: Any) -> None:
+        for key, value in state.items() if type(state) is dict else ():
+            for tensor in tensors(value):
+                self.entries.add("state", name, number, str(key), tensor)
+
+    @hookimpl
+    def step_post(self, optimizer: Optimizer) -> None:
+        """Record what the optimizer has made of the parameters."""
+        if self.is_open and self.has_update:
+            number = self.entries.call("optimizer")
+            for name, parameter in self.context.ordered_parameters(optimizer):
+                self.entries.add("update", name, number, "value", parameter)
+
+    @hookimpl
+    def step_done(self, step: int) -> None:
+        """Send the record of the step."""
+        reader = self.context.reader
+        if self.is_open:
+            if self.has_update:
+                self._add_buffers()
+            head = {"step": step, "is_absolute": self.context.is_step_absolute, "settings": self.settings}
+            if self.entries.send(head):
+                self.steps.inc()
+                self.before = step
+            else:
+                self.lost.inc()
+            self._end()
+        if reader != self.reader:
+            self._listen(wanted=bool(reader))
+            self.reader, self.before = reader, 0
+            self.entries.begin_stream()
+
+    def _add_buffers(self) -> None:
+        for root, model in self.context.models():
+            for path, module in modules_in(model):
+                for name, buffer in buffers_of(module).items():
+                    self.entries.add_buffer(name_within(root.name, f"{path}.{name}" if path else name), buffer)
+
+    def _end(self) -> None:
+        self.is_open = False
+        self.settings = []
+        self.entries.clear()
+
+    @hookimpl
+    def unconfigure(self) -> None:
+        """Forget what belongs to the training."""
+        self._end()

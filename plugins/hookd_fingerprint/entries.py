@@ -1,0 +1,112 @@
+"""Collect the digests of a step, and encode them for the tool.
+
+A record is the length of a JSON object in four bytes, the object, and the entries. The object has the step, the settings of the
+optimizers, the number of tensors that could not be read, and the keys that are new in this stream: a key is a list of phase, name,
+number of the call in the step, slot, dtype and shape, and its number is that of its place among all keys of the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from hookd import of_tensor, tensor_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hookd import Context, Digest
+
+ENTRY = Struct("=IIQddd")
+"""An entry: the number of its key, elements that are not finite, digest, norm, least and greatest finite element; 0 without numbers."""
+
+Key = tuple[str, str, int, str, str, tuple[int, ...]]
+
+
+class Entries:
+    """The entries of the step in progress, and the keys of the stream."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._keys: dict[Key, int] = {}
+        self._new: list[Key] = []
+        self._entries = bytearray()
+        self._calls: dict[str, int] = {}
+        self._unread = 0
+        self._known: dict[int, tuple[Callable[[], Any], int, Digest | None]] = {}  # by the id of a tensor of this step
+        self._buffers: dict[str, tuple[int, int, Digest | None]] = {}  # by name: id, version and digest
+
+    def begin_call(self, name: str) -> int:
+        """Return the number of a call in this step, from 0."""
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        return number
+
+    def call(self, name: str) -> int:
+        """Return the number of the last call that has begun."""
+        return self._calls.get(name, 0)
+
+    def add_bits(self, phase: str, slot: str, bits: int) -> None:
+        """Add an entry that only has a digest."""
+        self._append((phase, "", 0, slot, "", ()), bits, 0, 0.0, 0.0, 0.0)
+
+    def add(self, phase: str, name: str, call: int, slot: str, tensor: Any) -> None:
+        """Add a tensor. One that the training computes is read once, though it comes out of one module and goes into others."""
+        if of_tensor(tensor, "grad_fn") is None:
+            self._add(phase, name, call, slot, tensor, self._context.digest(tensor))
+            return
+        version = of_tensor(tensor, "_version")
+        ref, then, digest = self._known.get(id(tensor), (None, 0, None))
+        if ref is None or ref() is not tensor or then != version:
+            digest = self._context.digest(tensor)
+            self._known[id(tensor)] = tensor_ref(tensor), version, digest
+        self._add(phase, name, call, slot, tensor, digest)
+
+    def add_buffer(self, name: str, buffer: Any) -> None:
+        """Add a buffer; one that has not been written is not read again."""
+        number, version, digest = self._buffers.get(name, (0, 0, None))
+        now = of_tensor(buffer, "_version")
+        if digest is None or number != id(buffer) or version != now:
+            digest = self._context.digest(buffer)
+            self._buffers[name] = id(buffer), now, digest
+        self._add("buffers", name, 0, "value", buffer, digest)
+
+    def _add(self, phase: str, name: str, call: int, slot: str, tensor: Any, digest: Digest | None) -> None:
+        if digest is None:
+            self._unread += 1
+            return
+        key = phase, name, call, slot, str(of_tensor(tensor, "dtype"))[6:], tuple(of_tensor(tensor, "shape"))
+        found = digest.summary
+        if found is None:
+            self._append(key, digest.bits, 0, 0.0, 0.0, 0.0)
+        else:
+            bad = found.nans + found.infs
+            ends = (0.0, 0.0, 0.0) if bad == found.count else (found.norm, found.min, found.max)
+            self._append(key, digest.bits, min(bad, 0xFFFFFFFF), *ends)
+
+    def _append(self, key: Key, bits: int, bad: int, norm: float, least: float, greatest: float) -> None:
+        number = self._keys.get(key)
+        if number is None:
+            number = self._keys[key] = len(self._keys)
+            self._new.append(key)
+        self._entries += ENTRY.pack(number, bad, bits, norm, least, greatest)
+
+    def send(self, head: Mapping[str, object]) -> bool:
+        """Send the step to the tool; return whether it had room."""
+        whole = json.dumps({**head, "unread": self._unread, "keys": self._new}).encode()
+        is_sent = self._context.send(len(whole).to_bytes(4, "little") + whole + self._entries)
+        if is_sent:
+            self._new = []
+        return is_sent
+
+    def begin_stream(self) -> None:
+        """Forget the keys: the next reader knows none."""
+        self._keys.clear()
+        self._new = []
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self._entries.clear()
+        self._calls.clear()
+        self._known.clear()
+        self._unread = 0
