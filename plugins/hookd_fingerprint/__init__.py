@@ -6,7 +6,7 @@ In each sampled step, in the order in which things happen:
     data         what a model is called with
     forward      what goes into each module, and what comes out
     loss         what the backward begins with
-    weights      each parameter before the optimizer's step, if the step before was not sampled
+    weights      each parameter before the optimizer's step, if it has been written since the last one, or that was not sampled
     gradients    each parameter's gradient, as the optimizer uses it
     state        the optimizer's own tensors, in the first step that is recorded
     update       each parameter after the optimizer's step
@@ -14,7 +14,7 @@ In each sampled step, in the order in which things happen:
 
 and the settings of the optimizers. Of each tensor there are a digest of its bits, its L2 norm, its least and greatest finite
 element, and how many are not finite. They are sent to the tool that asked for them, `hookd fingerprint`, which writes the file;
-while no tool reads, nothing is computed. The first step is left out: the attach may have been in the middle of it.
+while no tool reads, nothing is computed. The tool drops a first step that lacks what the second has: the attach was in the middle of it.
 
     hookd_fingerprint_steps_total     steps recorded
     hookd_fingerprint_lost_total      steps that the tool was too slow for
@@ -22,12 +22,14 @@ while no tool reads, nothing is computed. The first step is left out: the attach
 Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `gradients=false`, `update=false` (with the buffers).
 
 Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
-or nested kind, which are counted. A tensor that is changed through `.data` between two calls counts as unchanged.
+or nested kind, which are counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from hookd import (
     Context,
@@ -46,6 +48,8 @@ from hookd_fingerprint.entries import Entries
 from hookd_fingerprint.random_states import random_states
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.optim import Optimizer
 
 __all__ = ["Fingerprint"]
@@ -69,14 +73,10 @@ class Fingerprint(Plugin):
         self.lost = context.counter("lost", "Steps that the tool was too slow for.").labels()
         self.entries = Entries(context)
         self.settings: list[dict[str, object]] = []
-        self.reader = 0  # whose first step is behind us
-        self.before = 0  # the last step that was recorded
+        self.reader = 0
+        self.before = -1  # the last step that was recorded in this stream
+        self.versions: dict[str, int] = {}  # torch's counts of changes of the parameters, after the optimizer's step
         self.is_open = False  # whether the step in progress is being recorded
-        self._listen(wanted=False)
-
-    def _listen(self, *, wanted: bool) -> None:
-        for hook in self.sampled:
-            self.context.listen(hook, wanted=wanted)
 
     @hookimpl
     def select(self, module: Module) -> bool:
@@ -86,7 +86,10 @@ class Fingerprint(Plugin):
     def _begins(self) -> bool:
         """Whether events of the step in progress are recorded; if so, and this is its first, begin."""
         reader = self.context.reader
-        if not reader or reader != self.reader:
+        if reader != self.reader:
+            self.reader, self.before = reader, -1
+            self.entries.begin_stream()
+        if not reader:
             return False
         if not self.is_open:
             self.is_open = True
@@ -131,22 +134,27 @@ class Fingerprint(Plugin):
         number = self.entries.begin_call("optimizer")
         kind = type(optimizer).__name__
         for at, group in enumerate(groups_of(optimizer)):
-            values = {name: value for name, value in group.items() if type(value) in (bool, int, float, str, tuple)}
-            self.settings.append(
-                {"optimizer": kind, "group": at, **{name: str(value) for name, value in values.items()}}
-            )
-        if self.has_update and self.before != self.context.step - 1:
-            for name, parameter in parameters:
+            self.settings.append({"optimizer": kind, "group": at, **_numbers(group)})
+        self.settings.append({"optimizer": kind, "steps done": self._steps_done(optimizer)})
+        is_next = self.before == self.context.step - 1
+        for name, parameter in parameters if self.has_update else ():
+            if not is_next or self.versions.get(name) != of_tensor(parameter, "_version"):
                 self.entries.add("weights", name, number, "value", parameter)
         if self.has_gradients:
             for name, parameter in parameters:
                 if (grad := of_tensor(parameter, "grad")) is not None:
                     self.entries.add("gradients", name, number, "grad", grad)
-        if self.has_update and not self.before:
-            states = peek(optimizer, "state")
-            by_id = {id(of): state for of, state in dict.items(states)} if issubclass(type(states), dict) else {}
+        if self.has_update and self.before < 0:
+            states = _states(optimizer)
             for name, parameter in parameters:
-                self._add_state(name, number, by_id.get(id(parameter)))
+                self._add_state(name, number, states.get(id(parameter)))
+
+    def _steps_done(self, optimizer: Optimizer) -> float:
+        """Return how many steps the optimizer itself has counted, which is 0 for one that was made anew or does not count."""
+        state = next(iter(_states(optimizer).values()), None)
+        steps = state.get("step") if type(state) is dict else None
+        number = self.context.number(steps) if issubclass(type(steps), Tensor) else steps
+        return float(number) if type(number) in (int, float) else 0.0
 
     def _add_state(self, name: str, number: int, state: Any) -> None:
         for key, value in state.items() if type(state) is dict else ():
@@ -160,11 +168,11 @@ class Fingerprint(Plugin):
             number = self.entries.call("optimizer")
             for name, parameter in self.context.ordered_parameters(optimizer):
                 self.entries.add("update", name, number, "value", parameter)
+                self.versions[name] = of_tensor(parameter, "_version")
 
     @hookimpl
     def step_done(self, step: int) -> None:
         """Send the record of the step."""
-        reader = self.context.reader
         if self.is_open:
             if self.has_update:
                 self._add_buffers()
@@ -175,16 +183,15 @@ class Fingerprint(Plugin):
             else:
                 self.lost.inc()
             self._end()
-        if reader != self.reader:
-            self._listen(wanted=bool(reader))
-            self.reader, self.before = reader, 0
-            self.entries.begin_stream()
+        for hook in self.sampled:
+            self.context.listen(hook, wanted=bool(self.context.reader))
 
     def _add_buffers(self) -> None:
         for root, model in self.context.models():
             for path, module in modules_in(model):
                 for name, buffer in buffers_of(module).items():
-                    self.entries.add_buffer(name_within(root.name, f"{path}.{name}" if path else name), buffer)
+                    own_name = name_within(root.name, f"{path}.{name}" if path else name)
+                    self.entries.add("buffers", own_name, 0, "value", buffer)
 
     def _end(self) -> None:
         self.is_open = False
@@ -195,3 +202,20 @@ class Fingerprint(Plugin):
     def unconfigure(self) -> None:
         """Forget what belongs to the training."""
         self._end()
+
+
+def _states(optimizer: Optimizer) -> dict[int, Any]:
+    """Return the state of each parameter, by the parameter's id."""
+    states = peek(optimizer, "state")
+    return {id(of): state for of, state in dict.items(states)} if issubclass(type(states), dict) else {}
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, object]:
+    """Return the settings of a group: numbers as floats, others as text."""
+    found: dict[str, object] = {}
+    for name, value in group.items():
+        if type(value) in (int, float):
+            found[name] = float(value)
+        elif type(value) in (bool, str, tuple):
+            found[name] = str(value)
+    return found

@@ -35,7 +35,6 @@ class Entries:
         self._calls: dict[str, int] = {}
         self._unread = 0
         self._known: dict[int, tuple[Callable[[], Any], int, Digest | None]] = {}  # by the id of a tensor of this step
-        self._buffers: dict[str, tuple[int, int, Digest | None]] = {}  # by name: id, version and digest
 
     def begin_call(self, name: str) -> int:
         """Return the number of a call in this step, from 0."""
@@ -61,15 +60,6 @@ class Entries:
             digest = self._context.digest(tensor)
             self._known[id(tensor)] = tensor_ref(tensor), version, digest
         self._add(phase, name, call, slot, tensor, digest)
-
-    def add_buffer(self, name: str, buffer: Any) -> None:
-        """Add a buffer; one that has not been written is not read again."""
-        number, version, digest = self._buffers.get(name, (0, 0, None))
-        now = of_tensor(buffer, "_version")
-        if digest is None or number != id(buffer) or version != now:
-            digest = self._context.digest(buffer)
-            self._buffers[name] = id(buffer), now, digest
-        self._add("buffers", name, 0, "value", buffer, digest)
 
     def _add(self, phase: str, name: str, call: int, slot: str, tensor: Any, digest: Digest | None) -> None:
         if digest is None:

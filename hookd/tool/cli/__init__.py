@@ -38,6 +38,8 @@ COMMANDS = {
     "replay": "hookd.tool.cli.replay:replay",
     "trace": "hookd.tool.cli.trace:trace",
     "record": "hookd.tool.cli.record:record",
+    "fingerprint": "hookd.tool.cli.fingerprint:fingerprint",
+    "diff": "hookd.tool.cli.diff:diff",
     "plugin": "hookd.tool.cli.plugin:plugin",
     "config": "hookd.tool.cli.config:config",
     "doctor": "hookd.tool.cli.doctor:doctor",

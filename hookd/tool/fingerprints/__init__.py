@@ -1,0 +1,1 @@
+"""Fingerprints of trainings: what `hookd fingerprint` writes, and what `hookd diff` compares."""

@@ -1,0 +1,109 @@
+"""Match the steps and the names of two fingerprints."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookd.tool.fingerprints.steps import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from hookd.tool.fingerprints.file import Fingerprint
+    from hookd.tool.fingerprints.steps import Entry, Key
+
+Spot = tuple[str, str, int, str]
+"""What was read, without its type: phase, name, number of the call, slot."""
+_WRAPPERS = re.compile(r"(^|(?<=\.))(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Names that DistributedDataParallel, torch.compile, FSDP and checkpoint_wrapper put before those of a model."""
+_LOOKED_AT = 50
+"""Steps of each file by which the distance of their numbers is found."""
+
+
+class Pair(NamedTuple):
+    """What both runs have at one spot; None where one lacks it."""
+
+    spot: Spot
+    a: Entry | None
+    b: Entry | None
+    kinds: tuple[str, str]
+    """Dtype and shape of both, in words."""
+
+
+def offset(a: Fingerprint, b: Fingerprint) -> int:
+    """Return by how much the numbers of B's steps are larger than those of the same steps of A.
+
+    Numbers that count from the beginning of the training are trusted. Others are matched by steps that have the same batch.
+    """
+    firsts = [next((step for step in one.steps.values() if step is not None), None) for one in (a, b)]
+    if all(step is not None and step.is_absolute for step in firsts):
+        return 0
+    known = {_batch(step): step.number for step in _whole(a)}
+    found = Counter(step.number - known[batch] for step in _whole(b) if (batch := _batch(step)) in known)
+    return 0 if not found or 0 in found else found.most_common(1)[0][0]
+
+
+def _whole(one: Fingerprint) -> Iterator[Step]:
+    yield from [step for step in one.steps.values() if step is not None and _batch(step)][:_LOOKED_AT]
+
+
+def _batch(step: Step) -> tuple[int, ...]:
+    return tuple(entry.bits for key, entry in step.entries.items() if key.phase == "data")
+
+
+def renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """Return a step without the names of wrappers, and with names replaced; a name includes what is below it."""
+    entries = {key._replace(name=_renamed(key.name, names)): entry for key, entry in step.entries.items()}
+    return replace(step, entries=entries)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    plain = _WRAPPERS.sub("", name)
+    for old, new in names.items():
+        if plain == old or plain.startswith(f"{old}."):
+            return new + plain[len(old) :]
+    return plain
+
+
+def guess(a: Step, b: Step) -> dict[str, str]:
+    """Return names of A that B probably calls otherwise: in the same place, with values of the same type, one by one."""
+    theirs, ours = _names(b), _names(a)
+    lost, new = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
+    if not lost or len(lost) != len(new) or any(ours[x] != theirs[y] for x, y in zip(lost, new, strict=True)):
+        return {}
+    return dict(zip(lost, new, strict=True))
+
+
+def _names(step: Step) -> dict[str, list[tuple[object, ...]]]:
+    """Return what there is of each module or parameter, in order."""
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for key in step.entries:
+        if key.name:
+            found.setdefault(key.name, []).append((key.phase, key.call, key.slot, key.dtype, key.shape))
+    return found
+
+
+def pairs(a: Step, b: Step) -> list[Pair]:
+    """Return what both steps have, in A's order, and what only one has after it."""
+    ours, theirs = _by_spot(a), _by_spot(b)
+    spots: Iterable[Spot] = {**dict.fromkeys(ours), **dict.fromkeys(theirs)}
+    found = []
+    for spot in spots:
+        (first, one), (second, other) = ours.get(spot, (None, None)), theirs.get(spot, (None, None))
+        found.append(Pair(spot, one, other, (_kind(first), _kind(second))))
+    return found
+
+
+def _by_spot(step: Step) -> dict[Spot, tuple[Key, Entry]]:
+    return {(key.phase, key.name, key.call, key.slot): (key, entry) for key, entry in step.entries.items()}
+
+
+def _kind(key: Key | None) -> str:
+    return "" if key is None else f"{key.dtype} {_shape(key.shape)}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"

@@ -1,0 +1,228 @@
+"""Compare two fingerprints: where do the runs part, and why?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hookd.tool.fingerprints import alignment
+from hookd.tool.fingerprints.explanation import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hookd.tool.fingerprints.alignment import Pair
+    from hookd.tool.fingerprints.file import Fingerprint
+    from hookd.tool.fingerprints.steps import Entry, Step
+
+EQUAL, DIFFERENT, INCOMPARABLE = 0, 1, 2
+"""Exit codes of `hookd diff`."""
+LOOKED_AT = 20
+"""Equal steps before the first difference in which a generator that differs shows that nothing depends on it."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How different a step is.
+
+    Attributes:
+        step: its number in A.
+        differing, pairs: number of things that differ, of so many that both have.
+        relative: the largest relative difference of norms among them.
+    """
+
+    step: int
+    differing: int
+    pairs: int
+    relative: float
+
+
+@dataclass
+class Comparison:
+    """The result.
+
+    Attributes:
+        code: one of EQUAL, DIFFERENT, INCOMPARABLE.
+        sentence: the result in one sentence.
+        step: the first step that differs; 0 if none does.
+        phase, name: where it differs first; "" if unknown.
+        advice: what to do; "" for nothing.
+        notes: what was assumed, and what could not be compared.
+        compared: number of steps that both have.
+        growth: the steps whose entries both have, from the first different one on.
+    """
+
+    code: int
+    sentence: str
+    step: int = 0
+    phase: str = ""
+    name: str = ""
+    advice: str = ""
+    notes: list[str] = field(default_factory=list)
+    compared: int = 0
+    growth: list[Growth] = field(default_factory=list)
+
+
+def compare(a: Fingerprint, b: Fingerprint, *, tolerance: float = 0.0, names: Mapping[str, str] | None = None) -> Comparison:
+    """Compare two fingerprints step by step.
+
+    Args:
+        a, b: the fingerprints.
+        tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares
+            bits.
+        names: how B calls modules of A.
+    """
+    later = alignment.offset(a, b)
+    common = [step for step in a.steps if step + later in b.steps]
+    if not common:
+        return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
+                          advice="Record the same steps, with the same --every.")  # fmt: skip
+    notes = [f"Step N of A is step N+{later} of B: they have the same batches."] if later else []
+    comparer = _Comparer(a, b, later, tolerance, dict(names or {}))
+    notes += comparer.guess(common)
+    different = [step for step in common if not comparer.is_equal(step)]
+    if not different:
+        what = "" if not tolerance else f" within a tolerance of {tolerance:g}"
+        steps = f"{len(common)} step" + ("s" if len(common) > 1 else "")
+        if generators := comparer.generators(common):
+            notes.append(f"The random state of {', '.join(sorted(generators))} differs; nothing that was computed depends on it.")
+        return Comparison(EQUAL, f"Equal in {steps}{what}.", notes=notes, compared=len(common))
+    return _parted(comparer, common, different, notes)
+
+
+def _parted(comparer: _Comparer, common: list[int], different: list[int], notes: list[str]) -> Comparison:
+    first = different[0]
+    known = next((step for step in different if comparer.is_whole(step)), None)
+    growth = [comparer.growth(step) for step in common if step >= first and comparer.is_whole(step)]
+    if known is None:
+        sentence = f"Step {first} differs; the entries of that and of all later steps were dropped to keep a file small."
+        return Comparison(DIFFERENT, sentence, first, notes=notes, compared=len(common),
+                          advice="Record again, with a larger --max-size, or fewer --modules.")  # fmt: skip
+    if known != first:
+        notes = [*notes, f"The first step that differs is {first}; step {known} is the first of them with entries in both files."]
+    at = common.index(known)
+    before = common[at - 1] if at else None
+    unused = comparer.generators(common[max(0, at - LOOKED_AT) : at])  # the steps in which they differed were equal
+    pairs = [pair for pair in comparer.pairs(known) if pair.spot[0] != "random" or pair.spot[3] not in unused]
+    found = explain(known, pairs, comparer.settings(known), comparer.is_same, first=not at, adjacent=before == known - 1)
+    return Comparison(DIFFERENT, found.sentence, first, found.phase, found.name, found.advice, notes, len(common), growth)
+
+
+class _Comparer:
+    """Compares the steps of two fingerprints."""
+
+    def __init__(self, a: Fingerprint, b: Fingerprint, later: int, tolerance: float, names: dict[str, str]) -> None:
+        self._a, self._b, self._later, self._tolerance = a, b, later, tolerance
+        self._names = names
+
+    def guess(self, common: list[int]) -> list[str]:
+        """Find modules that B calls otherwise, from the first step with entries; return notes on them."""
+        step = next((step for step in common if self.is_whole(step)), None)
+        if step is None:
+            return []
+        one, other = self._steps(step)
+        names = alignment.guess(one, other)
+        self._names.update(names)
+        ours, theirs = ({key.name for key in of.entries if key.phase == "forward"} for of in self._steps(step))
+        lost, new = sorted(ours - theirs), sorted(theirs - ours)
+        notes = [f"{old} of A is taken for {new} of B." for old, new in _shortest(names).items()]
+        notes += [f"Only A calls {_listed(lost)}."] if lost else []
+        notes += [f"Only B calls {_listed(new)}."] if new else []
+        unread = max(one.unread, other.unread)
+        notes += [f"{unread} tensors of a step were not in host memory, and are not compared."] if unread else []
+        return notes
+
+    def is_whole(self, step: int) -> bool:
+        """Whether both files have the entries of a step."""
+        return self._a.steps[step] is not None and self._b.steps[step + self._later] is not None
+
+    def _steps(self, step: int) -> tuple[Step, Step]:
+        return self._step(self._a, step, self._names), self._step(self._b, step + self._later, {})
+
+    @staticmethod
+    def _step(of: Fingerprint, step: int, names: Mapping[str, str]) -> Step:
+        """Return a step with all weights before it: those that were not written since are in the step before."""
+        found, before = of.steps[step], of.steps.get(step - 1)
+        assert found is not None  # see `is_whole`
+        updates = before.entries.items() if before is not None else ()
+        weights = {key._replace(phase="weights"): entry for key, entry in updates if key.phase == "update"}
+        return alignment.renamed(replace(found, entries={**weights, **found.entries}), names)
+
+    def pairs(self, step: int) -> list[Pair]:
+        """Return what a step of A and that of B have."""
+        return alignment.pairs(*self._steps(step))
+
+    def settings(self, step: int) -> list[str]:
+        """Return the settings of the optimizers that differ, in words."""
+        one, other = self._steps(step)
+        if len(one.settings) != len(other.settings):
+            return [f"{len(one.settings)} groups of parameters against {len(other.settings)}"]
+        return [
+            f"{name} {ours.get(name, 'unset')} against {theirs.get(name, 'unset')}"
+            for ours, theirs in zip(one.settings, other.settings, strict=True)
+            for name in {**ours, **theirs}
+            if ours.get(name) != theirs.get(name)
+        ]
+
+    def is_equal(self, step: int) -> bool:
+        """Whether all that both have of a step is equal."""
+        if self._a.digests[step] == self._b.digests[step + self._later]:
+            return True
+        if not self.is_whole(step):
+            return False
+        pairs = [pair for pair in self.pairs(step) if pair.spot[0] != "random"]
+        return not self.settings(step) and all(map(self.is_same, pairs))
+
+    def generators(self, steps: Iterable[int]) -> set[str]:
+        """Return the random number generators that differ in any of these steps."""
+        return {
+            pair.spot[3]
+            for step in steps
+            if self.is_whole(step) and self._a.digests[step] != self._b.digests[step + self._later]
+            for pair in self.pairs(step)
+            if pair.spot[0] == "random" and not self.is_same(pair)
+        }
+
+    def is_same(self, pair: Pair) -> bool:
+        """Whether a pair is equal, or only one has it: a module that was inserted, or a gradient that a file leaves out."""
+        one, other = pair.a, pair.b
+        if one is None or other is None:
+            return one is other or pair.spot[0] != "gradients"
+        if one.bits == other.bits and (self._tolerance or pair.kinds[0] == pair.kinds[1]):
+            return True
+        if not self._tolerance or one.bad != other.bad or not (one.norm or other.norm):
+            return False
+        return _relative(one, other) <= self._tolerance
+
+    def growth(self, step: int) -> Growth:
+        """Return how different a step is."""
+        both = [pair for pair in self.pairs(step) if pair.a is not None and pair.b is not None]
+        differing = [pair for pair in both if not self.is_same(pair)]
+        most = max((_relative(pair.a, pair.b) for pair in differing if pair.a and pair.b), default=0.0)
+        return Growth(step, len(differing), len(both), most)
+
+
+def _relative(a: Entry, b: Entry) -> float:
+    """Return the largest relative difference of norm, least and greatest element; the ends relative to the largest magnitude."""
+    size = max(abs(a.least), abs(a.greatest), abs(b.least), abs(b.greatest))
+    of_ends = max(abs(a.least - b.least), abs(a.greatest - b.greatest)) / size if size else 0.0
+    norm = max(a.norm, b.norm)
+    return max(abs(a.norm - b.norm) / norm if norm else 0.0, of_ends)
+
+
+def _shortest(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the renamed modules without those below them that are renamed in the same way."""
+    found: dict[str, str] = {}
+    for old, new in sorted(names.items(), key=lambda item: len(item[0])):
+        if not any(old.startswith(f"{above}.") and new == found[above] + old[len(above) :] for above in found):
+            found[old] = new
+    return found
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _range(one: Fingerprint) -> str:
+    steps = list(one.steps)
+    return f"steps {steps[0]} to {steps[-1]}" if steps else "none"

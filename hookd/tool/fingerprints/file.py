@@ -1,0 +1,213 @@
+"""The file of a fingerprint: lines of JSON, which any program can read.
+
+    {"hookd fingerprint": 1, "run": …, "rank": …, …}       the first line; the number is the version of the format
+    {"keys": [[phase, name, call, slot, dtype, shape], …]}  keys that are new; they are counted from 0 through the file
+    {"step": 17, "is_absolute": true, "digest": "…", "settings": […], "unread": 0,
+     "entries": [[key, digest, bad, norm, least, greatest], …]}     a step, see `steps.Step`
+    {"step": 16, "digest": "…"}                             a step whose entries were dropped to keep the file small
+
+Each line is written at once. A line without its end is that of a writer that was killed, and does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from hookd.errors import HookdError
+from hookd.tool.fingerprints.steps import Entry, Key, Step, count, key_of, settings_of
+from hookd.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+FORMAT, VERSION = "hookd fingerprint", 1
+LAST = 16
+"""The last steps keep their entries."""
+_MAX_LINE = 1 << 28
+
+
+class About(TypedDict, total=False):
+    """What a file says of the training, beside its steps."""
+
+    run: str
+    rank: int
+    pid: int
+    python: str
+    torch: str
+    hookd: str
+    options: dict[str, str]
+
+
+@dataclass
+class Fingerprint:
+    """The contents of a file.
+
+    Attributes:
+        about: the training.
+        steps: by number, in order; those without entries are None.
+        digests: of all steps.
+    """
+
+    about: About
+    steps: dict[int, Step | None] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes a fingerprint step by step, and drops entries of old steps when the file gets too large.
+
+    Args:
+        path: of a file that does not exist.
+        about: the training.
+        max_bytes: largest size of the file.
+
+    Attributes:
+        size: of the file in bytes.
+        first, last, steps: the numbers of the first and the last step, and of the steps.
+
+    Raises:
+        HookdError: reason "cannot-write".
+    """
+
+    def __init__(self, path: Path, about: About, max_bytes: int) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self.size = self.steps = self.first = self.last = 0
+        self._keys: dict[Key, int] = {}
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+        self._line({FORMAT: VERSION, "hookd": __version__, **about})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def add(self, step: Step) -> None:
+        """Append a step.
+
+        Raises:
+            HookdError: reason "cannot-write".
+        """
+        new = [key for key in step.entries if key not in self._keys]
+        if new:
+            self._keys.update({key: len(self._keys) + at for at, key in enumerate(new)})
+            self._line({"keys": new})
+        entries = [[self._keys[key], f"{one.bits:016x}", *one[1:]] for key, one in step.entries.items()]
+        self._line({
+            "step": step.number, "is_absolute": step.is_absolute, "digest": step.digest(), "settings": step.settings,
+            "unread": step.unread, "entries": entries,
+        })  # fmt: skip
+        self.first = self.first if self.steps else step.number
+        self.last, self.steps = step.number, self.steps + 1
+        if self.size > self._max_bytes:
+            self._shrink()
+
+    def _line(self, value: Mapping[str, Any]) -> None:
+        data = memoryview(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+        try:
+            while data:
+                written = os.write(self._fd, data)
+                data, self.size = data[written:], self.size + written
+        except OSError as exc:
+            raise _cannot_write(self._path, exc) from exc
+
+    def _shrink(self) -> None:
+        """Write the file again with entries for fewer of the old steps, until it takes half of its largest size at most."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        rows = [(json.loads(line), line) for line in lines]
+        steps = [row["step"] for row, _ in rows if "step" in row]
+        spacing = 10
+        kept = lines
+        while sum(map(len, kept)) > self._max_bytes // 2 and spacing < 10**9:
+            whole = {step for step in steps if step % spacing == 0} | set(steps[-LAST:]) | set(steps[:1])
+            kept = [line if "entries" not in row or row["step"] in whole else _short(row) for row, line in rows]
+            spacing *= 10
+        self._replace(b"".join(kept))
+
+    def _replace(self, data: bytes) -> None:
+        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(os.dup(fd), "wb") as file:
+                file.write(data)
+            part.replace(self._path)
+        except OSError as exc:
+            raise _cannot_write(self._path, exc) from exc
+        finally:
+            part.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd, self.size = fd, len(data)
+
+
+def read(path: Path) -> Fingerprint:
+    """Read a file.
+
+    Raises:
+        HookdError: reason "cannot-read" or "damaged"; the message names the line.
+    """
+    try:
+        with path.open("rb") as file:
+            return _read(path, file)
+    except OSError as exc:
+        raise HookdError(f"cannot read {path}: {exc.strerror or exc}", reason="cannot-read") from exc
+
+
+def _read(path: Path, file: Any) -> Fingerprint:
+    keys: list[Key] = []
+    found: Fingerprint | None = None
+    number = 0
+    while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
+        number += 1
+        try:
+            row = json.loads(line)
+            if found is None:
+                found = Fingerprint(_about(row))
+            elif "keys" in row:
+                keys += map(key_of, row["keys"])
+            else:
+                _take(found, row, keys)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:
+            if found is None:
+                break
+            raise HookdError(f"{path}: line {number} is damaged: {exc}", reason="damaged") from exc
+    if found is None:
+        raise HookdError(f"{path} is not a fingerprint of version {VERSION}", reason="damaged",
+                         hint="`hookd fingerprint PID -o FILE` makes one.")  # fmt: skip
+    return found
+
+
+def _about(row: Any) -> About:
+    if row.get(FORMAT) != VERSION:
+        raise ValueError("another format")
+    about: About = {"run": str(row.get("run", "")), "python": str(row.get("python", "")), "torch": str(row.get("torch", ""))}
+    for name in ("rank", "pid"):
+        if isinstance(row.get(name), int):
+            about[name] = row[name]  # type: ignore[literal-required]  # both are numbers
+    return about
+
+
+def _take(found: Fingerprint, row: Mapping[str, Any], keys: list[Key]) -> None:
+    number, digest = count(row["step"]), str(row["digest"])
+    found.digests[number] = digest
+    if "entries" not in row:
+        found.steps[number] = None
+        return
+    step = Step(number, row["is_absolute"] is True, settings_of(row["settings"]), count(row["unread"]))
+    for key, bits, bad, *ends in row["entries"]:
+        step.entries[keys[count(key)]] = Entry(int(bits, 16), count(bad), *map(float, ends))
+    if step.digest() != digest:
+        raise ValueError(f"the digest of step {number} does not agree with its entries")
+    found.steps[number] = step
+
+
+def _cannot_write(path: Path, exc: OSError) -> HookdError:
+    return HookdError(f"cannot write {path}: {exc.strerror or exc}", reason="cannot-write", hint="Choose another file with -o.")

@@ -1,0 +1,168 @@
+"""Receive a target's fingerprint and write its file. Blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookd.errors import HookdError
+from hookd.tool.attach import AttachRequest, Control, attach, detach
+from hookd.tool.attach.change import change
+from hookd.tool.config import PluginSpec
+from hookd.tool.fingerprints.file import About, Writer
+from hookd.tool.fingerprints.steps import Decoder, Step
+from hookd.tool.linux import proc
+from hookd.wire.stream import DATA, StreamReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from hookd.tool.attach.request import AttachResult
+
+NAME = "fingerprint"
+MEMORY = DATA + (16 << 20)
+"""Bytes of the stream: room for some seconds of a large model's steps."""
+POLL_S = 0.1
+_F_ADD_SEALS, _SHRINK, _GROW, _SEAL = 1033, 2, 4, 1  # linux/fcntl.h
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What has been recorded.
+
+    Attributes:
+        first, last: numbers of the first and the last step; 0 if there are none.
+        steps: number of steps in the file.
+        lost: steps that were not read in time.
+        unread: tensors of the last step that were not in host memory.
+        bytes: size of the file.
+        is_ended: whether the process ended meanwhile.
+    """
+
+    first: int
+    last: int
+    steps: int
+    lost: int
+    unread: int
+    bytes: int
+    is_ended: bool
+
+
+def record(
+    pid: int, path: Path, options: Mapping[str, str], *, steps: int | None, max_bytes: int, timeout_s: float,
+    began: Callable[[AttachResult], None], is_over: Callable[[], bool],
+) -> Recorded:  # fmt: skip
+    """Record the fingerprint of process `pid` until `steps` are in the file, it ends, or `is_over` returns True.
+
+    An agent that was there before stays as it was; another one leaves at the end.
+
+    Args:
+        pid: of the process.
+        path: of the file, which must not exist.
+        options: of the plugin.
+        steps: number of steps; None for no limit.
+        max_bytes: largest size of the file.
+        timeout_s: of the attach.
+        began: called once the recording has begun.
+        is_over: called again and again.
+
+    Raises:
+        HookdError: the attach fails, or the file cannot be written; the process continues as before.
+    """
+    with _attached(pid, options, timeout_s) as (result, control), _stream() as (reader, number):
+        control.request("stream", name=NAME, fds=[number])
+        identity = result.identity
+        about: About = {"run": str(identity.get("run", "")), "rank": int(identity.get("rank", 0)), "pid": pid,
+                        "python": str(identity.get("python", "")), "torch": str(identity.get("torch", "")),
+                        "options": dict(options)}  # fmt: skip
+        with Writer(path, about, max_bytes) as writer:
+            began(result)
+            return _drain(pid, reader, writer, steps, is_over)
+
+
+def _drain(pid: int, reader: StreamReader, writer: Writer, steps: int | None, is_over: Callable[[], bool]) -> Recorded:
+    received, unread, ticks = Received(writer), 0, proc.start_ticks(pid)
+    while True:
+        is_ended = not _lives(pid, ticks)  # first, so that what it wrote last is read below
+        for data in reader.records():
+            unread = received.add(data)
+            if steps is not None and writer.steps >= steps:
+                break
+        if is_ended or is_over() or (steps is not None and writer.steps >= steps):
+            return Recorded(writer.first, writer.last, writer.steps, reader.dropped, unread, writer.size, is_ended)
+        time.sleep(POLL_S)
+
+
+class Received:
+    """Writes the steps of a stream to a file. The first waits for the second: it is dropped if it lacks what that one has."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer, self._decoder = writer, Decoder()
+        self._first: Step | None = None
+        self._is_first_known = False
+
+    def add(self, record: bytes) -> int:
+        """Take one record; return the number of tensors that its step could not read.
+
+        Raises:
+            HookdError: it is not a step, or the file cannot be written.
+        """
+        step = self._decoder.step(record)
+        if self._is_first_known:
+            self._writer.add(step)
+        elif self._first is None:
+            self._first = step
+        else:
+            self._is_first_known = True
+            for one in (step,) if self._first.lacks(step) else (self._first, step):
+                self._writer.add(one)
+        return step.unread
+
+
+def _lives(pid: int, ticks: int) -> bool:
+    try:
+        return proc.start_ticks(pid) == ticks and proc.status(pid).state not in "ZX"
+    except (HookdError, OSError):
+        return False
+
+
+@contextlib.contextmanager
+def _stream() -> Iterator[tuple[StreamReader, int]]:
+    """Yield a stream and the descriptor of its memory. The memory is there from the beginning, and is charged to this process."""
+    number = os.memfd_create("hookd-stream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(number, 0, MEMORY)
+        _seal(number)
+        reader = StreamReader(number, MEMORY)
+        with contextlib.closing(reader):
+            yield reader, number
+    finally:
+        os.close(number)
+
+
+def _seal(number: int) -> None:
+    """Keep the target from truncating the memory, which would end this process by SIGBUS."""
+    import fcntl
+
+    fcntl.fcntl(number, _F_ADD_SEALS, _SHRINK | _GROW | _SEAL)
+
+
+@contextlib.contextmanager
+def _attached(pid: int, options: Mapping[str, str], timeout_s: float) -> Iterator[tuple[AttachResult, Control]]:
+    """Attach with the plugin, or load it into the agent that is there, and undo that at the end."""
+    spec = PluginSpec(NAME, dict(options))
+    result = attach(pid, AttachRequest(plugins=(spec,), timeout_s=timeout_s))
+    try:
+        with Control.connect(pid) as control:
+            control.request("lease", seconds=60.0)
+            yield result, control
+    finally:
+        with contextlib.suppress(HookdError):  # it has ended, or another tool has detached
+            if result.method != "existing":
+                detach(pid, timeout_s)
+            elif NAME in result.added:
+                change(pid, "unload", spec)

@@ -1,0 +1,173 @@
+"""The digests of one training step, and how they arrive from the target.
+
+Plugin `fingerprint` sends them: `plugins/hookd_fingerprint/entries.py` describes the records. What the target sends is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from struct import Struct
+from struct import error as StructError
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hookd.errors import ControlError
+from hookd.wire.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PHASES = ("random", "data", "weights", "forward", "loss", "gradients", "state", "update", "buffers")
+"""The parts of a step, in the order in which one decides the next."""
+BEFORE_UPDATE = ("random", "data", "forward", "loss", "gradients")
+"""The parts that every step has."""
+_ENTRY = Struct("=IIQddd")
+_MOST_KEYS, _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 20, 1000, 64
+
+
+class Key(NamedTuple):
+    """What was read.
+
+    Attributes:
+        phase: one of PHASES.
+        name: of the module or the parameter; "" for what belongs to none.
+        call: number of the call, or of the optimizer's step, within the training step, from 0.
+        slot: `input 0`, `output 0`, `value`, `grad`, or what a generator or an optimizer calls it.
+        dtype: as torch names it; "" for what is not a tensor.
+        shape: of the tensor.
+    """
+
+    phase: str
+    name: str
+    call: int
+    slot: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Entry(NamedTuple):
+    """What it was.
+
+    Attributes:
+        bits: the digest of all bits; see `hookd.Digest`.
+        bad: number of elements that are NaN or infinite.
+        norm, least, greatest: of the other elements; 0 if there are none, and for tensors of integers.
+    """
+
+    bits: int
+    bad: int
+    norm: float
+    least: float
+    greatest: float
+
+
+@dataclass
+class Step:
+    """One training step.
+
+    Attributes:
+        number: of the step; see `is_absolute`.
+        is_absolute: whether it counts from the beginning of the training, rather than from the attach.
+        settings: those of the optimizers, a mapping for each group.
+        unread: number of tensors that are missing, since they were not in host memory.
+        entries: in the order in which they were read.
+    """
+
+    number: int
+    is_absolute: bool = False
+    settings: Sequence[Mapping[str, object]] = ()
+    unread: int = 0
+    entries: dict[Key, Entry] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Return the digest of the step, 16 hexadecimal digits: equal for steps with equal entries and settings."""
+        whole = blake2b(digest_size=8)
+        for key, entry in self.entries.items():
+            whole.update(json.dumps([*key, entry.bits]).encode())
+        whole.update(json.dumps(list(self.settings), sort_keys=True).encode())
+        return whole.hexdigest()
+
+
+    def lacks(self, other: Step) -> bool:
+        """Whether calls, gradients or anything else before the optimizer's step is missing that another step has."""
+        spots = {key[:4] for key in self.entries}
+        return any(key[:4] not in spots for key in other.entries if key.phase in BEFORE_UPDATE)
+
+
+class Decoder:
+    """Decodes the records of one stream, each of which has the keys that are new."""
+
+    def __init__(self) -> None:
+        self._keys: list[Key] = []
+
+    def step(self, record: bytes) -> Step:
+        """Decode one record.
+
+        Raises:
+            ControlError: reason "foreign": it is not what the plugin sends.
+        """
+        try:
+            return self._step(record)
+        except (ValueError, TypeError, KeyError, IndexError, StructError, RecursionError) as exc:
+            raise ControlError(f"the process has sent something else than a fingerprint: {exc}", reason="foreign",
+                               hint="Is it a training that you trust?") from exc  # fmt: skip
+
+    def _step(self, record: bytes) -> Step:
+        end = 4 + int.from_bytes(record[:4], "little")
+        head = json.loads(record[4:end])
+        self._keys += [key_of(row) for row in head["keys"]]
+        if len(self._keys) > _MOST_KEYS:
+            raise ValueError(f"more than {_MOST_KEYS} different keys")
+        step = Step(count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"]))
+        for number, bad, bits, *ends in _ENTRY.iter_unpack(record[end:]):
+            step.entries[self._keys[number]] = Entry(bits, bad, *(one if math.isfinite(one) else 0.0 for one in ends))
+        return step
+
+
+def key_of(row: Any) -> Key:
+    """Check the parts of a key.
+
+    Raises:
+        ValueError, TypeError: it is not one.
+    """
+    phase, name, call, slot, dtype, shape = row
+    if phase not in PHASES or not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"not a key: {row!r:.100}")
+    return Key(phase, text(name), count(call), text(slot), text(dtype), tuple(map(count, shape)))
+
+
+def text(value: Any) -> str:
+    """Check a name.
+
+    Raises:
+        ValueError: it is not a text, or too long.
+    """
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        raise ValueError(f"not a name: {value!r:.100}")
+    return printable(value)
+
+
+def count(value: Any) -> int:
+    """Check a number from 0 to 2**63.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"not a count: {value!r:.100}")
+    return value
+
+
+def settings_of(rows: Any) -> list[dict[str, object]]:
+    """Check the settings of optimizers.
+
+    Raises:
+        ValueError: they are not a list of flat objects.
+    """
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("not settings")
+    return [
+        {text(name): value if isinstance(value, (int, float)) else text(value) for name, value in row.items()} for row in rows
+    ]
