@@ -19,7 +19,8 @@ while no tool reads, nothing is computed. The tool drops a first step that lacks
     hookd_fingerprint_steps_total     steps recorded
     hookd_fingerprint_lost_total      steps that the tool was too slow for
 
-Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `gradients=false`, `update=false` (with the buffers).
+Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `gradients=false`, `update=false` (with the buffers), `buffer=N`
+(MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
 
 Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
 or nested kind, which are counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
@@ -27,6 +28,7 @@ or nested kind, which are counted. A tensor that is changed through `.data` betw
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -44,7 +46,7 @@ from hookd import (
     peek,
     tensors,
 )
-from hookd_fingerprint.entries import Entries
+from hookd_fingerprint.entries import Entries, Place
 from hookd_fingerprint.random_states import random_states
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class Fingerprint(Plugin):
         self.steps = context.counter("steps", "Steps recorded.").labels()
         self.lost = context.counter("lost", "Steps that the tool was too slow for.").labels()
         self.entries = Entries(context)
+        self.room = context.option("buffer", 0, least=0, most=1024) << 20  # what is left of it
+        self.kept: deque[bytes] = deque()  # records for the first tool
         self.settings: list[dict[str, object]] = []
         self.reader = 0
         self.before = -1  # the last step that was recorded in this stream
@@ -87,14 +91,16 @@ class Fingerprint(Plugin):
         """Whether events of the step in progress are recorded; if so, and this is its first, begin."""
         reader = self.context.reader
         if reader != self.reader:
-            self.reader, self.before = reader, -1
-            self.entries.begin_stream()
-        if not reader:
+            if not self.kept:  # else the first tool gets the stream from its beginning
+                self.before = -1
+                self.entries.begin_stream()
+            self.reader = reader
+        if not reader and not self.room:
             return False
         if not self.is_open:
             self.is_open = True
             for kind, bits in random_states(self.context):
-                self.entries.add_bits("random", kind, bits)
+                self.entries.add_bits(Place("random", "", 0, kind), bits)
         return True
 
     @hookimpl
@@ -106,7 +112,7 @@ class Fingerprint(Plugin):
         call = self.entries.begin_call(module.name)
         given = [*inputs, *kwargs.values()]
         for at, tensor in enumerate(tensors(given)):
-            self.entries.add(phase, module.name, call, f"input {at}", tensor)
+            self.entries.add(Place(phase, module.name, call, f"input {at}"), tensor)
 
     @hookimpl
     def forward(self, module: Module, output: Any, inference: bool) -> None:
@@ -115,7 +121,7 @@ class Fingerprint(Plugin):
             return
         call = self.entries.call(module.name)
         for at, tensor in enumerate(tensors(output)):
-            self.entries.add("forward", module.name, call, f"output {at}", tensor)
+            self.entries.add(Place("forward", module.name, call, f"output {at}"), tensor)
 
     @hookimpl
     def loss(self, tensors: tuple[Any, ...]) -> None:
@@ -123,7 +129,7 @@ class Fingerprint(Plugin):
         if self._begins():
             call = self.entries.begin_call("loss")
             for at, tensor in enumerate(tensors):
-                self.entries.add("loss", "", call, f"input {at}", tensor)
+                self.entries.add(Place("loss", "", call, f"input {at}"), tensor)
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:
@@ -139,11 +145,11 @@ class Fingerprint(Plugin):
         is_next = self.before == self.context.step - 1
         for name, parameter in parameters if self.has_update else ():
             if not is_next or self.versions.get(name) != of_tensor(parameter, "_version"):
-                self.entries.add("weights", name, number, "value", parameter)
+                self.entries.add(Place("weights", name, number, "value"), parameter)
         if self.has_gradients:
             for name, parameter in parameters:
                 if (grad := of_tensor(parameter, "grad")) is not None:
-                    self.entries.add("gradients", name, number, "grad", grad)
+                    self.entries.add(Place("gradients", name, number, "grad"), grad)
         if self.has_update and self.before < 0:
             states = _states(optimizer)
             for name, parameter in parameters:
@@ -153,13 +159,14 @@ class Fingerprint(Plugin):
         """Return how many steps the optimizer itself has counted, which is 0 for one that was made anew or does not count."""
         state = next(iter(_states(optimizer).values()), None)
         steps = state.get("step") if type(state) is dict else None
-        number = self.context.number(steps) if issubclass(type(steps), Tensor) else steps
-        return float(number) if type(number) in (int, float) else 0.0
+        if isinstance(steps, Tensor):
+            return self.context.number(steps) or 0.0
+        return float(steps) if isinstance(steps, (int, float)) else 0.0
 
     def _add_state(self, name: str, number: int, state: Any) -> None:
         for key, value in state.items() if type(state) is dict else ():
             for tensor in tensors(value):
-                self.entries.add("state", name, number, str(key), tensor)
+                self.entries.add(Place("state", name, number, str(key)), tensor)
 
     @hookimpl
     def step_post(self, optimizer: Optimizer) -> None:
@@ -167,7 +174,7 @@ class Fingerprint(Plugin):
         if self.is_open and self.has_update:
             number = self.entries.call("optimizer")
             for name, parameter in self.context.ordered_parameters(optimizer):
-                self.entries.add("update", name, number, "value", parameter)
+                self.entries.add(Place("update", name, number, "value"), parameter)
                 self.versions[name] = of_tensor(parameter, "_version")
 
     @hookimpl
@@ -177,21 +184,36 @@ class Fingerprint(Plugin):
             if self.has_update:
                 self._add_buffers()
             head = {"step": step, "is_absolute": self.context.is_step_absolute, "settings": self.settings}
-            if self.entries.send(head):
+            if self._send(self.entries.record(head)):
+                self.entries.know()
                 self.steps.inc()
                 self.before = step
             else:
                 self.lost.inc()
             self._end()
         for hook in self.sampled:
-            self.context.listen(hook, wanted=bool(self.context.reader))
+            self.context.listen(hook, wanted=bool(self.context.reader or self.room))
+
+    def _send(self, record: bytes) -> bool:
+        if self.context.reader:
+            self.room = 0
+            while self.kept and self.context.send(self.kept[0]):
+                self.kept.popleft()
+            return not self.kept and self.context.send(record)
+        self.room -= len(record)
+        if self.room <= 0:  # no tool has come: it is off until one does
+            self.kept.clear()
+            self.room = 0
+            return False
+        self.kept.append(record)
+        return True
 
     def _add_buffers(self) -> None:
         for root, model in self.context.models():
             for path, module in modules_in(model):
                 for name, buffer in buffers_of(module).items():
                     own_name = name_within(root.name, f"{path}.{name}" if path else name)
-                    self.entries.add("buffers", own_name, 0, "value", buffer)
+                    self.entries.add(Place("buffers", own_name, 0, "value"), buffer)
 
     def _end(self) -> None:
         self.is_open = False
@@ -202,6 +224,7 @@ class Fingerprint(Plugin):
     def unconfigure(self) -> None:
         """Forget what belongs to the training."""
         self._end()
+        self.kept.clear()
 
 
 def _states(optimizer: Optimizer) -> dict[int, Any]:

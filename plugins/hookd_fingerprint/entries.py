@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd import of_tensor, tensor_ref
 
@@ -21,7 +21,28 @@ if TYPE_CHECKING:
 ENTRY = Struct("=IIQddd")
 """An entry: the number of its key, elements that are not finite, digest, norm, least and greatest finite element; 0 without numbers."""
 
-Key = tuple[str, str, int, str, str, tuple[int, ...]]
+NOTHING = (0.0, 0.0, 0.0)
+MOST = 0xFFFFFFFF
+"""The largest number of elements that are not finite."""
+
+Key = tuple[str, str, int, str, str, "tuple[int, ...]"]
+"""A `Place`, with the dtype and the shape of what was there."""
+
+
+class Place(NamedTuple):
+    """Where a tensor is met.
+
+    Attributes:
+        phase: see the plugin.
+        name: of the module or the parameter.
+        call: number of the call, or of the optimizer's step, in the training step.
+        slot: which of its tensors.
+    """
+
+    phase: str
+    name: str
+    call: int
+    slot: str
 
 
 class Entries:
@@ -45,49 +66,50 @@ class Entries:
         """Return the number of the last call that has begun."""
         return self._calls.get(name, 0)
 
-    def add_bits(self, phase: str, slot: str, bits: int) -> None:
+    def add_bits(self, place: Place, bits: int) -> None:
         """Add an entry that only has a digest."""
-        self._append((phase, "", 0, slot, "", ()), bits, 0, 0.0, 0.0, 0.0)
+        self._append((*place, "", ()), bits)
 
-    def add(self, phase: str, name: str, call: int, slot: str, tensor: Any) -> None:
+    def add(self, place: Place, tensor: Any) -> None:
         """Add a tensor. One that the training computes is read once, though it comes out of one module and goes into others."""
-        if of_tensor(tensor, "grad_fn") is None:
-            self._add(phase, name, call, slot, tensor, self._context.digest(tensor))
+        digest = self._digest(tensor)
+        if digest is None:
+            self._unread += 1
             return
+        key = (*place, str(of_tensor(tensor, "dtype"))[6:], tuple(of_tensor(tensor, "shape")))
+        found = digest.summary
+        if found is None:
+            self._append(key, digest.bits)
+            return
+        bad = found.nans + found.infs
+        ends = NOTHING if bad == found.count else (found.norm, found.min, found.max)
+        self._append(key, digest.bits, min(bad, MOST), ends)
+
+    def _digest(self, tensor: Any) -> Digest | None:
+        if of_tensor(tensor, "grad_fn") is None:
+            return self._context.digest(tensor)
         version = of_tensor(tensor, "_version")
         ref, then, digest = self._known.get(id(tensor), (None, 0, None))
         if ref is None or ref() is not tensor or then != version:
             digest = self._context.digest(tensor)
             self._known[id(tensor)] = tensor_ref(tensor), version, digest
-        self._add(phase, name, call, slot, tensor, digest)
+        return digest
 
-    def _add(self, phase: str, name: str, call: int, slot: str, tensor: Any, digest: Digest | None) -> None:
-        if digest is None:
-            self._unread += 1
-            return
-        key = phase, name, call, slot, str(of_tensor(tensor, "dtype"))[6:], tuple(of_tensor(tensor, "shape"))
-        found = digest.summary
-        if found is None:
-            self._append(key, digest.bits, 0, 0.0, 0.0, 0.0)
-        else:
-            bad = found.nans + found.infs
-            ends = (0.0, 0.0, 0.0) if bad == found.count else (found.norm, found.min, found.max)
-            self._append(key, digest.bits, min(bad, 0xFFFFFFFF), *ends)
-
-    def _append(self, key: Key, bits: int, bad: int, norm: float, least: float, greatest: float) -> None:
+    def _append(self, key: Key, bits: int, bad: int = 0, ends: tuple[float, float, float] = NOTHING) -> None:
         number = self._keys.get(key)
         if number is None:
             number = self._keys[key] = len(self._keys)
             self._new.append(key)
-        self._entries += ENTRY.pack(number, bad, bits, norm, least, greatest)
+        self._entries += ENTRY.pack(number, bad, bits, *ends)
 
-    def send(self, head: Mapping[str, object]) -> bool:
-        """Send the step to the tool; return whether it had room."""
+    def record(self, head: Mapping[str, object]) -> bytes:
+        """Return the record of the step."""
         whole = json.dumps({**head, "unread": self._unread, "keys": self._new}).encode()
-        is_sent = self._context.send(len(whole).to_bytes(4, "little") + whole + self._entries)
-        if is_sent:
-            self._new = []
-        return is_sent
+        return len(whole).to_bytes(4, "little") + whole + self._entries
+
+    def know(self) -> None:
+        """Note that the tool has the keys of the last record."""
+        self._new = []
 
     def begin_stream(self) -> None:
         """Forget the keys: the next reader knows none."""

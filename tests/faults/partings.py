@@ -73,7 +73,12 @@ class Data:
 
 
 def learn(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor], *, scale: float = 1.0, clip: bool = False
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    *,
+    scale: float = 1.0,
+    clip: bool = False,
 ) -> None:
     """Make one step."""
     x, y = batch
@@ -353,17 +358,26 @@ class Parting(NamedTuple):
 PARTINGS = [
     Parting(data_order, "data", "(root)", "the batches differ; the model had no part in it"),
     Parting(seed, "weights", "first.weight", "the runs begin with other weights"),
-    Parting(dropout_state, "forward", "drop", f"Step {PLANTED}: same batch, same weights, another random state of torch; drop is"),
+    Parting(
+        dropout_state, "forward", "drop", f"Step {PLANTED}: same batch, same weights, another random state; drop is"
+    ),
     Parting(one_ulp, "weights", "second.weight", f"Step {PLANTED}: the weights differ before it"),
     Parting(order_of_a_sum, "forward", "1", "1 is the first module whose output differs"),
-    Parting(layer_in_bfloat16, "forward", "2", "2 is the first module whose output differs (float32 16×4 against bfloat16 16×4)"),
+    Parting(
+        layer_in_bfloat16,
+        "forward",
+        "2",
+        "2 is the first module whose output differs (float32 16x4 against bfloat16 16x4)",
+    ),
     Parting(epsilon, "forward", "norm", "norm is the first module whose output differs"),
     Parting(weight_decay, "settings", "weight_decay", "weight_decay 0.01 against 0.1"),
     Parting(clipping, "gradients", "", "all gradients of B are"),
     Parting(stale_buffer, "buffers", "batch_norm.running_mean", "the buffer batch_norm.running_mean differs"),
-    Parting(forgotten_optimizer, "settings", "steps done", f"in step {PLANTED}: steps done {PLANTED - 1}.0 against 0.0"),
+    Parting(
+        forgotten_optimizer, "settings", "steps done", f"in step {PLANTED}: steps done {PLANTED - 1}.0 against 0.0"
+    ),
     Parting(forgotten_sampler, "data", "(root)", f"Step {PLANTED}: the batches differ"),
-    Parting(accumulation, "data", "(root)", "16×8 against float32 4×8"),
+    Parting(accumulation, "data", "(root)", "16x8 against float32 4x8"),
     Parting(swapped_layers, "forward", "one", "the input of one differs"),
     Parting(scaled_loss, "loss", "", "0.5 times"),
     Parting(frozen_layer, "gradients", "second.weight", "second.weight gets no gradient in B"),
@@ -377,7 +391,7 @@ PARTINGS = [
 def recorded(train: Callable[[], None], path: Path, **options: str) -> file.Fingerprint:
     """Train under plugin `fingerprint`, in this process, and return what was recorded, by way of a file."""
     torch.manual_seed(0)
-    with running("fingerprint", options={"every": "1", **options}) as agent, recording._stream() as (reader, number):
+    with running("fingerprint", options={"every": "1", **options}) as agent, recording.stream() as (reader, number):
         connection = SimpleNamespace(files=[Descriptor(os.dup(number))], is_gone=lambda: False, pid=os.getpid())
         agent.parts.streams._open("fingerprint", connection)
         train()
@@ -410,8 +424,15 @@ def main() -> None:
     for parting in PARTINGS:
         found = compared(parting)
         title = titled_rows.cell(inspect.getdoc(parting.train) or "")
-        rows[title] = f"| {title} | {titled_rows.cell(' '.join([found.sentence, found.advice]).strip())} |"
-    titled_rows.write(DOCUMENT, "partings", provenance="Written by `python -m tests.faults.partings`.", head=HEAD, rows=rows, titles=list(rows))
+        rows[title] = f"| {title} | {titled_rows.cell(f'{found.sentence} {found.advice}'.strip())} |"
+    titled_rows.write(
+        DOCUMENT,
+        "partings",
+        provenance="Written by `python -m tests.faults.partings`.",
+        head=HEAD,
+        rows=rows,
+        titles=list(rows),
+    )
 
 
 if __name__ == "__main__":

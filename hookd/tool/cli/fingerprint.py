@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -10,25 +13,31 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hookd.errors import HookdError
 from hookd.tool.cli import options, output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hookd.tool.attach import AttachResult
-    from hookd.tool.fingerprints.recording import Recorded
 
 MIB = 1 << 20
 PARTS = ("forward", "gradients", "update")
 
 
-@click.command(short_help="Record digests of what each step computes, for `hookd diff`.")
-@click.argument("pid", type=options.Pid())
+@click.command(
+    short_help="Record digests of what each step computes, for `hookd diff`.",
+    context_settings={"allow_interspersed_args": True},
+)
+@click.argument("target", nargs=-1, required=True, metavar="PID | --twice -- CMD…")
+@click.option("--twice", is_flag=True, help="Run a command twice, and tell whether both runs compute the same.")
 @click.option("-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Output file, which must not exist.  [default: hookd-fingerprint-PID.jsonl]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Stop after N recorded steps.")
-@click.option("--every", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Record one step in N.")
-@click.option("--modules", default="*", metavar="GLOB|GLOB", help="Names of the modules whose calls are recorded.  [default: all]")
+@click.option(
+    "--every", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Record one step in N."
+)
+@click.option(
+    "--modules", default="*", metavar="GLOB|GLOB", help="Names of the modules whose calls are recorded.  [default: all]"
+)
 @click.option("--what", default=",".join(PARTS), show_default=True, metavar="PARTS",
               help="What is recorded beside batch, random states and loss: forward, gradients and update, separated by commas.")  # fmt: skip
 @click.option("--max-size", "max_mib", type=click.IntRange(1, 16_384), default=256, show_default=True, metavar="MIB",
@@ -37,15 +46,21 @@ PARTS = ("forward", "gradients", "update")
               metavar="S", help="Maximum time for the attach, in seconds.")  # fmt: skip
 @options.json
 def fingerprint(
-    *, pid: int, path: Path | None, steps: int | None, every: int, modules: str, what: str, max_mib: int, timeout_s: float,
+    *, target: tuple[str, ...], twice: bool, path: Path | None, steps: int | None, every: int, modules: str, what: str, max_mib: int, timeout_s: float,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Record digests of what each step computes, until Ctrl-C or the end of the process.
 
     `hookd diff A B` tells where two runs part.
     """
+    from hookd.tool.fingerprints.command import message
     from hookd.tool.fingerprints.recording import record
 
+    if twice:
+        return _twice(target, as_json=as_json)
+    if len(target) > 1:
+        raise click.UsageError("One process at a time; `hookd fingerprint --twice -- CMD` runs a command.")
+    pid = options.Pid().convert(target[0], None, None)
     path = path or Path(f"hookd-fingerprint-{pid}.jsonl")
     parts = what.split(",")
     if not set(parts) <= set(PARTS):
@@ -55,7 +70,9 @@ def fingerprint(
     before = {number: signal.signal(number, lambda *_: ending.set()) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def began(result: AttachResult) -> None:
-        output.say(f"recording process {pid} ({result.identity.get('run')}, rank {result.identity.get('rank')}) in {path}; Ctrl-C ends it")
+        output.say(
+            f"recording process {pid} ({result.identity.get('run')}, rank {result.identity.get('rank')}) in {path}; Ctrl-C ends it"
+        )
 
     try:
         recorded = record(
@@ -67,20 +84,36 @@ def fingerprint(
             signal.signal(number, handler)
     if as_json:
         output.emit({"pid": pid, "path": str(path), **asdict(recorded)})
-    for line in _messages(recorded, pid, path):
-        output.say(line)
+    output.say(message(path, recorded))
+    if recorded.is_ended:
+        output.say(f"process {pid} has ended")
     return 0
 
 
-def _messages(recorded: Recorded, pid: int, path: Path) -> Iterator[str]:
-    if not recorded.steps:
-        yield f"{path}: no step was recorded; the first one after the attach is left out"
-    else:
-        which = f"step {recorded.first}" if recorded.steps == 1 else f"{recorded.steps} steps, {recorded.first} to {recorded.last}"
-        yield f"{path}: {which}, {recorded.bytes / MIB:.1f} MiB"
-    if recorded.is_ended:
-        yield f"process {pid} has ended"
-    if recorded.lost:
-        yield f"{recorded.lost} steps are missing, since they came faster than they could be written: see --every, --modules"
-    if recorded.unread:
-        yield f"{recorded.unread} tensors of a step are not in the file, since they are not in host memory"
+def _twice(command: tuple[str, ...], *, as_json: bool) -> int:
+    """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
+    from hookd.tool.cli.diff import report
+
+    with tempfile.TemporaryDirectory(prefix="hookd-twice-") as scratch:
+        directories = [Path(scratch) / run for run in ("a", "b")]
+        for directory in directories:
+            directory.mkdir()
+            words = [
+                sys.executable,
+                "-m",
+                "hookd",
+                "run",
+                "--fingerprint",
+                str(directory / "run.jsonl"),
+                "--",
+                *command,
+            ]
+            code = subprocess.run(words, check=False).returncode
+            if code:
+                raise HookdError(f"the command has failed with exit code {code}", reason="command-failed")
+        ranks = sorted(path.name for path in directories[0].iterdir() if (directories[1] / path.name).exists())
+        if not ranks:
+            raise HookdError(
+                "no training step was recorded", reason="nothing-recorded", hint="Does the command train with torch?"
+            )
+        return max(report(*(directory / rank for directory in directories), as_json=as_json) for rank in ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from hookd.tool.cli import address, options, output, targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hookd.tool.attach.launch import Launch
     from hookd.tool.config import ServeConfig
@@ -34,6 +34,8 @@ POLL_S = 1.0
 @click.option("--listen", metavar="ADDR", help="Serve the metrics of this command on HOST:PORT.  [default: the "
               "address of the daemon if one runs here, else 127.0.0.1:9465]")  # fmt: skip
 @options.plugin_dirs
+@click.option("--fingerprint", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Record digests of what each step computes in FILE, for `hookd diff`.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="If the command cannot be started, print the error as JSON.")
 def run(
     *,
@@ -42,6 +44,7 @@ def run(
     name: str | None,
     listen: str | None,
     plugin_dirs: tuple[Path, ...],
+    fingerprint: Path | None,
     as_json: bool,  # noqa: ARG001  read in `main`
 ) -> None:
     """Start a command, and observe every training process that it starts, also through launchers such as torchrun.
@@ -56,20 +59,38 @@ def run(
 
     log.to_terminal()
     config = load({"listen": listen}, os.environ)
+    specs = tuple(map(config.with_options, options.parse_plugins(plugins) or config.plugins))
+    if fingerprint is not None:
+        from hookd.tool.fingerprints import command as fingerprints
+
+        specs = (*specs, fingerprints.spec({}))
     request = AttachRequest(
-        plugins=tuple(map(config.with_options, options.parse_plugins(plugins) or config.plugins)),
+        plugins=specs,
         run=name,
         plugin_dirs=(*plugin_dirs, *config.plugin_dirs),
         budget=config.budget,
         detail=config.detail,
     )
-    process.run(command, request, functools.partial(_beside, config, listen is not None))
+    process.run(command, request, functools.partial(_beside, config, listen is not None, fingerprint))
 
 
 @contextlib.contextmanager
-def _beside(config: ServeConfig, is_required: bool, pid: int, prepared: Launch) -> Iterator[None]:  # noqa: FBT001
+def _beside(
+    config: ServeConfig,
+    is_required: bool,  # noqa: FBT001
+    fingerprint: Path | None,
+    pid: int,
+    prepared: Launch,
+) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         output.say(_serve(config, stack, pid, is_required=is_required))
+        if fingerprint is not None:
+            from hookd.tool.cli.beside import Descendants
+            from hookd.tool.fingerprints.command import recording
+
+            stack.enter_context(
+                recording(Descendants(pid), fingerprint.absolute(), {}, max_bytes=256 << 20, say=output.say)
+            )
         with _reporting_failures(prepared):
             yield
         if not prepared.has_started():

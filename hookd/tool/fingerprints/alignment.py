@@ -7,13 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookd.tool.fingerprints.steps import Step
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hookd.tool.fingerprints.file import Fingerprint
-    from hookd.tool.fingerprints.steps import Entry, Key
+    from hookd.tool.fingerprints.steps import Entry, Key, Step
 
 Spot = tuple[str, str, int, str]
 """What was read, without its type: phase, name, number of the call, slot."""
@@ -106,4 +104,4 @@ def _kind(key: Key | None) -> str:
 
 
 def _shape(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+    return "x".join(map(str, shape)) or "scalar"

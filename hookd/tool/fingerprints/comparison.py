@@ -63,11 +63,14 @@ class Comparison:
     growth: list[Growth] = field(default_factory=list)
 
 
-def compare(a: Fingerprint, b: Fingerprint, *, tolerance: float = 0.0, names: Mapping[str, str] | None = None) -> Comparison:
+def compare(
+    a: Fingerprint, b: Fingerprint, *, tolerance: float = 0.0, names: Mapping[str, str] | None = None
+) -> Comparison:
     """Compare two fingerprints step by step.
 
     Args:
-        a, b: the fingerprints.
+        a: the first fingerprint.
+        b: the second.
         tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares
             bits.
         names: how B calls modules of A.
@@ -85,7 +88,9 @@ def compare(a: Fingerprint, b: Fingerprint, *, tolerance: float = 0.0, names: Ma
         what = "" if not tolerance else f" within a tolerance of {tolerance:g}"
         steps = f"{len(common)} step" + ("s" if len(common) > 1 else "")
         if generators := comparer.generators(common):
-            notes.append(f"The random state of {', '.join(sorted(generators))} differs; nothing that was computed depends on it.")
+            notes.append(
+                f"The random state of {', '.join(sorted(generators))} differs; nothing that was computed depends on it."
+            )
         return Comparison(EQUAL, f"Equal in {steps}{what}.", notes=notes, compared=len(common))
     return _parted(comparer, common, different, notes)
 
@@ -95,17 +100,26 @@ def _parted(comparer: _Comparer, common: list[int], different: list[int], notes:
     known = next((step for step in different if comparer.is_whole(step)), None)
     growth = [comparer.growth(step) for step in common if step >= first and comparer.is_whole(step)]
     if known is None:
-        sentence = f"Step {first} differs; the entries of that and of all later steps were dropped to keep a file small."
+        sentence = (
+            f"Step {first} differs; the entries of that and of all later steps were dropped to keep a file small."
+        )
         return Comparison(DIFFERENT, sentence, first, notes=notes, compared=len(common),
                           advice="Record again, with a larger --max-size, or fewer --modules.")  # fmt: skip
     if known != first:
-        notes = [*notes, f"The first step that differs is {first}; step {known} is the first of them with entries in both files."]
+        notes = [
+            *notes,
+            f"The first step that differs is {first}; step {known} is the first of them with entries in both files.",
+        ]
     at = common.index(known)
     before = common[at - 1] if at else None
     unused = comparer.generators(common[max(0, at - LOOKED_AT) : at])  # the steps in which they differed were equal
     pairs = [pair for pair in comparer.pairs(known) if pair.spot[0] != "random" or pair.spot[3] not in unused]
-    found = explain(known, pairs, comparer.settings(known), comparer.is_same, first=not at, adjacent=before == known - 1)
-    return Comparison(DIFFERENT, found.sentence, first, found.phase, found.name, found.advice, notes, len(common), growth)
+    found = explain(
+        known, pairs, comparer.settings(known), comparer.is_same, first=not at, adjacent=before == known - 1
+    )
+    return Comparison(
+        DIFFERENT, found.sentence, first, found.phase, found.name, found.advice, notes, len(common), growth
+    )
 
 
 class _Comparer:

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
     from hookd.tool.fingerprints.alignment import Pair
 
-SIMPLE = tuple(sorted({x for n in range(2, 65) for x in (float(n), 1 / n)} | {2.0**n for n in range(7, 25)} | {2.0**-n for n in range(7, 25)}))
+SIMPLE = tuple(
+    sorted(
+        {x for n in range(2, 65) for x in (float(n), 1 / n)}
+        | {2.0**n for n in range(7, 25)}
+        | {2.0**-n for n in range(7, 25)}
+    )
+)
 """Ratios that point to a division by a number of micro-batches or ranks, or to a scale."""
 
 SMALL = 1e-5
@@ -33,7 +39,13 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    step: int, pairs: Sequence[Pair], settings: Sequence[str], is_same: Callable[[Pair], bool], *, first: bool, adjacent: bool
+    step: int,
+    pairs: Sequence[Pair],
+    settings: Sequence[str],
+    is_same: Callable[[Pair], bool],
+    *,
+    first: bool,
+    adjacent: bool,
 ) -> Explanation:
     """Explain a step that differs.
 
@@ -49,7 +61,9 @@ def explain(
     for pair in pairs:
         by_phase.setdefault(pair.spot[0], []).append(pair)
     differing = {phase: [pair for pair in group if not is_same(pair)] for phase, group in by_phase.items()}
-    found = _Step(step, by_phase, {phase: group for phase, group in differing.items() if group}, first=first, adjacent=adjacent)
+    found = _Step(
+        step, by_phase, {phase: group for phase, group in differing.items() if group}, first=first, adjacent=adjacent
+    )
     return found.conditions() or found.computed() or found.optimized(settings)
 
 
@@ -57,9 +71,21 @@ class _Step:
     """One step, with the pairs that it has and those that differ, by phase."""
 
     def __init__(
-        self, number: int, pairs: dict[str, list[Pair]], differing: dict[str, list[Pair]], *, first: bool, adjacent: bool
+        self,
+        number: int,
+        pairs: dict[str, list[Pair]],
+        differing: dict[str, list[Pair]],
+        *,
+        first: bool,
+        adjacent: bool,
     ) -> None:
-        self._number, self._pairs, self._differing, self._first, self._adjacent = number, pairs, differing, first, adjacent
+        self._number, self._pairs, self._differing, self._first, self._adjacent = (
+            number,
+            pairs,
+            differing,
+            first,
+            adjacent,
+        )
         self._at = f"Step {number}"
 
     # -- with what it begins
@@ -77,13 +103,22 @@ class _Step:
         among = f"{len(weights)} of {len(self._pairs['weights'])} parameters differ, the first is {name}"
         if self._first and "data" in self._differing:
             sentence = f"{self._at}, the first that both have: the batches and the weights differ, so the runs parted before. {among}."
-            return Explanation(sentence, "weights", name, "Record both from the beginning, with `hookd run --fingerprint`.")
+            return Explanation(
+                sentence, "weights", name, "Record both from the beginning, with `hookd run --fingerprint`."
+            )
         if self._first:
             sentence = f"{self._at}, the first: the runs begin with other weights. {among}."
-            return Explanation(sentence, "weights", name, "Compare from the checkpoint or the seed of the initialization on.")
+            return Explanation(
+                sentence, "weights", name, "Compare from the checkpoint or the seed of the initialization on."
+            )
         if self._adjacent:
             advice = "Look for code that writes parameters between the steps: loading, clipping, averaging."
-            return Explanation(f"{self._at}: the weights differ before it, and did not after the step before. {among}.", "weights", name, advice)
+            return Explanation(
+                f"{self._at}: the weights differ before it, and did not after the step before. {among}.",
+                "weights",
+                name,
+                advice,
+            )
         return Explanation(f"{self._at}: the weights differ before it. {among}.", "weights", name,
                            "Record every step: the runs part between two recorded steps.")  # fmt: skip
 
@@ -95,7 +130,11 @@ class _Step:
         else:
             what = "the batches differ"
         more = f" So does the random state of {kinds}." if kinds else ""
-        advice = "Look at the seed of the data's order." if kinds else "Look at the order and the contents of the data, and at the sampler's position after a resume."
+        advice = (
+            "Look at the seed of the data's order."
+            if kinds
+            else "Look at the order and the contents of the data, and at the sampler's position after a resume."
+        )
         return Explanation(f"{self._at}: {what}; the model had no part in it.{more}", "data", pair.spot[1], advice)
 
     def _generators(self) -> str:
@@ -103,10 +142,13 @@ class _Step:
 
     def _same(self) -> str:
         """Return in words what is equal, of that with which the step begins."""
-        random = self._generators()
         same = ["same batch"] * ("data" in self._pairs) + ["same weights"] * ("weights" in self._pairs)
-        same += [f"another random state of {random}" if random else "same random state"] * ("random" in self._pairs)
+        same += ["another random state" if self._draws_otherwise() else "same random state"] * ("random" in self._pairs)
         return ", ".join(same)
+
+    def _draws_otherwise(self) -> bool:
+        """Whether torch's generator differs; modules draw from no other."""
+        return any(pair.spot[3] == "torch" for pair in self._differing.get("random", ()))
 
     # -- what the model computes
 
@@ -124,13 +166,14 @@ class _Step:
         _, name, call, slot = pair.spot
         which = name if not call else f"call {call + 1} of {name}"
         how = _difference(pair)
-        random = self._generators()
         if slot.startswith("input"):
             sentence = f"{self._at}: {self._same()}; the input of {which} differs {how}, and all that modules returned before is equal."
-            return Explanation(sentence, "forward", name, "Look at the code that calls it: something between the modules differs.")
+            return Explanation(
+                sentence, "forward", name, "Look at the code that calls it: something between the modules differs."
+            )
         if pair.kinds[0] != pair.kinds[1]:
             advice = f"{name} computes in another type or shape."
-        elif random:
+        elif self._draws_otherwise():
             advice = f"{name} draws random numbers. Set the same seed, or restore the random state."
         else:
             advice = f"Equal input, equal parameters, another output: {name} has other settings, or a kernel that is not deterministic."
@@ -146,18 +189,34 @@ class _Step:
         equal = f"{self._at}: {self._same()}, forward and loss equal"
         if lacking:
             name, run = lacking[0].spot[1], "A" if lacking[0].a is None else "B"
-            more = f", nor do {len(lacking) - 1} other parameters" if len(lacking) > 2 else f", nor does {lacking[1].spot[1]}" if lacking[1:] else ""  # noqa: PLR2004
+            more = (
+                f", nor do {len(lacking) - 1} other parameters"
+                if len(lacking) > 2
+                else f", nor does {lacking[1].spot[1]}"
+                if lacking[1:]
+                else ""
+            )  # noqa: PLR2004
             return Explanation(f"{equal}; {name} gets no gradient in {run}{more}.", "gradients", name,
                                "It is frozen or detached there.")  # fmt: skip
         ratios = [pair.b.norm / pair.a.norm for pair in gradients if pair.a and pair.b and pair.a.norm]
         is_all = len(gradients) == len(self._pairs["gradients"])
         if is_all and ratios and max(ratios) - min(ratios) <= 1e-3 * max(ratios) and abs(ratios[0] - 1) > 1e-3:  # noqa: PLR2004
             sentence = f"{equal}; all gradients of B are {ratios[0]:.4g} times those of A when the optimizer uses them."
-            return Explanation(sentence, "gradients", "", "Look at clipping, at a GradScaler, and at averages over micro-batches or ranks.")
+            return Explanation(
+                sentence,
+                "gradients",
+                "",
+                "Look at clipping, at a GradScaler, and at averages over micro-batches or ranks.",
+            )
         pair = gradients[-1]  # the backward comes to the last parameter first
         name = pair.spot[1]
         sentence = f"{equal}; the gradient of {name} differs {_difference(pair)}, {len(gradients)} of {len(self._pairs['gradients'])} do."
-        return Explanation(sentence, "gradients", name, "A kernel of the backward is not deterministic, or gradients are changed before the step.")
+        return Explanation(
+            sentence,
+            "gradients",
+            name,
+            "A kernel of the backward is not deterministic, or gradients are changed before the step.",
+        )
 
     # -- what the optimizer does
 
@@ -166,7 +225,11 @@ class _Step:
         equal = f"{self._at}: forward and gradients equal"
         if settings:
             is_new = any(one.startswith("steps done") for one in settings)
-            advice = "The optimizer was made anew, or its state was not restored." if is_new else "Look at the optimizer's arguments, and at schedulers."
+            advice = (
+                "The optimizer was made anew, or its state was not restored."
+                if is_new
+                else "Look at the optimizer's arguments, and at schedulers."
+            )
             sentence = f"Equal until the optimizer's update in step {self._number}: {', '.join(settings)}."
             return Explanation(sentence, "settings", settings[0].rpartition(" against")[0].rpartition(" ")[0], advice)
         if state := self._differing.get("state"):
@@ -176,7 +239,9 @@ class _Step:
         if update := self._differing.get("update"):
             name = update[0].spot[1]
             sentence = f"{equal}, and so are the optimizer's settings; {name} differs after the step {_difference(update[0])}, {len(update)} of {len(self._pairs['update'])} parameters do."
-            return Explanation(sentence, "update", name, "The optimizer has another state, or another implementation (foreach, fused).")
+            return Explanation(
+                sentence, "update", name, "The optimizer has another state, or another implementation (foreach, fused)."
+            )
         pair = next(iter(self._differing.get("buffers", ())), None)
         if pair is not None:
             sentence = f"{equal}, and so are the parameters after the step; the buffer {pair.spot[1]} differs {_difference(pair)}."

@@ -148,6 +148,11 @@ class Writer:
         self._fd, self.size = fd, len(data)
 
 
+def _short(row: Mapping[str, Any]) -> bytes:
+    """Return the line of a step without its entries."""
+    return json.dumps({"step": row["step"], "digest": row["digest"]}, separators=(",", ":")).encode() + b"\n"
+
+
 def read(path: Path) -> Fingerprint:
     """Read a file.
 
@@ -188,10 +193,14 @@ def _read(path: Path, file: Any) -> Fingerprint:
 def _about(row: Any) -> About:
     if row.get(FORMAT) != VERSION:
         raise ValueError("another format")
-    about: About = {"run": str(row.get("run", "")), "python": str(row.get("python", "")), "torch": str(row.get("torch", ""))}
+    about: About = {
+        "run": str(row.get("run", "")),
+        "python": str(row.get("python", "")),
+        "torch": str(row.get("torch", "")),
+    }
     for name in ("rank", "pid"):
         if isinstance(row.get(name), int):
-            about[name] = row[name]  # type: ignore[literal-required]  # both are numbers
+            about[name] = row[name]
     return about
 
 
@@ -210,4 +219,6 @@ def _take(found: Fingerprint, row: Mapping[str, Any], keys: list[Key]) -> None:
 
 
 def _cannot_write(path: Path, exc: OSError) -> HookdError:
-    return HookdError(f"cannot write {path}: {exc.strerror or exc}", reason="cannot-write", hint="Choose another file with -o.")
+    return HookdError(
+        f"cannot write {path}: {exc.strerror or exc}", reason="cannot-write", hint="Choose another file with -o."
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookd.errors import HookdError
-from hookd.tool.attach import AttachRequest, Control, attach, detach
+from hookd.tool.attach import AttachRequest, Control, attach, detach, discover
 from hookd.tool.attach.change import change
 from hookd.tool.config import PluginSpec
 from hookd.tool.fingerprints.file import About, Writer
@@ -73,15 +74,34 @@ def record(
     Raises:
         HookdError: the attach fails, or the file cannot be written; the process continues as before.
     """
-    with _attached(pid, options, timeout_s) as (result, control), _stream() as (reader, number):
+    with _attached(pid, options, timeout_s) as (result, control), stream() as (reader, number):
         control.request("stream", name=NAME, fds=[number])
-        identity = result.identity
-        about: About = {"run": str(identity.get("run", "")), "rank": int(identity.get("rank", 0)), "pid": pid,
-                        "python": str(identity.get("python", "")), "torch": str(identity.get("torch", "")),
-                        "options": dict(options)}  # fmt: skip
-        with Writer(path, about, max_bytes) as writer:
+        with Writer(path, about(pid, result.identity, options), max_bytes) as writer:
             began(result)
             return _drain(pid, reader, writer, steps, is_over)
+
+
+def follow(
+    pid: int, path: Path, options: Mapping[str, str], *, max_bytes: int, is_over: Callable[[], bool]
+) -> Recorded:
+    """Record a process whose agent has the plugin from its first step on, until it ends or `is_over` returns True.
+
+    Raises:
+        HookdError: the agent is gone, or the file cannot be written.
+    """
+    with Control.connect(pid) as control, stream() as (reader, number):
+        control.request("stream", name=NAME, fds=[number])
+        identity = discover.identity(pid) or {}
+        with Writer(path, about(pid, identity, options), max_bytes) as writer:
+            return _drain(pid, reader, writer, None, is_over)
+
+
+def about(pid: int, identity: Mapping[str, Any], options: Mapping[str, str]) -> About:
+    """Return what a file says of a process."""
+    return {
+        "run": str(identity.get("run", "")), "rank": int(identity.get("rank") or 0), "pid": pid,
+        "python": str(identity.get("python", "")), "torch": str(identity.get("torch", "")), "options": dict(options),
+    }  # fmt: skip
 
 
 def _drain(pid: int, reader: StreamReader, writer: Writer, steps: int | None, is_over: Callable[[], bool]) -> Recorded:
@@ -131,7 +151,7 @@ def _lives(pid: int, ticks: int) -> bool:
 
 
 @contextlib.contextmanager
-def _stream() -> Iterator[tuple[StreamReader, int]]:
+def stream() -> Iterator[tuple[StreamReader, int]]:
     """Yield a stream and the descriptor of its memory. The memory is there from the beginning, and is charged to this process."""
     number = os.memfd_create("hookd-stream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -146,8 +166,6 @@ def _stream() -> Iterator[tuple[StreamReader, int]]:
 
 def _seal(number: int) -> None:
     """Keep the target from truncating the memory, which would end this process by SIGBUS."""
-    import fcntl
-
     fcntl.fcntl(number, _F_ADD_SEALS, _SHRINK | _GROW | _SEAL)
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from struct import Struct
-from struct import error as StructError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.errors import ControlError
@@ -23,7 +22,7 @@ PHASES = ("random", "data", "weights", "forward", "loss", "gradients", "state", 
 """The parts of a step, in the order in which one decides the next."""
 BEFORE_UPDATE = ("random", "data", "forward", "loss", "gradients")
 """The parts that every step has."""
-_ENTRY = Struct("=IIQddd")
+_ENTRY = struct.Struct("=IIQddd")
 _MOST_KEYS, _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 20, 1000, 64
 
 
@@ -89,7 +88,6 @@ class Step:
         whole.update(json.dumps(list(self.settings), sort_keys=True).encode())
         return whole.hexdigest()
 
-
     def lacks(self, other: Step) -> bool:
         """Whether calls, gradients or anything else before the optimizer's step is missing that another step has."""
         spots = {key[:4] for key in self.entries}
@@ -110,7 +108,7 @@ class Decoder:
         """
         try:
             return self._step(record)
-        except (ValueError, TypeError, KeyError, IndexError, StructError, RecursionError) as exc:
+        except (ValueError, TypeError, KeyError, IndexError, struct.error, RecursionError) as exc:
             raise ControlError(f"the process has sent something else than a fingerprint: {exc}", reason="foreign",
                                hint="Is it a training that you trust?") from exc  # fmt: skip
 
@@ -120,7 +118,9 @@ class Decoder:
         self._keys += [key_of(row) for row in head["keys"]]
         if len(self._keys) > _MOST_KEYS:
             raise ValueError(f"more than {_MOST_KEYS} different keys")
-        step = Step(count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"]))
+        step = Step(
+            count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"])
+        )
         for number, bad, bits, *ends in _ENTRY.iter_unpack(record[end:]):
             step.entries[self._keys[number]] = Entry(bits, bad, *(one if math.isfinite(one) else 0.0 for one in ends))
         return step
@@ -169,5 +169,6 @@ def settings_of(rows: Any) -> list[dict[str, object]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("not settings")
     return [
-        {text(name): value if isinstance(value, (int, float)) else text(value) for name, value in row.items()} for row in rows
+        {text(name): value if isinstance(value, (int, float)) else text(value) for name, value in row.items()}
+        for row in rows
     ]

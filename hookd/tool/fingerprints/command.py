@@ -1,0 +1,100 @@
+"""Record the fingerprints of all training processes of a command, each from its first step on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from hookd.errors import HookdError
+from hookd.tool.attach import discover
+from hookd.tool.config import PluginSpec
+from hookd.tool.fingerprints.recording import NAME, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from hookd.tool.fingerprints.recording import Recorded
+
+POLL_S = 0.05
+OPTIONS = {"every": "1", "buffer": "64"}
+"""Of the plugin: the first steps are kept until this process reads."""
+
+
+def spec(options: Mapping[str, str]) -> PluginSpec:
+    """Return the plugin, for the command."""
+    return PluginSpec(NAME, {**OPTIONS, **options})
+
+
+@contextlib.contextmanager
+def recording(
+    pids: Collection[int], path: Path, options: Mapping[str, str], *, max_bytes: int, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Record the processes during the block: rank 0 in `path`, and others in files with their rank before the suffix.
+
+    Args:
+        pids: those of the command, looked up again and again.
+        path: of the file.
+        options: of the plugin.
+        max_bytes: largest size of each file.
+        say: prints a message.
+    """
+    over, known, taken = threading.Event(), set[int](), set["Path"]()
+    threads: list[threading.Thread] = []
+
+    def record(pid: int, to: Path) -> None:
+        try:
+            say(message(to, follow(pid, to, {**OPTIONS, **options}, max_bytes=max_bytes, is_over=over.is_set)))
+        except HookdError as error:
+            say(f"hookd: process {pid} is not recorded: {error.message}")
+
+    def look() -> None:
+        while not over.wait(POLL_S):
+            for pid in set(pids) - known:
+                rank = _rank(pid)
+                if rank is None:
+                    continue
+                known.add(pid)
+                to = path if not rank else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+                if to in taken:
+                    to = to.with_name(f"{to.stem}-{pid}{to.suffix}")
+                taken.add(to)
+                threads.append(threading.Thread(target=record, args=(pid, to)))
+                threads[-1].start()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+        for thread in threads:
+            thread.join()
+
+
+def _rank(pid: int) -> int | None:
+    """Return the rank of a process that has an agent; None of any other."""
+    try:
+        identity = discover.identity(pid)
+    except (HookdError, OSError):
+        return None
+    return int(identity.get("rank") or 0) if identity is not None and identity.get("control") else None
+
+
+def message(path: Path, recorded: Recorded) -> str:
+    """Return what has been recorded, in words."""
+    if not recorded.steps:
+        return f"{path}: no step was recorded"
+    which = (
+        f"step {recorded.first}"
+        if recorded.steps == 1
+        else f"{recorded.steps} steps, {recorded.first} to {recorded.last}"
+    )
+    text = f"{path}: {which}, {recorded.bytes / (1 << 20):.1f} MiB"
+    if recorded.lost:
+        text += f"; {recorded.lost} steps are missing, since they came faster than they could be written: see --every, --modules"
+    if recorded.unread:
+        text += f"; {recorded.unread} tensors of a step are not in the file, since they are not in host memory"
+    return text
