@@ -1,0 +1,77 @@
+"""hookd_fingerprint reads what a step computes, changes none of it, and does nothing while no tool reads."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """Has dropout, a norm with buffers, a validation, and a second call of one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.drop, self.b = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.b(self.b(self.drop(self.norm(self.a(x)))))
+
+
+def train(steps, model=None):
+    torch.manual_seed(0)
+    random.seed(0)
+    model = model or Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(torch.randn(16, 4))
+    return [value.clone() for value in model.state_dict().values()], torch.rand(1), random.random()
+
+
+def test_while_no_tool_reads_nothing_is_recorded_and_no_hook_is_called(hook):
+    hook.start("fingerprint", every=1)
+    train(5)
+    assert hook.value("fingerprint_steps") == 0
+    assert not hook.listens("fingerprint", "forward")
+
+
+def test_a_training_that_is_recorded_ends_with_the_same_bits_and_random_numbers(hook):
+    plain = train(8)
+    hook.start("fingerprint", every=1, buffer=64)
+    watched = train(8)
+    assert hook.value("fingerprint_steps") == 8
+    assert all(map(torch.equal, plain[0], watched[0]))
+    assert plain[1:] == watched[1:]
+    assert not hook.errors
+
+
+def test_records_that_nobody_takes_are_let_go(hook):
+    hook.start("fingerprint", every=1, buffer=1)
+    train(2, nn.Linear(4, 4))
+    assert hook.value("fingerprint_steps") == 2
+    hook.plugin("fingerprint").room = 100
+    train(3, nn.Linear(4, 4))
+    assert hook.value("fingerprint_lost") == 1
+    assert not hook.listens("fingerprint", "forward")
+
+
+@pytest.mark.parametrize(("option", "phase"), [("forward", "forward"), ("gradients", "gradients"), ("update", "update")])
+def test_a_part_that_is_not_wanted_is_not_read(hook, option, phase):
+    hook.start("fingerprint", every=1, buffer=64, **{option: "false"})
+    train(2)
+    assert f'"{phase}"'.encode() not in b"".join(hook.plugin("fingerprint").kept)
+
+
+def test_only_the_chosen_modules_are_read_beside_the_root(hook):
+    hook.start("fingerprint", every=1, buffer=64, modules="b|norm", update="false", gradients="false")
+    train(2)
+    kept = b"".join(hook.plugin("fingerprint").kept)
+    assert b'"norm"' in kept
+    assert b'"(root)"' in kept
+    assert b'"drop"' not in kept
