@@ -22,7 +22,7 @@ import hookd.errors
 from hookd.testing import trials
 from hookd.tool.check import problem
 from hookd.tool.check import report as check_report
-from hookd.tool.cli import loaded, outputs, plugin, plugin_check, ps, record, status, targets
+from hookd.tool.cli import diff, fingerprint, loaded, outputs, plugin, plugin_check, ps, record, status, targets
 from hookd.tool.cli import stack as cli_stack
 from hookd.tool.daemon.plugins import rows
 from hookd.wire import agent, answer, identity, incident, model, stack, target
@@ -30,7 +30,7 @@ from hookd.wire import report as reports
 
 MODULES = (
     agent, answer, identity, incident, model, reports, stack, target, hookd.errors, trials, problem, check_report, loaded,
-    outputs, plugin, plugin_check, ps, record, cli_stack, status, targets, rows,
+    diff, fingerprint, outputs, plugin, plugin_check, ps, record, cli_stack, status, targets, rows,
     result,
 )  # fmt: skip
 """The modules that define what is described here."""
@@ -50,6 +50,9 @@ OUTPUTS: dict[str, Any] = {
     "hookd eval": answer.EvaluatedTarget,
     "hookd trace": outputs.TraceFile,
     "hookd record": record.Summary,
+    "hookd fingerprint PID": fingerprint.RecordedFile,
+    "hookd fingerprint --twice": list[diff.Parting],
+    "hookd diff": diff.Parting,
     "hookd plugin list": outputs.PluginList,
     "hookd plugin list PID": outputs.LoadedPlugins,
     "hookd plugin enable": answer.ChangedTarget,

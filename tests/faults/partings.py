@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hookd.tool.fingerprints import comparison, file, recording
+from hookd.tool.fingerprints.steps import PHASES
 from hookd.wire.descriptors import Descriptor
 from tests.support import titled_rows
 from tests.support.agent import running
@@ -322,6 +323,25 @@ def noise_in_a_gradient(*, is_changed: bool) -> None:
         learn(model, optimizer, data.batch())
 
 
+def one_of_two_ranks(*, is_changed: bool) -> None:
+    """Is another rank, with batches of its own; the gradient of one parameter was left out of the all-reduce."""
+    model, data, others = Net(), Data(1 if is_changed else 0), Data(0 if is_changed else 1)
+    model.drop.p = 0.0
+    model.batch_norm.track_running_stats = False
+    optimizer = adam(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        gradients = []
+        for of in (data, others):
+            x, y = of.batch()
+            gradients.append(torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())))
+        for name, parameter, own, other in zip(
+            dict(model.named_parameters()), model.parameters(), *gradients, strict=True
+        ):
+            parameter.grad = own if name == "second.bias" else own + other
+        optimizer.step()
+
+
 def other_optimizer(*, is_changed: bool) -> None:
     """Steps with another implementation of the same optimizer, which rounds otherwise."""
     model, data = Net(), Data()
@@ -347,12 +367,14 @@ class Parting(NamedTuple):
         train: makes the steps; its docstring says what the second one does.
         phase, name: where they part.
         words: that the sentence has.
+        phases: that are compared.
     """
 
     train: Callable[..., None]
     phase: str
     name: str
     words: str
+    phases: tuple[str, ...] = PHASES
 
 
 PARTINGS = [
@@ -384,6 +406,13 @@ PARTINGS = [
     Parting(renamed_layer, "settings", "weight_decay", "weight_decay 0.0 against 0.1"),
     Parting(change_between, "forward", "second", "the input of second differs"),
     Parting(noise_in_a_gradient, "gradients", "second.weight", "the gradient of second.weight differs"),
+    Parting(
+        one_of_two_ranks,
+        "gradients",
+        "second.bias",
+        "the gradient of second.bias differs",
+        ("gradients", "update"),
+    ),
     Parting(other_optimizer, "update", "head.weight", "head.weight differs after the step"),
 ]
 
@@ -415,7 +444,7 @@ def both(train: Callable[..., None]) -> Iterator[tuple[file.Fingerprint, file.Fi
 def compared(parting: Parting) -> Comparison:
     """Return what `hookd diff` says of a pair."""
     with both(parting.train) as (a, b):
-        return comparison.compare(a, b)
+        return comparison.compare(a, b, comparison.Terms(phases=frozenset(parting.phases)))
 
 
 def main() -> None:

@@ -61,7 +61,9 @@ def test_records_that_nobody_takes_are_let_go(hook):
     assert not hook.listens("fingerprint", "forward")
 
 
-@pytest.mark.parametrize(("option", "phase"), [("forward", "forward"), ("gradients", "gradients"), ("update", "update")])
+@pytest.mark.parametrize(
+    ("option", "phase"), [("forward", "forward"), ("gradients", "gradients"), ("update", "update")]
+)
 def test_a_part_that_is_not_wanted_is_not_read(hook, option, phase):
     hook.start("fingerprint", every=1, buffer=64, **{option: "false"})
     train(2)

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import click
 
@@ -18,6 +18,29 @@ from hookd.tool.cli import options, output
 
 if TYPE_CHECKING:
     from hookd.tool.attach import AttachResult
+
+
+class RecordedFile(TypedDict):
+    """A fingerprint that was recorded."""
+
+    pid: int
+    path: str
+    """Of the file."""
+    first: int
+    """Number of the first step; 0 if there is none."""
+    last: int
+    """Number of the last step."""
+    steps: int
+    """Number of steps in the file."""
+    lost: int
+    """Number of steps that came faster than they could be written."""
+    unread: int
+    """Number of tensors of the last step that were not in host memory."""
+    bytes: int
+    """Size of the file."""
+    is_ended: bool
+    """Whether the process ended meanwhile."""
+
 
 MIB = 1 << 20
 PARTS = ("forward", "gradients", "update")
@@ -83,7 +106,7 @@ def fingerprint(
         for number, handler in before.items():
             signal.signal(number, handler)
     if as_json:
-        output.emit({"pid": pid, "path": str(path), **asdict(recorded)})
+        output.emit(cast("RecordedFile", {"pid": pid, "path": str(path), **asdict(recorded)}))
     output.say(message(path, recorded))
     if recorded.is_ended:
         output.say(f"process {pid} has ended")
@@ -92,7 +115,7 @@ def fingerprint(
 
 def _twice(command: tuple[str, ...], *, as_json: bool) -> int:
     """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
-    from hookd.tool.cli.diff import report
+    from hookd.tool.cli.diff import compared, show
 
     with tempfile.TemporaryDirectory(prefix="hookd-twice-") as scratch:
         directories = [Path(scratch) / run for run in ("a", "b")]
@@ -108,7 +131,7 @@ def _twice(command: tuple[str, ...], *, as_json: bool) -> int:
                 "--",
                 *command,
             ]
-            code = subprocess.run(words, check=False).returncode
+            code = subprocess.run(words, check=False, stdout=sys.stderr).returncode
             if code:
                 raise HookdError(f"the command has failed with exit code {code}", reason="command-failed")
         ranks = sorted(path.name for path in directories[0].iterdir() if (directories[1] / path.name).exists())
@@ -116,4 +139,10 @@ def _twice(command: tuple[str, ...], *, as_json: bool) -> int:
             raise HookdError(
                 "no training step was recorded", reason="nothing-recorded", hint="Does the command train with torch?"
             )
-        return max(report(*(directory / rank for directory in directories), as_json=as_json) for rank in ranks)
+        found = [compared(directories[0] / rank, directories[1] / rank) for rank in ranks]
+    if as_json:
+        output.emit(found)
+    else:
+        for one in found:
+            show(one)
+    return max(one["code"] for one in found)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookd.tool.fingerprints import alignment
 from hookd.tool.fingerprints.explanation import explain
+from hookd.tool.fingerprints.steps import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,29 +64,35 @@ class Comparison:
     growth: list[Growth] = field(default_factory=list)
 
 
-def compare(
-    a: Fingerprint, b: Fingerprint, *, tolerance: float = 0.0, names: Mapping[str, str] | None = None
-) -> Comparison:
-    """Compare two fingerprints step by step.
+@dataclass(frozen=True)
+class Terms:
+    """What counts as equal.
 
-    Args:
-        a: the first fingerprint.
-        b: the second.
+    Attributes:
         tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares
             bits.
         names: how B calls modules of A.
+        phases: the phases that are compared, of `steps.PHASES`; the settings of optimizers belong to `update`.
     """
+
+    tolerance: float = 0.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    phases: frozenset[str] = frozenset(PHASES)
+
+
+def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
+    """Compare two fingerprints step by step."""
     later = alignment.offset(a, b)
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
                           advice="Record the same steps, with the same --every.")  # fmt: skip
     notes = [f"Step N of A is step N+{later} of B: they have the same batches."] if later else []
-    comparer = _Comparer(a, b, later, tolerance, dict(names or {}))
+    comparer = _Comparer(a, b, later, terms)
     notes += comparer.guess(common)
     different = [step for step in common if not comparer.is_equal(step)]
     if not different:
-        what = "" if not tolerance else f" within a tolerance of {tolerance:g}"
+        what = "" if not terms.tolerance else f" within a tolerance of {terms.tolerance:g}"
         steps = f"{len(common)} step" + ("s" if len(common) > 1 else "")
         if generators := comparer.generators(common):
             notes.append(
@@ -125,9 +132,9 @@ def _parted(comparer: _Comparer, common: list[int], different: list[int], notes:
 class _Comparer:
     """Compares the steps of two fingerprints."""
 
-    def __init__(self, a: Fingerprint, b: Fingerprint, later: int, tolerance: float, names: dict[str, str]) -> None:
-        self._a, self._b, self._later, self._tolerance = a, b, later, tolerance
-        self._names = names
+    def __init__(self, a: Fingerprint, b: Fingerprint, later: int, terms: Terms) -> None:
+        self._a, self._b, self._later = a, b, later
+        self._tolerance, self._phases, self._names = terms.tolerance, terms.phases, dict(terms.names)
 
     def guess(self, common: list[int]) -> list[str]:
         """Find modules that B calls otherwise, from the first step with entries; return notes on them."""
@@ -163,11 +170,13 @@ class _Comparer:
         return alignment.renamed(replace(found, entries={**weights, **found.entries}), names)
 
     def pairs(self, step: int) -> list[Pair]:
-        """Return what a step of A and that of B have."""
-        return alignment.pairs(*self._steps(step))
+        """Return what a step of A and that of B have, of the phases that are compared."""
+        return [pair for pair in alignment.pairs(*self._steps(step)) if pair.spot[0] in self._phases]
 
     def settings(self, step: int) -> list[str]:
         """Return the settings of the optimizers that differ, in words."""
+        if "update" not in self._phases:
+            return []
         one, other = self._steps(step)
         if len(one.settings) != len(other.settings):
             return [f"{len(one.settings)} groups of parameters against {len(other.settings)}"]

@@ -146,6 +146,9 @@ class _Step:
         same += ["another random state" if self._draws_otherwise() else "same random state"] * ("random" in self._pairs)
         return ", ".join(same)
 
+    def _has(self, *phases: str) -> bool:
+        return all(phase in self._pairs for phase in phases)
+
     def _draws_otherwise(self) -> bool:
         """Whether torch's generator differs; modules draw from no other."""
         return any(pair.spot[3] == "torch" for pair in self._differing.get("random", ()))
@@ -186,7 +189,8 @@ class _Step:
 
     def _gradients(self, gradients: list[Pair]) -> Explanation:
         lacking = [pair for pair in gradients if pair.a is None or pair.b is None]
-        equal = f"{self._at}: {self._same()}, forward and loss equal"
+        same = [self._same()] + ["forward and loss equal"] * self._has("forward", "loss")
+        equal = f"{self._at}: {', '.join(filter(None, same)) or 'the first that differs'}"
         if lacking:
             name, run = lacking[0].spot[1], "A" if lacking[0].a is None else "B"
             more = (
@@ -222,7 +226,8 @@ class _Step:
 
     def optimized(self, settings: Sequence[str]) -> Explanation:
         """Explain a difference in the optimizer's settings, its state, or its results."""
-        equal = f"{self._at}: forward and gradients equal"
+        same = "forward and gradients equal" if self._has("forward", "gradients") else "equal before the update"
+        equal = f"{self._at}: {same}"
         if settings:
             is_new = any(one.startswith("steps done") for one in settings)
             advice = (
