@@ -265,7 +265,7 @@ def _verdict(evidence: Evidence, *, exited: bool, after: str) -> tuple[str, str]
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
-        text = "still runs, but has closed hookd's descriptors: it is no longer observed; attach again"
+        text = "still runs, but has closed hookd's descriptors and is no longer observed: attach again"
         return "page closed", text
     if evidence.status is None:
         if exited:
