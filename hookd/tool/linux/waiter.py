@@ -151,9 +151,7 @@ class Waiters:
         until = getattr(self._deadline, "until", math.inf)
         limit_s = min(limit_s or MAPS_S, until - self._clock())
         if limit_s <= 0:
-            raise AttachError(
-                "the process cannot be read: reading it took longer than the time limit", reason="unreadable"
-            )
+            raise AttachError("the process cannot be read: its reads took too long in total", reason="unreadable")
         self.require_few(user)
         child = self._taken()
         try:
