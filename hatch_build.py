@@ -29,7 +29,7 @@ class NativeHook(BuildHookInterface[Any]):
             made: list[Path] = script["build"]()
         except OSError as error:
             self.app.display_warning(
-                f"hookd: no numeric kernel and no entry: torch's own operations and Python take their place: {error}"
+                f"hookd: the native libraries were not built; hookd uses torch operations and Python instead: {error}"
             )
             return
         build_data["artifacts"] += [str(path.relative_to(self.root)) for path in made]

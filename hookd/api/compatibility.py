@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hookd.errors import PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 API_VERSION = "1.0"
 CORE = frozenset(["target", "agent", "build", "attach", "collectives", "compiling", "hang", "straggler", "steps", "step", "modules", "heartbeat", "incidents", "overhead", "sampling", "plugin", "series", "process", "scrape", "daemon", "run", "rank", "hookd"])  # fmt: skip
@@ -67,7 +67,7 @@ def is_name(name: str) -> bool:
     return name.isidentifier() and name.islower() and name.split("_", maxsplit=1)[0] not in CORE
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the hint for an unknown name: the nearest known one, or all."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
+def nearest(word: str, known: Collection[str], further: Iterable[str] = ()) -> str:
+    """Return the hint for an unknown name: the nearest one of `known`, else of `further`, else all of `known`."""
+    near = difflib.get_close_matches(word, known, 1) or difflib.get_close_matches(word, further, 1)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(sorted(known))}"

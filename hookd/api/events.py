@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Module:
-    """A module of an observed model, as hooks see it: a name and a place in the tree, not the module itself.
+    """Describes a module of an observed model to hooks: its name and its place in the tree.
 
     Attributes:
         name: as in `named_modules()`, without wrapper prefixes; the main root is `(root)`, and names in another

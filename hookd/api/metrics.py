@@ -182,10 +182,10 @@ class _Metric:
             for values in [v for v in self.known() if v[at] in names]:
                 self.remove(*values)
 
-    def retire(self, heir: _Metric | None = None) -> None:
-        """Remove the family, or only the series not continued by its heir, a metric that declares the same family again."""
-        if heir is not None:
-            for values in set(self.known()).difference(heir.known()):
+    def retire(self, successor: _Metric | None = None) -> None:
+        """Remove the family; with a successor, which declares the same family, only the series that it does not have."""
+        if successor is not None:
+            for values in set(self.known()).difference(successor.known()):
                 self.remove(*values)
         else:
             self._page.retire_family(self._family)

@@ -24,7 +24,7 @@ def tensor_ref(tensor: Tensor) -> Callable[[], Tensor | None]:
 
 
 def passing_ref(tensor: Tensor, passing: list[Passing]) -> Callable[[], Tensor | None]:
-    """Return the same as `tensor_ref`; a reference to a possible buffer is also appended to `passing`, to be ended in time."""
+    """Return a reference as `tensor_ref` does; append one to a possible buffer to `passing`, whose owner ends it in time."""
     if _may_be_parameter(tensor):
         return _gone
     if not _is_leaf(tensor):

@@ -62,7 +62,7 @@ def build(directory: Path = HERE) -> list[Path]:
     """
     found = compilers()
     if not found:
-        raise FileNotFoundError("no C compiler: neither cc nor gcc nor clang nor ziglang is there, and CC is not set")
+        raise FileNotFoundError("no C compiler found: install gcc, clang or ziglang, or set CC")
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         made = [_compiled(compiler, name, Path(scratch)) for compiler in found for name in SOURCES]
         return [path.replace(directory / path.name) for path in made]
@@ -109,4 +109,4 @@ if __name__ == "__main__":
     try:
         print(*build(), sep="\n")  # noqa: T201  # a script
     except OSError as error:
-        sys.exit(f"kernel and entry were not built: torch's own operations and Python take their place: {error}")
+        sys.exit(f"the native libraries were not built; hookd uses torch operations and Python instead: {error}")

@@ -29,7 +29,7 @@ DELIBERATE = frozenset(
 )
 """Parameters, and operations that somebody writes who wants each number to meet each."""
 LIKELIHOODS = ("NllLossBackward", "NllLoss2DBackward")
-LOGITS = "Give it the numbers before that"
+LOGITS = "Pass the logits"
 SOFTMAX_TWICE = f"cross_entropy applies a softmax, but gets the output of a softmax. {LOGITS}"
 OF_CROSS_ENTROPY = {
     "SigmoidBackward": f"cross_entropy applies a softmax, but gets the output of a sigmoid. {LOGITS}",
@@ -104,8 +104,8 @@ def _of_types(name: str, source: Any) -> Iterator[str]:
         yield OF_BINARY[kind]
     elif name in LIKELIHOODS and kind in NO_LOGARITHM:
         yield (
-            f"nll_loss expects logarithms of probabilities, but gets the output of {NO_LOGARITHM[kind]}. Use cross_entropy, with the numbers "
-            "before any softmax"
+            f"nll_loss expects logarithms of probabilities, but gets the output of {NO_LOGARITHM[kind]}. Use cross_entropy, with the "
+            "logits"
         )
     elif name in LIKELIHOODS and kind == "LogSoftmaxBackward":
         if _is_over_one(source):

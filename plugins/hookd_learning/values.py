@@ -78,7 +78,7 @@ class Values:
             message += "the steps are far too large. Lower the learning rate, or clip the gradients"
         else:
             message += (
-                "initial values usually have at most 1, and all that is computed from these is as large. Initialize it "
+                "initial values usually have at most 1, and activations grow with it. Initialize it "
                 "with less, as torch.nn.init does"
             )
         self._see("out_of_range", name, message, patience=2, module=root, parameter=name, std=summary.std)

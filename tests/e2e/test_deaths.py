@@ -85,7 +85,7 @@ def test_every_end_is_classified_by_the_kernel_and_reported_with_the_last_activi
     )
     killed.signal(signal.SIGSTOP)  # who wants no memory is not killed for want of it, though it is in the same cgroup
     hoarder.send("hoard")
-    assert_reported(daemon, hoarder, "oom", rf"{oom.KILLED} \(OOM, SIGKILL\): .*; last in forward of 2 \(Layer\)$")
+    assert_reported(daemon, hoarder, "oom", rf"{oom.KILLED} \(SIGKILL\): .*; last in forward of 2 \(Layer\)$")
     killed.signal(signal.SIGKILL)
     assert_reported(daemon, killed, "signal SIGKILL", r"was killed by SIGKILL \(Killed\)")
     assert [process.wait() for process in processes] == [1, -signal.SIGSEGV, -signal.SIGKILL, -signal.SIGKILL]

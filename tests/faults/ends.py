@@ -60,9 +60,7 @@ def raises(scene: Scene) -> Said:
     return _ends(scene, "raise")
 
 
-@fault(
-    "The kernel kills it for want of memory", "a cgroup with memory.limit_in_bytes (memory.max); the target fills it"
-)
+@fault("The OOM killer kills it", "a cgroup with memory.limit_in_bytes (memory.max); the target fills it")
 def oom(scene: Scene) -> Said:
     root()
     scene.serve()

@@ -122,7 +122,7 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd plugin disable PID gradclip": Run("gradclip", given=""),
     "hookd detach PID": Run("the original again"),
     # docs/troubleshooting.md
-    "hookd doctor": Run(r"ptrace +a child of ours", given=""),
+    "hookd doctor": Run(r"ptrace +a child process", given=""),
     "hookd doctor PID": Run(r"agent +already attached"),
     # docs/attach.md
     "hookd attach --tree PID": Run("llama", given="detached"),

@@ -123,7 +123,7 @@ def kill_the_helper(pid: int) -> int:
         try:
             stub.inject(pid, request=REQUEST)
         except AttachError as exc:
-            is_killed = "ended with -9" in exc.message
+            is_killed = "exited with status -9" in exc.message
             if not is_killed:
                 raise
         finally:

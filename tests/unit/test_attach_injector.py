@@ -119,7 +119,7 @@ def test_an_attach_whose_turn_does_not_come_says_so(monkeypatch):
         for _ in range(helper.WIDTH):
             stack.enter_context(slots.of(20001))
         with (
-            pytest.raises(AttachError, match="3 attaches are under way and do not end, 3 of them") as caught,
+            pytest.raises(AttachError, match="timed out waiting for 3 other attaches, 3 of them") as caught,
             slots.of(20001),
         ):
             pass

@@ -182,7 +182,7 @@ def test_a_plugin_whose_labels_have_no_end_is_named():
 
 
 def test_what_the_daemon_has_reported_and_is_not_over_is_shown_but_for_a_hang_which_has_words_of_its_own():
-    message = "rank 1 needs 1.6 x the other ranks' time in data"
+    message = "rank 1 needs 1.6 times the other ranks' time in data"
     reported = {"straggler": {"time": 0.0, "message": message}, "hang": {"time": 0.0, "message": "silent"}}
     found = report() | {"target": served(ongoing=reported, incidents=2)}
     for lines in (list(_notes([_row(7, found)])), list(heading(found))):

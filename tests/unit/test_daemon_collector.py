@@ -191,13 +191,29 @@ def test_gauges_may_be_any_float(join, scrape, value):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("up", "gauge"), ("hookd_target_up", "gauge"), ("hookd_attach", "counter"), ("process_cpu_seconds", "counter"),
-     ("hookd_attach_pause_seconds_sum", "gauge"), ("hookd_target", "info"), ("hookd_build_info", "gauge")],
+     ("hookd_attach_pause_seconds_sum", "gauge"), ("hookd_target", "info"), ("hookd_build_info", "gauge"),
+     ("hookd_incidents_total", "gauge")],
 )  # fmt: skip
 def test_a_page_cannot_use_the_names_of_others(join, scrape, name, kind):
     put(join(), name, kind, 7, {"evil": "yes"})
     found = scrape()
     assert not [k for k in found if ("evil", "yes") in k]
     assert found[key("hookd_series_dropped_total")] == 1
+
+
+def test_a_plugin_cannot_use_the_name_of_any_family_of_the_daemon(join, fleet):
+    join()
+    scraped = list(FleetCollector(fleet, AttachCounter(), Limits()).collect())
+    own = [(family.name, family.type) for family in scraped if family.name.startswith("hookd_")]
+    assert {("hookd_incidents", "counter"), ("hookd_attach", "counter"), ("hookd_target_up", "gauge")} <= set(own)
+    free = []
+
+    def more(is_free):
+        free.extend(family for family in own if is_free(*family))
+        return []
+
+    list(FleetCollector(fleet, AttachCounter(), Limits(), more=more).collect())
+    assert not free
 
 
 def test_a_page_cannot_claim_another_run(join, scrape):

@@ -97,7 +97,7 @@ def test_the_incident_says_how_slow_where_and_who_waits(job, fleet):
     for _ in range(8):
         training.steps(extra={1: {"forward": 52.0}}, module="blocks.1")
     (incident,) = fleet.incidents()
-    assert "rank 1 needs 2.3 x the other ranks' time in forward: 92" in incident["message"]
+    assert "rank 1 needs 2.3 times the other ranks' time in forward: 92" in incident["message"]
     assert incident["message"].endswith("ms instead of 20 ms; ranks 0, 2, 3 wait for it")
     assert incident["module"] == "blocks.1"
 

@@ -250,7 +250,7 @@ def test_a_line_that_takes_nothing_is_not_drawn_for(terminal, state, stack, monk
 def test_a_line_that_takes_nothing_does_not_keep_it_from_ending(terminal, state, stack, monkeypatch):
     takes = threading.Event()
     stack.callback(takes.set)
-    monkeypatch.setattr(terminals, "LAST_S", 0.01)
+    monkeypatch.setattr(terminals, "EXIT_TIMEOUT_S", 0.01)
     monkeypatch.setattr(terminals.Output, "write", lambda _, text: takes.wait() and len(text))
 
     async def story(app):

@@ -47,6 +47,7 @@ OPENS = {
     "tool/linux/bounded.py": {"connect": "by a child, on a file system that the kernel keeps"},
     "tool/linux/permission.py": {"_yama": KERNEL},
     "tool/linux/ports.py": {"owners": KERNEL},
+    "tool/linux/private_file.py": {"replacing": OPERATOR},  # or a file of hookd's own
     "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL},
     "tool/inject/remote_debug.py": {"create": NEW, "_is_usable": NEW},
     "tool/attach/requirements.py": {"_files": OURS, "_recorded": OURS},
@@ -62,7 +63,6 @@ OPENS = {
     "tool/check/blocking.py": {"problems": OPERATOR},
     "tool/check/types.py": {"problems": OURS},
     "tool/cli/checks.py": {"of_machine": KERNEL, "has_capability": KERNEL},
-    "tool/cli/html/document.py": {"write": OPERATOR},
     "tool/cli/plugin_check.py": {"_script": OURS},
     "tool/cli/plugin_new.py": {"write": OPERATOR},
     "tool/cli/program.py": {
@@ -76,7 +76,6 @@ OPENS = {
     "tool/cli/replay.py": {"answer": OURS},
     "tool/cli/root_daemon.py": {"_cmdline": KERNEL, "_listeners": KERNEL},
     "tool/cli/target_checks.py": {"_frozen": KERNEL, "_hides_processes": KERNEL},
-    "tool/cli/trace.py": {"replacing": OPERATOR},
     "tool/config/ownership.py": {"_is_unmapped": KERNEL, "open_checked": OPERATOR},
     "tool/config/projected.py": {"_is_mounted_so": KERNEL},
     "tool/config/webhooks.py": {"_read_secret_file": OPERATOR},
@@ -88,7 +87,7 @@ OPENS = {
     "tool/daemon/web/host_names.py": {"_own_names": "resolv.conf, which is root's"},
     "tool/daemon/web/pages/assets.py": {"content": OURS},
     "tool/daemon/fleet/fd_budget.py": {"_has_opened": KERNEL},
-    "tool/daemon/fleet/last_session.py": {"_read": OURS, "_write": OURS},
+    "tool/daemon/fleet/last_session.py": {"_read": OURS},
 }
 """The functions of the tool side that open a file by name, and the owner of that name: never a target."""
 _OPENING = re.compile(r"(^|\.)(open|read_bytes|read_text|write_bytes|write_text|copy|copy2|copyfile|copytree|connect)$")

@@ -373,7 +373,7 @@ class Entry:
                 "another tool has entered nn.Module.__call__ during the attach", reason="busy", hint="Try again."
             )
 
-    def leave_room(self, room: int = RECURSION_RESERVE) -> None:
+    def leave_room(self) -> None:
         """Stop observing calls that are too near the recursion limit.
 
         This finds the depth in the interpreter's thread state: the one number that changes with each level.
@@ -383,7 +383,7 @@ class Entry:
             steps = 5 * sign, 12 * sign
             indices = [at for at, n in enumerate(shallow) if (deep[at] - n, deeper[at] - n) == steps]
             if len(indices) == 1:
-                self._set_depth(4 * indices[0], sign > 0, sys.getrecursionlimit(), room)
+                self._set_depth(4 * indices[0], sign > 0, sys.getrecursionlimit(), RECURSION_RESERVE)
 
     def _numbers_at(self, levels: int) -> list[int]:
         """Return the first numbers of the thread state, some levels further down."""

@@ -35,23 +35,26 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
 
 SMALL = 1 << 20
-"""Largest output, and largest input, of a call that may wait, in elements."""
+"""Maximum size of an output or input of a queued call, in elements."""
 ENOUGH = 1 << 21
 """Size of a portion: the elements of all its outputs.
 
-Handing over costs as much as reading 1 MB, and outputs that a model has just made are hardly read faster (11 GB/s) than those
-that have left the processor's cache (9 GB/s).
+Delivering a portion costs as much as reading 1 MB. Outputs that are still in the processor's cache are read hardly faster
+(11 GB/s) than others (9 GB/s).
 """
 LEAST = ENOUGH >> 8
-"""Fixed overhead of a call that waits, in elements; limits the number of calls that wait."""
+"""Fixed overhead of a queued call, in elements; limits the number of queued calls."""
 KEPT = 1 << 22
-"""Elements of small outputs that are kept alive during an outermost call, for plugins that look only if a number is bad."""
+"""Maximum size, in elements, of the small outputs retained during an outermost call, for plugins that read them only after a bad value."""
 LIGHT = KEPT >> 14
-"""Fixed overhead of a call that is kept so, in elements."""
+"""Fixed overhead of a retained call, in elements; limits the number of retained calls."""
 LAST = 32
-"""Number of those calls that are remembered, weakly, after the outermost call."""
+"""Number of retained calls that are still referenced, weakly, after the outermost call."""
 WAITS, CHANGES = 1, 2
-"""Values of `Module._waits`: calls wait; or they wait if the output is finite, because it is changed in place. Otherwise 0."""
+"""Values of `Module._waits`; 0 means that calls are not queued.
+
+WAITS: calls are queued. CHANGES: calls are queued if the output is finite, because it is changed in place later.
+"""
 _Tensor = torch.Tensor
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 

@@ -37,7 +37,7 @@ class Readmission:
                 loaded.strikes = 0
                 loaded.probation.admit(now)
                 self._switch(None, loaded)
-                self._page.log("info", f"plugin {loaded.name} is readmitted, on probation")
+                self._page.log("info", f"plugin {loaded.name} runs again, on probation")
 
 
 class Refusals:
@@ -54,7 +54,7 @@ class Refusals:
             more = bound.refused - bound.published
             if more:
                 if not bound.published:
-                    self._page.log("error", f"plugin {loaded.name}: {bound.why}: others are not served")
+                    self._page.log("error", f"plugin {loaded.name}: {bound.why}; further series are not served")
                 self._series.labels(loaded.name).inc(more)
                 bound.published += more
             for metric, bad in list(bound.bad.items()):

@@ -313,7 +313,7 @@ class Tracing:
 
     def _spoil(self, error: BaseException) -> None:
         """Fail the trace after an error; raise the error again if it belongs to the training code."""
-        # A signal handler may well raise in here: to end a recording can take seconds.
+        # A signal handler may raise here: ending a recording can take seconds.
         self._fail(error)
         self._spans.stop()
         try:

@@ -169,7 +169,7 @@ class Later:
         device = values[0].device
         for value in values:
             if value.layout is not torch.strided or value.device != device:
-                raise ValueError(f"dense tensors of {device} can be read later, not {value.layout} on {value.device}")
+                raise ValueError(f"tensors must be dense and on {device}, not {value.layout} on {value.device}")
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._requested.append(_Request(context, values, then, lost, stream))
         self._waiting += len(values)
@@ -296,7 +296,7 @@ def _joined(requests: list[_Request], device: torch.device) -> Tensor:
     wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     values = [value for request in requests for value in request.values]
     if not all(map(_is_there, values)):  # the memory may have been freed since the request
-        raise RuntimeError("their memory is not there")
+        raise RuntimeError("the memory of a tensor has been freed")
     parts = []
     for _, alike in groupby(values, _dtype):  # one conversion per group: each is one more kernel launch
         flat = [value.detach().reshape(-1).to(device, non_blocking=True) for value in alike]

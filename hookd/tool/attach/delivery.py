@@ -51,7 +51,7 @@ class Delivery(ABC):
 
 
 class StopDelivery(Delivery):
-    """Delivery by a stop of about 0.2 ms.
+    """Delivery by a stop of about 0.4 ms.
 
     The mailbox is in the target's memory.
 

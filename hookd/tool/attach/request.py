@@ -47,7 +47,7 @@ class AttachResult:
     """The result of an attach.
 
     Attributes:
-        method: "ptrace" (a stop of about 0.2 ms), "remote-debug" (no stop), "existing" (there was an agent already).
+        method: "ptrace" (a stop of about 0.4 ms), "remote-debug" (no stop), "existing" (there was an agent already).
         pause_s: how long the main thread was stopped.
         wall_s: total duration.
         control: the agent's control socket, as a path for this process.

@@ -238,7 +238,7 @@ def _plugin_classes(tree: ast.Module, base: str) -> Iterator[tuple[str, str]]:
     """Yield class name and plugin name of each plugin that a module's source defines."""
     derived = {base}  # and the classes in this file that derive from it, directly or indirectly
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(_last_name(base) in derived for base in node.bases):
+        if isinstance(node, ast.ClassDef) and any(last_name(base) in derived for base in node.bases):
             derived.add(node.name)
             for statement in node.body:
                 if (plugin := _assigned_name(statement)) is not None:
@@ -251,7 +251,8 @@ def _version(tree: ast.Module) -> str:
     return next((value for value in values if value is not None), "")
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
+    """Return `b` for `a.b` and for `b`, "" for another expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

@@ -60,7 +60,9 @@ def send_away(pid: int, timeout_s: float) -> None:
     """
     if detach(pid, timeout_s).get("restored") == "pending":
         raise ControlError(
-            f"the older agent leaves process {pid} when the call in flight is over", reason="pending", hint="Try again."
+            f"the older agent leaves process {pid} when the current module call returns",
+            reason="pending",
+            hint="Try again.",
         )
 
 

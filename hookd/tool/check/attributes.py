@@ -12,9 +12,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from hookd.tool.attach.sources import last_name
 from hookd.tool.check.imports import parsed
 from hookd.tool.check.problem import Problem
-from hookd.tool.check.source import last_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

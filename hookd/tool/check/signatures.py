@@ -11,8 +11,9 @@ from hookd.api import compatibility, hookspecs
 from hookd.api.compatibility import nearest
 from hookd.errors import PluginError
 from hookd.serving import hookspecs as daemon_hooks
+from hookd.tool.attach.sources import last_name
 from hookd.tool.check.problem import Problem
-from hookd.tool.check.source import assigned, hooks, last_name
+from hookd.tool.check.source import assigned, hooks
 
 ALWAYS = ("configure", "select", "succeed")
 """Hooks with a single argument that is always passed, whatever their signature says."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hookd.errors import PluginError
+from hookd.tool.attach.sources import last_name
 from hookd.tool.check.imports import NotPython, parsed, reached
 
 if TYPE_CHECKING:
@@ -184,11 +185,6 @@ def _home(entry: importlib.metadata.EntryPoint) -> str:
     if spec is None or spec.origin is None:
         return ""
     return str(Path(spec.origin).parent if spec.submodule_search_locations else spec.origin)
-
-
-def last_name(node: ast.expr) -> str:
-    """Return `b` for `a.b` and for `b`, "" for another expression."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def dotted(node: ast.expr) -> str:

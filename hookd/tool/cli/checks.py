@@ -104,7 +104,7 @@ def yama(scope: str | None, *, may_trace_all: bool) -> Check:
     if level == 3:
         return Check("Yama", "bad", "ptrace_scope 3: nobody may trace until the next boot", "Use `hookd run -- CMD`.")
     if may_trace_all:
-        return Check("Yama", "ok", f"ptrace_scope {level}, and we hold CAP_SYS_PTRACE")
+        return Check("Yama", "ok", f"ptrace_scope {level}, and this process has CAP_SYS_PTRACE")
     cure = "sudo hookd attach PID, or sudo sysctl kernel.yama.ptrace_scope=0, or start the job with `hookd run -- CMD`."
     return Check("Yama", "bad", f"ptrace_scope {level}: only descendants may be traced", cure)
 
@@ -115,18 +115,18 @@ def sandbox(status: str) -> Iterator[Check]:
     The ptrace test shows what it lets through.
     """
     if "Seccomp:\t2" in status:
-        yield Check("seccomp", "note", "a filter is on this shell (a container's profile, usually)")
+        yield Check("seccomp", "note", "this process has a seccomp filter, usually that of a container")
 
 
 def self_test() -> Check:
-    """Trace a child of ours, as an attach would: some sandboxes only pretend to support ptrace."""
+    """Trace a child process, as an attach would: some sandboxes only pretend to support ptrace."""
     from hookd.tool.inject import selftest
 
     try:
         selftest.check()
     except HookdError as error:
         return Check("ptrace", "bad", error.message, error.hint)
-    return Check("ptrace", "ok", "a child of ours was stopped, read, changed and resumed")
+    return Check("ptrace", "ok", "a child process was stopped, read, changed and resumed")
 
 
 def native_code(directory: Path) -> Check:
@@ -137,7 +137,7 @@ def native_code(directory: Path) -> Check:
     if not missing:
         return Check("native code", "ok", "module calls and tensors are handled in C")
     cure = "Install a C compiler (apt-get install gcc), then reinstall hookd (pip install --force-reinstall)."
-    fact = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; Python and torch take their place, at a higher cost"
+    fact = f"{' and '.join(missing)} not compiled for {os.uname().machine}: there was no C compiler; hookd uses Python and torch instead, at a higher cost"
     return Check("native code", "note", fact, cure)
 
 
@@ -154,7 +154,7 @@ def daemon(host: str | None) -> Check:
     if client is None and (of_root := root_daemon.find()) is not None:
         return Check("daemon", "note", of_root.description, of_root.hint)
     if client is None:
-        return Check("daemon", "note", "none runs: `hookd attach` serves by itself, in the foreground")
+        return Check("daemon", "note", "not running; `hookd attach` serves in the foreground instead")
     return Check("daemon", "ok", f"answers on {client.path}")
 
 

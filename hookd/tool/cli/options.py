@@ -75,7 +75,7 @@ host = click.option(
 
 
 def complete_plugin(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the installed plugins whose names begin so."""
+    """Return the names of installed plugins that begin with `incomplete`."""
     from hookd.tool.attach.sources import names
 
     return [name for name in names(()) if name.startswith(incomplete)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -13,6 +12,7 @@ import click
 
 from hookd.errors import HookdError
 from hookd.tool.cli import options, output
+from hookd.tool.linux import private_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,26 +65,19 @@ def _messages(result: Trace, path: Path, steps: int) -> Iterator[str]:
     if result.steps < steps:
         yield f"the trace ends after {result.steps} of {steps} steps, because the target's memory grew: see --max-size"
     if not result.all_threads:
-        yield "this version of torch records only the thread that makes the steps and those of the backward"
+        yield "this version of torch records only the training thread and the threads of its backward"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `path` if the block succeeds, and is removed if it fails.
-
-    Only its owner can read it, whatever the umask: it shows code and shapes of a training.
+    """Yield a file as `private_file.replacing` does: it shows code and shapes of a training.
 
     Raises:
         HookdError: reason "cannot-write".
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
+        with private_file.replacing(path) as file:
             yield file
-        part.replace(path)
     except OSError as exc:
         raise HookdError(f"cannot write {path}: {exc.strerror or exc}", reason="cannot-write",
                          hint="Choose another file with -o.") from exc  # fmt: skip
-    finally:
-        part.unlink(missing_ok=True)

@@ -75,7 +75,7 @@ def finished(words: list[str], timeout_s: float) -> tuple[int, str]:
         raise HookdError(f"{words[0]}: {stderr.strip()}", hint="Use --python with the path of a Python that has torch.")
     if code == _TOO_LONG:
         hint = "Look for a hook that waits, or an endless loop. `--static` runs nothing."
-        raise HookdError(f"the trial did not end within {timeout_s:g} s", hint=hint)
+        raise HookdError(f"the trial timed out after {timeout_s:g} s", hint=hint)
     return code, stderr
 
 

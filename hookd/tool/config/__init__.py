@@ -37,7 +37,6 @@ defaults of `ServeConfig`.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -45,6 +44,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from hookd.api.compatibility import nearest
 from hookd.errors import ConfigError
 from hookd.tool.config import ownership
 from hookd.tool.config.rules import Rule, read_rules
@@ -276,7 +276,7 @@ def _from_file(path: Path) -> _Reading:
         known.setdefault(setting.table, []).append(_key(name))
     for table, content in tables.items():
         if table not in known:
-            problems.append(f"{path}: unknown table [{table}]{_meant(table, known, SETTINGS)}")
+            problems.append(f"{path}: unknown table [{table}]; {_meant(table, known, SETTINGS)}")
         elif table == "rule":
             values["rules"] = read_rules(content, str(path), problems)
         elif table == "webhook":
@@ -296,7 +296,7 @@ def _from_file(path: Path) -> _Reading:
                     name = key if key in SETTINGS else f"{table}_{key}"
                     reading.add(name, value, f"{path}: [{table}] {key}")
                 else:
-                    problems.append(f"{path}: [{table}] has no key '{key}'{_meant(key, known[table], SETTINGS)}")
+                    problems.append(f"{path}: [{table}] has no key '{key}'; {_meant(key, known[table], SETTINGS)}")
     return reading
 
 
@@ -328,15 +328,11 @@ def _plugin_options(
 
 
 def _meant(word: str, here: Mapping[str, object] | Sequence[str], everywhere: Mapping[str, Setting]) -> str:
-    """Return a hint for an unknown word.
-
-    It names the table that the word belongs to, the closest known word, or all known words.
-    """
+    """Return a hint for an unknown word: the table that it belongs to, or that of `nearest`."""
     if word in everywhere:
         table = everywhere[word].table
-        return f"; it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
-    close = difflib.get_close_matches(word, list(here), 1, 0.6) or difflib.get_close_matches(word, everywhere, 1, 0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(sorted(here))}"
+        return f"it belongs under [{table}]" + ("" if _key(word) == word else f" as {_key(word)}")
+    return nearest(word, here, everywhere)
 
 
 def default_control_path(environ: Mapping[str, str], uid: int) -> Path:

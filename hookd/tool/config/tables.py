@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hookd.api.compatibility import nearest
 from hookd.errors import ConfigError
 from hookd.tool.config.values import as_text
 
@@ -38,9 +38,7 @@ def _read(table: Mapping[str, object], where: str, readers: Readers, problems: l
     values = {}
     for key, value in table.items():
         if key not in readers:
-            close = difflib.get_close_matches(key, readers, 1, 0.6)
-            there_are = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(readers))}"
-            problems.append(f"{where} has no key '{key}'; {there_are}")
+            problems.append(f"{where} has no key '{key}'; {nearest(key, readers)}")
             continue
         try:
             values[key] = readers[key](value)

@@ -14,13 +14,13 @@ implement is refused by name, never ignored: a setting that silently has no effe
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import yaml
 
+from hookd.api.compatibility import nearest
 from hookd.errors import ConfigError
 from hookd.tool.config import ownership
 
@@ -211,7 +211,7 @@ class _Reader:
             return None
         for name in names:
             if name not in _CIPHERS and name not in _CIPHERS_13:
-                self._wrong(nodes["cipher_suites"], f"there is no cipher suite '{name}'{_meant(name, _CIPHERS)}")
+                self._wrong(nodes["cipher_suites"], f"there is no cipher suite '{name}'; {nearest(name, _CIPHERS)}")
         return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
 
     def _version(self, nodes: Mapping[str, yaml.Node], given: Mapping[str, str], name: str) -> str:
@@ -262,7 +262,7 @@ class _Reader:
             elif known is not None and name in _UNSUPPORTED:
                 self._wrong(key, f"{name} is not supported: {_UNSUPPORTED[name]}")
             elif known is not None and name not in known:
-                self._wrong(key, f"{what} has no key '{name}'{_meant(name, known)}")
+                self._wrong(key, f"{what} has no key '{name}'; {nearest(name, known)}")
             else:
                 seen.add(name)
                 yield name, value
@@ -304,8 +304,3 @@ class _Reader:
 
     def _wrong(self, node: yaml.Node, why: str) -> None:
         self._problems.append(f"{self._path}:{node.start_mark.line + 1}: {why}")
-
-
-def _meant(word: str, known: Mapping[str, object] | list[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1, 0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(sorted(known))}"

@@ -92,7 +92,7 @@ def _followed(control: Control, number: object, until: float) -> Evaluation:
             return _read(answer)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)
-    raise ControlError(f"the agent in process {control.pid} does not keep to the time", reason="gone")
+    raise ControlError(f"the agent in process {control.pid} timed out", reason="gone")
 
 
 def _silent(error: ControlError, seconds: float) -> Evaluation:

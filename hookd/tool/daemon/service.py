@@ -62,6 +62,8 @@ DAY_S = 86400.0
 PRUNE_RETRIES_S = 60.0
 SENDER_PAUSE_S = 60.0
 """Pause after a sender of webhooks has ended by an error."""
+OWN_DETACH_TIMEOUT_S = 10.0
+"""Timeout of each detach at the end of a foreground attach."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -385,18 +387,16 @@ class Service:
         pids = [target.pid for target in self.fleet.targets() if target.ended is None]
         return list(await asyncio.gather(*(self._tried(self._actions.detach, pid, timeout_s, by) for pid in pids)))
 
-    async def detach_own(self, timeout_s: float = 10.0) -> list[DetachedTarget | ErrorRow]:
+    async def detach_own(self) -> list[DetachedTarget | ErrorRow]:
         """Detach the targets that only this daemon holds, at the end of a foreground attach."""
         held = [target for target in self.fleet.targets() if target.ended is None and target.lease is not None]
-        return list(
-            await asyncio.gather(*(self._tried(self._detach_unless_held, target, timeout_s) for target in held))
-        )
+        return list(await asyncio.gather(*(self._tried(self._detach_unless_held, target) for target in held)))
 
-    def _detach_unless_held(self, target: Target, timeout_s: float) -> DetachedTarget:
+    def _detach_unless_held(self, target: Target) -> DetachedTarget:
         if self._actions.is_held_by_others(target):
             target.release()
             return {"pid": target.pid, "restored": None, "residue": [], "left": "another daemon holds it"}
-        return self._actions.detach(target.pid, timeout_s)
+        return self._actions.detach(target.pid, OWN_DETACH_TIMEOUT_S)
 
     async def change_plugins(self, pid: int, body: Mapping[str, object], by: Caller) -> ChangedTarget:
         """Load, unload, reload or configure a plugin; see `Actions.change_plugins`."""

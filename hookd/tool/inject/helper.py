@@ -48,7 +48,7 @@ class Slots:
         with self._changed:
             if not self._changed.wait_for(lambda: self._running.total() < MOST and self._running[user] < WIDTH, WAIT_S):
                 raise AttachError(
-                    f"{self._running.total()} attaches are under way and do not end, {self._running[user]} of them to "
+                    f"timed out waiting for {self._running.total()} other attaches, {self._running[user]} of them to "
                     "processes of this user",
                     reason="busy", hint="Try again in a minute.",
                 )  # fmt: skip
@@ -82,7 +82,7 @@ def run(job: Job) -> Stopped:
     except ValueError:
         hint = f"Report it, with the output of `hookd doctor {job.pid} --json`."
         raise AttachError(
-            f"the injector for process {job.pid} ended with {code}", reason="internal", hint=hint
+            f"the injector for process {job.pid} exited with status {code}", reason="internal", hint=hint
         ) from None
     if "error" in answer:
         raise _error(answer["error"])
@@ -104,7 +104,7 @@ def _answer(job: Job, user: int) -> tuple[bytes, int]:
                 WAITERS.leave(user, process.pid)  # if it waits for the target's memory it cannot be killed
                 process.returncode = -signal.SIGKILL
             if isinstance(error, subprocess.TimeoutExpired):
-                raise AttachError(f"the injector for process {job.pid} hangs", reason="internal") from None
+                raise AttachError(f"the injector for process {job.pid} timed out", reason="internal") from None
             raise
     return text, process.returncode
 

@@ -155,7 +155,7 @@ def _operate(thread: ptrace.Thread, memory: Memory, job: Job, text: bytes) -> in
 def _evaluate(thread: ptrace.Thread, job: Job, code: int) -> None:
     """Run the code on the stopped thread, which hangs outside the interpreter."""
     if thread.ask(job.symbols[GIL_CHECK]) != 0:
-        raise AttachError(f"the main thread of process {job.pid} holds the interpreter's lock", reason="blocked")
+        raise AttachError(f"the main thread of process {job.pid} holds the GIL", reason="blocked")
     unlocked, thread.most_events = 1, _DIRECT_EVENTS
     thread.call(job.symbols[GIL_TAKE])
     thread.call(job.symbols[EVALUATE], code)

@@ -15,7 +15,7 @@ from pathlib import Path
 from hookd.tool.linux import cgroups, proc
 
 KERNEL_LOG = Path("/dev/kmsg")
-KILLED = "was killed for want of memory"
+KILLED = "was killed by the OOM killer"
 """The end of a message about a process that the kernel has killed."""
 _MAX_RECORDS = 50_000
 _INITIAL_PID_SPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h

@@ -151,7 +151,7 @@ class Waiters:
         until = getattr(self._deadline, "until", math.inf)
         limit_s = min(limit_s or MAPS_S, until - self._clock())
         if limit_s <= 0:
-            raise AttachError("the process cannot be read: its answers take too long", reason="unreadable")
+            raise AttachError("the process cannot be read: its reads took too long in total", reason="unreadable")
         self.require_few(user)
         child = self._taken()
         try:
@@ -186,7 +186,7 @@ class Waiters:
             left, all_left = len(self._left.get(user, ())), sum(map(len, self._left.values()))
         if left >= MOST_LEFT or all_left >= (MOST_LEFT_IN_ALL if left else MOST_OF_ONE_EACH):
             raise AttachError(
-                f"{left if left >= MOST_LEFT else all_left} reads of memory have not returned: a file system that processes map does not answer",
+                f"{left if left >= MOST_LEFT else all_left} reads of memory have not returned: a file system with mapped files does not respond",
                 reason="unreadable",
                 hint="Look for a network file system that hangs, then try again.",
             )
@@ -328,7 +328,7 @@ class _Child:
         while len(data) < size:
             part = self.socket.recv(min(size - len(data), 1 << 20))
             if not part:
-                raise OSError(errno.EPIPE, "the process that reads for hookd has ended")
+                raise OSError(errno.EPIPE, "hookd's reader process has ended")
             data += part
         return bytes(data)
 

@@ -19,13 +19,11 @@ from hookd.wire.page.layout import (
     PHASES,
     PROTOCOL,
     SIZE,
-    STATES,
     STEP,
     STEP_RECORD,
-    TID,
 )
 from hookd.wire.page.reader import PageReader
-from hookd.wire.page.snapshot import Family, Heartbeat, ModuleEntry, Record, Series, Snapshot
+from hookd.wire.page.snapshot import Family, Heartbeat, ModuleEntry, Record, Snapshot
 from hookd.wire.page.writer import PageWriter
 
 __all__ = [
@@ -41,16 +39,13 @@ __all__ = [
     "PHASE_RECORD",
     "PROTOCOL",
     "SIZE",
-    "STATES",
     "STEP",
     "STEP_RECORD",
-    "TID",
     "Family",
     "Heartbeat",
     "ModuleEntry",
     "PageReader",
     "PageWriter",
     "Record",
-    "Series",
     "Snapshot",
 ]

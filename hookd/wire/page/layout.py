@@ -64,7 +64,9 @@ LOW32 = 0xFFFFFFFF
 BEAT_CELLS = 8
 NAME_BYTES = 64
 BEAT = struct.Struct("=5d")  # tid, module, events, phase, step
-RECORD = struct.Struct("=6d")  # seq, when, kind, module, step, value
+RECORD = struct.Struct(
+    "=6d"
+)  # seq, when, kind, module, step, value; `recorded` in native/entry.c hard-codes these six cells
 STEP_RECORD, CALL_RECORD, PHASE_RECORD = 1, 2, 3
 """Kinds of records: end of a step (`value`: its seconds), call of a module, begin of a phase (`value`: its index)."""
 SCRATCH_CELLS = 256  # the first of the values: shared by the series that found no room

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from typing import TYPE_CHECKING, cast
@@ -16,6 +15,7 @@ from hookd.tool.daemon.web.pages import parts, plots
 from hookd.tool.daemon.web.pages.assets import STYLE, content
 from hookd.tool.daemon.web.pages.html import Markup, table, tag
 from hookd.tool.daemon.web.pages.plots import COLOURS
+from hookd.tool.linux import private_file
 from hookd.tool.reports.reading import counted, paused, run_and_rank, state, step_seconds
 from hookd.tool.reports.wording import moment, process_of
 from hookd.version import __version__
@@ -45,10 +45,8 @@ def write(path: Path, subject: Subject) -> None:
     """
     page = document(subject)
     try:
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-            file.write(page)
-        part.replace(path)
+        with private_file.replacing(path) as file:
+            file.write(page.encode())
     except OSError as exc:
         raise HookdError(f"cannot write {path}: {exc.strerror}", reason="output") from exc
 

@@ -28,11 +28,9 @@ REFUSED = (
 )  # fmt: skip
 """Sequences that textual writes to a terminal at the start; top leaves them out."""
 POINTER = "\x1b]22;"
-"""Begins a change of the mouse pointer's shape, which textual does not take back at the end."""
-
-
-LAST_S = 2.0
-"""How long the end waits for a terminal that takes nothing (a stopped one, a dead line) to take the rest, in seconds."""
+"""Prefix of the sequence that sets the shape of the mouse pointer. textual does not reset the shape at exit."""
+EXIT_TIMEOUT_S = 2.0
+"""Timeout at exit for a terminal that does not read its output, such as a stopped one, in seconds."""
 
 
 def _decoder(encoding: str) -> Any:
@@ -93,7 +91,7 @@ class Driver(linux_driver.LinuxDriver):
         writer = self._writer_thread
         self._is_stopped = writer is None or not writer.is_alive()
         if writer is not None:  # its `stop` joins it; a daemon thread, it does not outlive the process
-            writer.join = functools.partial(writer.join, LAST_S)  # type: ignore[method-assign]
+            writer.join = functools.partial(writer.join, EXIT_TIMEOUT_S)  # type: ignore[method-assign]
 
     def stop_application_mode(self) -> None:
         """Restore the terminal."""

@@ -265,7 +265,7 @@ def _verdict(evidence: Evidence, *, exited: bool, after: str) -> tuple[str, str]
     if evidence.source == "exec":
         return "exec", "became another program (exec)"
     if evidence.source == "alive":
-        text = "still runs, but has closed hookd's descriptors: it is no longer observed; attach again"
+        text = "still runs, but has closed hookd's descriptors and is no longer observed: attach again"
         return "page closed", text
     if evidence.status is None:
         if exited:
@@ -279,7 +279,7 @@ def _verdict(evidence: Evidence, *, exited: bool, after: str) -> tuple[str, str]
         return f"exit {code}", f"ended with exit code {code}{how}"
     if evidence.oom:
         sign = {"kernel log": "the kernel's log names it", "cgroup": "its memory cgroup counts the kill"}[evidence.oom]
-        return "oom", f"{oom.KILLED} (OOM, {_name(number)}): {sign}"
+        return "oom", f"{oom.KILLED} ({_name(number)}): {sign}"
     return f"signal {_name(number)}", _by_signal(evidence, number) + (
         f", during Python's own exit{after}" if exited else ""
     )

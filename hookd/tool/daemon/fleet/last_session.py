@@ -16,7 +16,7 @@ from hookd.errors import HookdError
 from hookd.tool.daemon.incidents.incident_log import IncidentLog
 from hookd.tool.daemon.incidents.store import END, boot_id
 from hookd.tool.daemon.watch.watcher import Watcher
-from hookd.tool.linux import proc
+from hookd.tool.linux import private_file, proc
 from hookd.tool.reports.report import describe_steps
 from hookd.wire.labels import Claim
 
@@ -196,12 +196,9 @@ class LastSession(Watcher):
 
     def _write(self, path: Path, targets: Sequence[FormerTarget]) -> None:
         """Replace the file as a whole. If the daemon is killed meanwhile, the old one stays."""
-        new = path.with_suffix(".new")
         try:
-            new.unlink(missing_ok=True)
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump([target.as_json() for target in targets], file)
-            new.replace(path)
+            with private_file.replacing(path, path.with_suffix(".new")) as file:
+                file.write(json.dumps([target.as_json() for target in targets]).encode())
             self._is_failing = False
         except OSError as exc:
             if not self._is_failing:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from hookd.tool.reports.reading import INFERENCE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -76,6 +78,25 @@ def counts(family: Family | None) -> dict[str, float]:
         (labels[0] if labels else "", family.cells[at]) for labels, at in zip(family.values, family.first, strict=True)
     )
     return {label: value for label, value in values if math.isfinite(value) and 0 <= value < MOST}
+
+
+def phase_seconds(target: Target) -> tuple[float, dict[str, float]] | None:
+    """Return a rank's number of optimizer steps, and its seconds by phase, both since the attach.
+
+    Inference is left out: it is not part of a step, and often only one rank runs it.
+
+    Returns:
+        None if the phases are not measured, or the page is invalid.
+    """
+    snapshot = target.last()
+    if snapshot is None:
+        return None
+    phase_family = family(snapshot, "hookd_timing_phase_seconds", ("phase",))
+    phases, steps = counts(phase_family), counts(family(snapshot, "hookd_steps", ()))
+    if phase_family is None or not phases or len(phases) < len(phase_family.values) or "" not in steps:
+        return None
+    phases.pop(INFERENCE, None)
+    return steps[""], phases
 
 
 def step_of(target: Target, steps: float) -> int:

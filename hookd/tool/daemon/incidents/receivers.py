@@ -64,7 +64,7 @@ class FunctionReceiver:
         try:
             self._waiting.put_nowait(incident)
         except queue.Full:
-            _log.warning("%s is %d incidents behind, and does not get the newest", self.name, MAX_WAITING)
+            _log.warning("%s: the queue of %d incidents is full; the newest is not delivered", self.name, MAX_WAITING)
 
     def catch_up(self) -> None:
         """Queue the undelivered incidents of earlier daemons; blocks. Call this before the first incident."""
@@ -85,5 +85,5 @@ class FunctionReceiver:
             try:
                 self._function(incident)
             except Exception:  # noqa: BLE001  an error must not stop further deliveries
-                _log.exception("%s failed with an incident", self.name)
+                _log.exception("%s raised an exception while handling an incident", self.name)
             self._store.delivered(self.name, [incident])

@@ -23,26 +23,61 @@ from hookd.tool.daemon.incidents.kinds import FROM_ZERO, Kinds
 from hookd.tool.daemon.metrics.families import SUFFIXES, Heads, OwnPart, PageFamily, Part, cumulative, empty
 from hookd.tool.daemon.metrics.replicas import Replicas
 from hookd.tool.daemon.metrics.selection import FINDINGS, MAX_PER_USER, OF_STEPS, Limits, Selection, left_out
+from hookd.tool.daemon.watch.watcher import Declared
 from hookd.version import __version__
 from hookd.wire.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
-    from hookd.tool.daemon.watch.watcher import Declared, Watcher
+    from hookd.tool.daemon.watch.watcher import Watcher
     from hookd.wire.page import Family, Snapshot
 
 _log = logging.getLogger(__name__)
 PAUSE_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
 PREFIX = "hookd_"
-_DROPPED = "hookd_series_dropped"
 _STANDARD_LABELS = ("run", "rank")
 _INFO_LABELS = (
     "pid", "local_rank", "world_size", "script", "method", "user", "python", "torch", "agent_version", "reason",
     "target_pod", "target_namespace", "target_container",
 )  # fmt: skip
+
+_BUILD = Declared("hookd_build", "info", "The version of this daemon.", ("version",))
+_SCRAPE = Declared("hookd_scrape_duration_seconds", "gauge", "How long the scrape before this one took to collect.")
+_ATTACHES = Declared("hookd_attach", "counter", "Attaches by their result.", ("result",))
+_PAUSES = Declared("hookd_attach_pause_seconds", "histogram", "How long an attach stopped the target's main thread.")
+_BACKING_OFF = Declared(
+    "hookd_attach_backing_off",
+    "gauge",
+    "Processes that a rule wants and in which attach has failed; it is tried again, each time after a longer wait.",
+)
+_UP = Declared("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
+_INFO = Declared("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.", _INFO_LABELS)
+_STATE = Declared("hookd_target_state", "gauge", "1 for the state that the target is in.", ("state",))
+_HEARTBEAT = Declared(
+    "hookd_heartbeat_timestamp_seconds", "gauge", "When the target last called a module or stepped, in Unix time."
+)
+_CPU = Declared("hookd_target_cpu_seconds", "counter", "CPU time of the target.")
+_MEMORY = Declared("hookd_target_resident_memory_bytes", "gauge", "Resident memory of the target.")
+_THREADS = Declared("hookd_target_threads", "gauge", "Threads of the target.")
+_FDS = Declared("hookd_target_open_fds", "gauge", "Open file descriptors of the target.")
+_INCIDENTS = Declared("hookd_incidents", "counter", "Incidents, by kind.", ("kind",))
+_LOST = Declared(
+    "hookd_incidents_dropped",
+    "counter",
+    "Incidents that were not stored, because their target, run or user had too many.",
+)
+_ERRORS = Declared("hookd_target_errors", "counter", "Scrapes in which an error left out series of this target.")
+_DROPPED = Declared(
+    "hookd_series_dropped", "counter", "Series that are not served: over the limit, without room, or in conflict."
+)
+_FAMILIES = (
+    _BUILD, _SCRAPE, _ATTACHES, _PAUSES, _BACKING_OFF, _UP, _INFO, _STATE, _HEARTBEAT, _CPU, _MEMORY, _THREADS, _FDS,
+    _INCIDENTS, _LOST, _ERRORS, _DROPPED,
+)  # fmt: skip
+"""All families of the daemon itself. Neither a page nor a plugin may use their names: see `_Merged`."""
 
 
 class AttachCounter:
@@ -75,10 +110,8 @@ class AttachCounter:
 
     def families(self) -> Iterator[Metric]:
         """Yield hookd_attach_total and hookd_attach_pause_seconds."""
-        attaches = CounterMetricFamily("hookd_attach", "Attaches by their result.", labels=["result"])
-        pauses = HistogramMetricFamily(
-            "hookd_attach_pause_seconds", "How long an attach stopped the target's main thread."
-        )
+        attaches = CounterMetricFamily(_ATTACHES.name, _ATTACHES.help, labels=_ATTACHES.labels)
+        pauses = HistogramMetricFamily(_PAUSES.name, _PAUSES.help)
         with self._lock:
             for result, count in self._results.items():
                 attaches.add_metric([result], count)
@@ -146,7 +179,7 @@ class FleetCollector:
                         series.add_samples(merged, watcher)
                 except Exception:  # noqa: BLE001  an error in one target must not affect the others
                     self._failed(target)
-                merged.core(*_ERRORS).add_sample(_ERRORS[0] + "_total", series.standard, float(self._errors[target]))
+                merged.add(_ERRORS, series.standard, self._errors[target])
             self._errors = Counter({target: self._errors[target] for target in targets})
             own = list(self._own_families())
             self._last_scrape_s = self._clock() - started
@@ -170,12 +203,10 @@ class FleetCollector:
         return TargetSeries(target, self._limits, self._kinds)
 
     def _own_families(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("hookd_build", "The version of this daemon.", value={"version": __version__})
-        yield GaugeMetricFamily(
-            "hookd_scrape_duration_seconds", "How long the scrape before this one took to collect.", self._last_scrape_s
-        )
+        yield InfoMetricFamily(_BUILD.name, _BUILD.help, value={"version": __version__})
+        yield GaugeMetricFamily(_SCRAPE.name, _SCRAPE.help, self._last_scrape_s)
         yield from self._attach_counter.families()
-        yield GaugeMetricFamily(*_BACKING_OFF, len(self._backing_off()))
+        yield GaugeMetricFamily(_BACKING_OFF.name, _BACKING_OFF.help, len(self._backing_off()))
         yield from self._process.collect()
 
 
@@ -192,16 +223,18 @@ class _Merged:
 
     def __init__(self, watched: Iterable[Declared]) -> None:
         self.own: dict[str, Metric] = {}
-        self.incidents = PageFamily(*_INCIDENTS)
-        self.of_pages = {_INCIDENTS[0]: self.incidents}
-        reserved = [*_CORE_NAMES, *(name for family in watched for name in _names(family.name, family.kind))]
-        self._owners = dict.fromkeys(reserved, "")  # by name of a family or sample, the family that owns it
+        self.incidents = PageFamily(_INCIDENTS.name, _INCIDENTS.help, _INCIDENTS.kind)
+        self.of_pages = {_INCIDENTS.name: self.incidents}
+        reserved = [name for family in (*_FAMILIES, *watched) for name in _names(family.name, family.kind)]
+        # By name of a family or sample, the family that owns it; "" is the daemon.
+        self._owners = dict.fromkeys(reserved, "")
 
-    def core(self, name: str, kind: str, text: str) -> Metric:
-        """Return one of the daemon's own families, and create it if necessary."""
-        if name not in self.own:
-            self.own[name] = empty(name, text, kind)
-        return self.own[name]
+    def add(self, family: Declared, labels: Mapping[str, str], value: float) -> None:
+        """Add a sample to a gauge or counter of the daemon."""
+        if family.name not in self.own:
+            self.own[family.name] = empty(family.name, family.help, family.kind)
+        (suffix,) = SUFFIXES[family.kind]
+        self.own[family.name].add_sample(family.name + suffix, dict(labels), float(value))
 
     def is_free(self, name: str, kind: str) -> bool:
         """Whether neither the daemon nor a page has a family or sample with one of these names."""
@@ -246,9 +279,11 @@ class TargetSeries:
         refused = 0
         counts: dict[str, float] = {}
         for family, indexes in self._selection.served(snapshot, now, most, is_replica=is_replica):
-            if family.name == _DROPPED or not (family.kind in ("counter", "histogram") or self._is_current(family)):
+            if family.name == _DROPPED.name or not (
+                family.kind in ("counter", "histogram") or self._is_current(family)
+            ):
                 continue
-            if family.name == _INCIDENTS[0]:
+            if family.name == _INCIDENTS.name:
                 self._count_incidents(counts, family)
                 continue
             heads = self._heads[family.key] = before.get(family.key, {})
@@ -259,8 +294,8 @@ class TargetSeries:
         self._refused = max(self._refused, refused)
         counts = {**dict.fromkeys(FROM_ZERO, 0.0), **counts, **target.reported}
         samples = [({**self.standard, "kind": kind}, float(n)) for kind, n in sorted(counts.items())]
-        merged.incidents.parts.append(OwnPart(_INCIDENTS[0] + "_total", samples))
-        merged.core(*_LOST).add_sample(_LOST[0] + "_total", self.standard, float(target.incidents_dropped))
+        merged.incidents.parts.append(OwnPart(_INCIDENTS.name + "_total", samples))
+        merged.add(_LOST, self.standard, target.incidents_dropped)
         self._add_dropped(merged, snapshot)
         self._log_dropped()
 
@@ -273,8 +308,7 @@ class TargetSeries:
     def add_samples(self, merged: _Merged, watcher: Watcher) -> None:
         """Add the samples of a watcher for this target."""
         for family, extra, value in watcher.samples(self._target):
-            name = family.name + SUFFIXES[family.kind][0]
-            merged.core(family.name, family.kind, family.help).add_sample(name, {**self.standard, **extra}, value)
+            merged.add(family, {**self.standard, **extra}, value)
 
     def _count_incidents(self, counts: dict[str, float], family: Family) -> None:
         """Add a page's counts of incidents; `Kinds` bounds the number of different kinds."""
@@ -298,20 +332,18 @@ class TargetSeries:
 
     def _add_state(self, merged: _Merged) -> None:
         target, identity = self._target, self._target.identity
-        is_up = float(target.ended is None)
-        merged.core(*_UP).add_sample("hookd_target_up", self.standard, is_up)
+        merged.add(_UP, self.standard, target.ended is None)
         values = (
             target.pid, identity.local_rank, identity.world_size, identity.script, identity.method, identity.user,
             identity.python, identity.torch, identity.agent_version, target.ended.reason if target.ended else "",
             target.container.pod, target.container.namespace, target.container.container,
         )  # fmt: skip
         info = {**self.standard, **{label: str(value) for label, value in zip(_INFO_LABELS, values, strict=True)}}
-        merged.core(*_INFO).add_sample("hookd_target_info", info, 1.0)
+        merged.add(_INFO, info, 1.0)
         for state in STATES:
-            is_in = float(state == target.state)
-            merged.core(*_STATE).add_sample("hookd_target_state", {**self.standard, "state": state}, is_in)
+            merged.add(_STATE, {**self.standard, "state": state}, state == target.state)
         if (heartbeat := target.heartbeat_time()) is not None:
-            merged.core(*_HEARTBEAT).add_sample("hookd_heartbeat_timestamp_seconds", self.standard, heartbeat)
+            merged.add(_HEARTBEAT, self.standard, heartbeat)
 
     def _add_process(self, merged: _Merged, *, is_alive: bool) -> None:
         usage = self._target.usage()
@@ -321,53 +353,18 @@ class TargetSeries:
             (_THREADS, usage.threads, is_alive),
             (_FDS, usage.fds, is_alive),
         )
-        for (name, kind, text), value, is_served in values:
+        for family, value, is_served in values:
             if value is not None and is_served:
-                sample = name + "_total" if kind == "counter" else name
-                merged.core(name, kind, text).add_sample(sample, self.standard, float(value))
+                merged.add(family, self.standard, value)
 
     def _add_dropped(self, merged: _Merged, snapshot: Snapshot) -> None:
-        dropped = next((family for family in snapshot.families if family.name == _DROPPED and family.first), None)
+        dropped = next((family for family in snapshot.families if family.name == _DROPPED.name and family.first), None)
         by_agent = max(float(snapshot.dropped), dropped.cells[dropped.first[0]] if dropped is not None else 0.0)
         if math.isfinite(by_agent):
             value = by_agent + self._selection.dropped + self._refused
-            merged.core(*_DROPS).add_sample(_DROPPED + "_total", self.standard, value)
+            merged.add(_DROPPED, self.standard, value)
 
 
 def _names(name: str, kind: str) -> list[str]:
     """Return the name of a family and the names of its samples."""
     return [name, *(name + suffix for suffix in SUFFIXES[kind])]
-
-
-_UP = ("hookd_target_up", "gauge", "1 while the target is attached and its page can be read, else 0.")
-_INFO = ("hookd_target_info", "gauge", "Which process this is, and how it ended. Always 1.")
-_STATE = ("hookd_target_state", "gauge", "1 for the state that the target is in.")
-_HEARTBEAT = (
-    "hookd_heartbeat_timestamp_seconds",
-    "gauge",
-    "When the target last called a module or stepped, in Unix time.",
-)
-_CPU = ("hookd_target_cpu_seconds", "counter", "CPU time of the target.")
-_MEMORY = ("hookd_target_resident_memory_bytes", "gauge", "Resident memory of the target.")
-_THREADS = ("hookd_target_threads", "gauge", "Threads of the target.")
-_FDS = ("hookd_target_open_fds", "gauge", "Open file descriptors of the target.")
-_INCIDENTS = ("hookd_incidents", "Incidents, by kind.", "counter")
-_LOST = (
-    "hookd_incidents_dropped",
-    "counter",
-    "Incidents that were not stored, because their target, run or user had too many.",
-)
-_ERRORS = ("hookd_target_errors", "counter", "Scrapes in which an error left out series of this target.")
-_DROPS = (_DROPPED, "counter", "Series that are not served: over the limit, without room, or in conflict.")
-_BACKING_OFF = (
-    "hookd_attach_backing_off",
-    "Processes that a rule wants and in which attach has failed; it is tried again, each time after a longer wait.",
-)
-_CORE_NAMES = (
-    "hookd_build", "hookd_build_info", "hookd_scrape_duration_seconds", "hookd_attach", "hookd_attach_total",
-    _BACKING_OFF[0], "hookd_attach_pause_seconds", "hookd_attach_pause_seconds_bucket", "hookd_attach_pause_seconds_sum",
-    "hookd_attach_pause_seconds_count", _UP[0], _INFO[0], "hookd_target", _STATE[0], _HEARTBEAT[0], _CPU[0],
-    _CPU[0] + "_total", _MEMORY[0], _THREADS[0], _FDS[0], _DROPPED, _DROPPED + "_total",
-    _LOST[0], _LOST[0] + "_total", _ERRORS[0], _ERRORS[0] + "_total",
-)  # fmt: skip
-"""Names that a page must not use for a family or a sample."""

@@ -33,15 +33,15 @@ MAX_CORE = 1000
 FINDINGS = frozenset({"hookd_nan_origin", "hookd_nan_nonfinite", "hookd_activations_finding"})
 """Families in which a series above 0 is a finding about its module."""
 OF_STEPS = ("hookd_activations_", "hookd_gradclip_", "hookd_optimizer_", "hookd_overhead_ratio")
-"""Beginnings of the names of gauges that describe the last steps; those of a hang were long ago."""
+"""Name prefixes of gauges that describe the most recent steps, and are not served during a hang."""
 COSTS = frozenset({"hookd_timing_forward_seconds", "hookd_timing_backward_seconds", "hookd_timing_inference_seconds"})
 """Families whose sum is the cost of a module."""
 MAX_PER_USER = 100_000
 """Maximum number of lines of one user, divided evenly among the user's targets."""
 SELECTORS = ("modules", "types")
 """Plugin options that select modules; `*` selects all."""
-INCUMBENT = 1.25
-"""Factor on the cost of a module that is served already, so that modules of similar cost do not alternate."""
+HYSTERESIS = 1.25
+"""Factor on the cost of a module that is already served, so that modules of similar cost do not alternate."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ class Selection:
             if family.name in COSTS and family.labels == ("module",):
                 for (module,), first in zip(family.values, family.first, strict=True):
                     cost[module] = cost.get(module, 0.0) + family.cells[first]
-        return {name: s * (INCUMBENT if name in self._chosen else 1.0) for name, s in cost.items() if s > 0}
+        return {name: s * (HYSTERESIS if name in self._chosen else 1.0) for name, s in cost.items() if s > 0}
 
 
 def left_out(dropped: int) -> str:
     """Return the message that series are left out, and how to serve them."""
-    return f"{dropped:,} series are not on /metrics, only in `hookd report`; HOOKD_DETAIL=all serves them"
+    return f"{dropped:,} series are not on /metrics, only in `hookd report`; set HOOKD_DETAIL=all to serve them"
 
 
 def _lines(family: Family) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.abc
 import importlib.metadata
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookd._pluggy import PluginManager, PluginValidationError
+from hookd.api.compatibility import nearest
 from hookd.errors import HookdError, PluginError, worded
 from hookd.serving import DaemonPlugin, hookspecs
 from hookd.tool.attach import sources, trusted
@@ -191,9 +191,7 @@ def hooks(plugin: DaemonPlugin) -> Hooks:
         if hasattr(function, "hookd_impl"):
             raise _wrong(plugin, function, f"{attribute} is marked for the target: import hookimpl from hookd.serving")
         if hasattr(function, "hookd_daemon_impl") and attribute not in hookspecs.HOOKS:
-            near = difflib.get_close_matches(attribute, hookspecs.HOOKS, 1)
-            meant = f"did you mean {near[0]!r}?" if near else f"the hooks are: {', '.join(hookspecs.HOOKS)}"
-            raise _wrong(plugin, function, f"there is no hook {attribute!r}; {meant}")
+            raise _wrong(plugin, function, f"there is no hook {attribute!r}; {nearest(attribute, hookspecs.HOOKS)}")
     manager = PluginManager("hookd_daemon")
     manager.add_hookspecs(hookspecs)
     try:

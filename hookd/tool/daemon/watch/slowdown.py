@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.fleet import ranks
-from hookd.tool.reports.reading import INFERENCE
 from hookd.tool.reports.wording import seconds as duration
 
 if TYPE_CHECKING:
@@ -27,23 +26,29 @@ SLOWDOWN, OVER = "slowdown", "slowdown_over"
 """The kinds of its incidents."""
 BLOCK_STEPS, BLOCK_S = 5, 5.0
 """Minimum length of a block, in steps and in seconds."""
-RECENT, PAST, MOST = 6, 12, 240
-"""Number of blocks that must be slow, of those before them that are needed at least, and of those that are remembered."""
+RECENT = 6
+"""Number of consecutive slow blocks that make a slowdown."""
+PAST = 12
+"""Minimum number of blocks before them."""
+MOST = 240
+"""Number of blocks that are remembered."""
 WELL = 3
-"""Number of blocks that must be as quick as before for it to be over."""
-FACTOR, WELL_FACTOR = 2.0, 1.3
-"""A slow block takes at least, and a quick one at most, so many times the usual time."""
+"""Number of consecutive recovered blocks that end a slowdown."""
+FACTOR = 2.0
+"""Minimum step time of a slow block, as a multiple of the usual step time."""
+WELL_FACTOR = 1.3
+"""Maximum step time of a recovered block, as a multiple of the usual step time."""
 LEAST_S = 0.005
-"""Minimum difference, in seconds a step."""
+"""Minimum increase of the step time, in seconds."""
 MOST_SHARE = 2 / 3
-"""Share of the growth from which on one phase alone is named."""
+"""Minimum share of the increase for which the message names one phase only; otherwise it names two."""
 WORDS = {
     "data": "waiting for data", "collectives": "waiting for other ranks", "forward": "the forward", "backward": "the backward",
     "optimizer": "the optimizer", "other": "code outside of the model and the optimizer",
 }  # fmt: skip
 
 
-class Cut(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a rank: when, its steps, and its seconds by phase until then."""
 
     now: float
@@ -64,20 +69,20 @@ class Course:
     blocks: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=MOST))
     usual: Mapping[str, float] | None = None
     slow: int = 0
-    _last: Cut | None = None
+    _last: Progress | None = None
 
-    def take(self, cut: Cut) -> bool:
+    def take(self, progress: Progress) -> bool:
         """Take the progress of the rank; return whether it completes a block."""
         last = self._last
-        if last is None or cut.steps < last.steps:
-            self._last = cut
+        if last is None or progress.steps < last.steps:
+            self._last = progress
             return False
-        steps = cut.steps - last.steps
-        if steps < BLOCK_STEPS or cut.now - last.now < BLOCK_S:
+        steps = progress.steps - last.steps
+        if steps < BLOCK_STEPS or progress.now - last.now < BLOCK_S:
             return False
-        phases = {phase: max(0.0, s - last.phases.get(phase, 0.0)) / steps for phase, s in cut.phases.items()}
+        phases = {phase: max(0.0, s - last.phases.get(phase, 0.0)) / steps for phase, s in progress.phases.items()}
         self.blocks.append(phases)
-        self._last, self.slow = cut, self.slow + 1
+        self._last, self.slow = progress, self.slow + 1
         return True
 
     def slowed(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
@@ -105,17 +110,17 @@ class Slowdown:
         """Read the progress of one rank of each run; see `watch.Watcher`."""
         self._courses = {target: self._courses.get(target) or Course() for target in ranks.first_of_runs(targets)}
         for target, course in self._courses.items():
-            cut = _cut_of(target, self._clock())
-            if cut is not None and course.take(cut):
-                self._judge(target, course, cut)
+            progress = _progress_of(target, self._clock())
+            if progress is not None and course.take(progress):
+                self._judge(target, course, progress)
 
     def samples(self, _target: Target) -> tuple[()]:
         """Return nothing: the phases are the target's."""
         return ()
 
-    def _judge(self, target: Target, course: Course, cut: Cut) -> None:
+    def _judge(self, target: Target, course: Course, progress: Progress) -> None:
         if SLOWDOWN in target.ongoing:
-            self._judge_end(target, course, cut)
+            self._judge_end(target, course, progress)
             return
         slowed = course.slowed()
         if slowed is None:
@@ -132,11 +137,11 @@ class Slowdown:
         ]
         message = f"a step takes {duration(step_s)}, {step_s / usual_s:.1f} times as long as before ({duration(usual_s)}): {' and '.join(parts)}"
         self._fleet.report(
-            target, SLOWDOWN, message, step=ranks.step_of(target, cut.steps), seconds=step_s, usual_seconds=usual_s,
+            target, SLOWDOWN, message, step=ranks.step_of(target, progress.steps), seconds=step_s, usual_seconds=usual_s,
             phase=phase, phase_seconds=recent[phase], phase_usual_seconds=usual.get(phase, 0.0),
         )  # fmt: skip
 
-    def _judge_end(self, target: Target, course: Course, cut: Cut) -> None:
+    def _judge_end(self, target: Target, course: Course, progress: Progress) -> None:
         last = list(course.blocks)[-WELL:]
         step_s, usual = statistics.median(map(_total, last)), course.usual
         if usual is not None and max(map(_total, last)) <= WELL_FACTOR * _total(usual):
@@ -145,21 +150,15 @@ class Slowdown:
             message = f"a step still takes {duration(step_s)}, which is the usual time from now on"
         else:
             return
-        self._fleet.report(target, OVER, message, step=ranks.step_of(target, cut.steps))
+        self._fleet.report(target, OVER, message, step=ranks.step_of(target, progress.steps))
         course.blocks.clear()
         course.usual = None
 
 
-def _cut_of(target: Target, now: float) -> Cut | None:
+def _progress_of(target: Target, now: float) -> Progress | None:
     """Return the progress of a rank; None if its phases are not measured, or its page is invalid."""
-    snapshot = target.last()
-    if snapshot is None:
-        return None
-    family = ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",))
-    phases, steps = ranks.counts(family), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
-    if family is None or not phases or len(phases) < len(family.values) or "" not in steps:
-        return None
-    return Cut(now, steps[""], {phase: seconds for phase, seconds in phases.items() if phase != INFERENCE})
+    read = ranks.phase_seconds(target)
+    return None if read is None else Progress(now, *read)
 
 
 def _total(phases: Mapping[str, float]) -> float:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.watcher import Declared, Sample
-from hookd.tool.reports.reading import INFERENCE, WAITS
+from hookd.tool.reports.reading import WAITS
 from hookd.tool.reports.wording import seconds as duration
 from hookd.wire.module_names import is_root
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PARTS = ("data", "forward", "optimizer", "other")
 """Phases of `hookd_timing_phase_seconds` that count as a rank's own time: all of a step except the backward."""
 STAGES = (1, 2, len(PARTS))
-"""Number of parts that each stage adds up."""
+"""A judgement has a stage for each N here, which adds up the time in the first N of PARTS."""
 BLOCK_STEPS, BLOCK_S = 5, 0.5
 """Minimum distance between two cuts, in steps and in seconds, because a cut may fall into the middle of a step."""
 FEWEST_BLOCKS, FEWEST_STEPS, FEWEST_S = 4, 30, 8.0
@@ -58,9 +58,12 @@ Healthy ranks under load reach 6.5 % over 8 s.
 BASE_BLOCKS, BASES = 2, 2
 """The oldest base is two or three blocks old; a judgement needs at least four blocks."""
 AGREE = 0.75
-"""Share of a window's blocks that must show at least half of that lateness."""
+"""Minimum share of the window's blocks in which the rank is at least half as late."""
 CERTAIN = 3.5
-"""Minimum ratio of a straggler's lateness to its standard error. Healthy ranks with 8 % had 3.2, slow ones 4.6 or more."""
+"""Minimum ratio of a straggler's lateness to its standard error.
+
+Healthy ranks with a lateness of 8 % reached 3.2; slow ranks had at least 4.6.
+"""
 UNEVEN = 0.1
 """Ranks do not wait for each other if their numbers of steps in a block differ by more than this share."""
 
@@ -69,7 +72,7 @@ SCORE = Declared(
     "gauge",
     "Time that the rank needs in a step outside of waiting, over the median of the run's ranks on this node.",
 )
-SLOW = Declared("hookd_straggler", "gauge", "1 for a rank that the others of its run wait for, step by step.")
+SLOW = Declared("hookd_straggler", "gauge", "1 if the other ranks of the run wait for this rank in every step, else 0.")
 STRAGGLER, OVER = "straggler", "straggler_over"
 """The kinds of its incidents."""
 
@@ -366,7 +369,7 @@ class Stragglers:
     def _report(
         self, run: Run, target: Target, known: Lateness, cuts: Mapping[Target, Cut], waiting: Sequence[Target]
     ) -> None:
-        ratio = f"{known.part_s / known.others_s:.1f} x" if known.others_s > 1e-4 else "more than"
+        ratio = f"{known.part_s / known.others_s:.1f} times" if known.others_s > 1e-4 else "more than"
         late_s, module = known.part_s - known.others_s, None
         if known.part == "forward":
             bases = (run.calm, *run.bases)
@@ -384,7 +387,7 @@ class Stragglers:
             fields |= {"module": name, "module_seconds": own_s, "module_median_seconds": others_s}
             snapshot = target.last()
             shown = snapshot.described(name) if snapshot is not None else name
-            where = f", {shown} {duration(own_s)} instead of {duration(others_s)}"
+            where = f"; module {shown} takes {duration(own_s)} instead of {duration(others_s)}"
         message = (
             f"rank {target.claim.rank} needs {ratio} the other ranks' time in {known.part}: {duration(known.part_s)} a step "
             f"instead of {duration(known.others_s)}{where}; {ranks.named(waiting)} {'wait' + 's' * (len(waiting) == 1)} for it"
@@ -402,15 +405,10 @@ def _waiting_in(target: Target) -> Iterator[str]:
 
 def cut_of(target: Target) -> Cut | None:
     """Return the progress of a rank; None if its phases are not measured, or its page is invalid."""
-    snapshot = target.last()
-    if snapshot is None:
+    if (read := ranks.phase_seconds(target)) is None:
         return None
-    family = ranks.family(snapshot, "hookd_timing_phase_seconds", ("phase",))
-    phases, steps = ranks.counts(family), ranks.counts(ranks.family(snapshot, "hookd_steps", ()))
-    if family is None or not phases or len(phases) < len(family.values) or "" not in steps:
-        return None
-    phases.pop(INFERENCE, None)  # it is not part of a step, and often of one rank only
-    return Cut(steps[""], tuple(phases.get(part, 0.0) for part in PARTS), sum(phases.values()))
+    steps, phases = read
+    return Cut(steps, tuple(phases.get(part, 0.0) for part in PARTS), sum(phases.values()))
 
 
 def modules_of(target: Target) -> Family | None:

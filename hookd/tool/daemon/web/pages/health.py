@@ -18,6 +18,7 @@ GONE, HANGS, BAD_NUMBERS, GOES_ON, WAITS, FOUND, FINE, OVER = range(8)
 """What is worst comes first: a target that was lost, one that others wait for, a NaN, what is going on (a straggler, a drift),
 one that waits, an incident, a target without any, and one that has ended as it should."""
 MILD = ("training_changed", "eval")
+MAX_BANNERS = 3
 NUMBERS = {"nan": "NaN", "inf": "infinity"}
 _CLASSES = {GONE: "bad", HANGS: "bad", BAD_NUMBERS: "bad", GOES_ON: "bad", WAITS: "warn", FINE: "good", OVER: "soft"}
 
@@ -98,10 +99,10 @@ class _Said(NamedTuple):
         )
 
 
-def banners(found: Sequence[tuple[str, Health]], most: int = 3) -> Iterator[Markup]:
+def banners(found: Sequence[tuple[str, Health]]) -> Iterator[Markup]:
     """Return a banner for each of the worst of some ranks, by name, and one line for the rest."""
     bad = [(name, health) for name, health in found if health.is_bad]
-    for name, health in bad[:most]:
+    for name, health in bad[:MAX_BANNERS]:
         yield tag("p", tag("b", f"rank {name}: "), health.sentence, class_="banner", role="alert")
-    if len(bad) > most:
-        yield tag("p", f"{wording.count(len(bad) - most, 'more rank')} with something wrong.", class_="soft")
+    if len(bad) > MAX_BANNERS:
+        yield tag("p", f"{wording.count(len(bad) - MAX_BANNERS, 'more rank')} with something wrong.", class_="soft")
