@@ -33,7 +33,8 @@ def start(stack):
 
     def ranks(*command, count=1, world_size=1, **variables):
         launcher = stack.enter_context(Process(list(command), env={**os.environ, **variables}))
-        pids = [int(launcher.expect(r"^pid (\d+)$").group(1)) for _ in range(count)]
+        pids = [int(launcher.expect(r"^pid (\d+)$", after=line).group(1)) for line in range(count)]
+        assert len(set(pids)) == count
         for pid in pids:
             stack.callback(os.kill, pid, signal.SIGKILL)
             # Until its exec it has the environment of its shell.
@@ -46,10 +47,11 @@ def start(stack):
 
 
 def by_hand(start, rank, **variables):
-    """Start a rank from a shell of its own."""
+    """Start a rank from a shell of its own, which reads its commands."""
     where = {"RANK": str(rank), "WORLD_SIZE": "2", **variables}
     shown = " ".join(f"{name}={value}" for name, value in where.items())
-    (job,) = start("sh", "-c", f"env {shown} sleep 60 & echo pid $!; wait; :", world_size=2)
+    commands = f"env {shown} sleep 60 & echo pid $!; wait; :"
+    (job,) = start("sh", "-c", 'echo "$0" | sh', commands, world_size=2)
     return job
 
 

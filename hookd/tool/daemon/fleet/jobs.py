@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hookd.tool.attach.process_snapshot import Snapshot
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")
 _LOCAL_RANK = "LOCAL_RANK"
 _ELASTIC = "TORCHELASTIC_RUN_ID"
 _LOCAL_SIZES = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
@@ -113,23 +114,37 @@ def _launcher(seen: Snapshot) -> Snapshot | None:
     """Return the process that started a rank; None if it has gone or is hidden.
 
     That is the next process above it that does not have its rank: what lies between them (a shell script, numactl) has inherited
-    the rank. A process without a rank in its environment may have been started by its own program (multiprocessing), or it has
+    the rank, or is a shell that has set it. A process without a rank in its environment may have been started by its own program (multiprocessing), or it has
     started the others itself (Lightning).
     """
-    variable = _rank_variable(seen)
-    if variable is None:
+    if _rank_variable(seen) is None:
         return _above_in_program(seen) or (seen if _starts_ranks(seen) else _above(seen))
     for _ in range(_MOST_WRAPPERS):
         above = _above(seen)
         # torchrun itself may have been given a rank.
         if (
             above is None
-            or above.environ.get(variable) != seen.environ[variable]
+            or not (_has_its_rank(above, seen) or _is_wrapper(above))
             or commandline.is_launcher(above.cmdline)
         ):
             return above
         seen = above
     return None
+
+
+def _has_its_rank(above: Snapshot, seen: Snapshot) -> bool:
+    """Whether a process has the rank of another one, by any of the variables that both have."""
+    return any(seen.environ[name] == above.environ.get(name) for name in _RANKS if name in seen.environ)
+
+
+def _is_wrapper(above: Snapshot) -> bool:
+    """Whether a process is a shell that runs one command, such as `sh -c 'export RANK=$N; python train.py'`."""
+    name, *arguments = above.cmdline or ("",)
+    if PurePath(name).name not in _SHELLS or "-c" not in arguments[:1]:
+        return False
+    with contextlib.suppress(HookdError, OSError):
+        return len(proc.read(above.pid, f"task/{above.pid}/children").split()) == 1
+    return False
 
 
 def _above_in_program(seen: Snapshot) -> Snapshot | None:
