@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from hookd.errors import HookdError
 from hookd.tool.fingerprints.steps import Entry, Key, Step, count, key_of, settings_of
+from hookd.tool.linux import private_file
 from hookd.version import __version__
 
 if TYPE_CHECKING:
@@ -134,16 +135,13 @@ class Writer:
         self._replace(b"".join(kept))
 
     def _replace(self, data: bytes) -> None:
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         try:
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with os.fdopen(os.dup(fd), "wb") as file:
+            with private_file.replacing(self._path) as file:
                 file.write(data)
-            part.replace(self._path)
+                file.flush()
+                fd = os.dup(file.fileno())
         except OSError as exc:
             raise _cannot_write(self._path, exc) from exc
-        finally:
-            part.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd, self.size = fd, len(data)
 
