@@ -114,13 +114,19 @@ class Losses:
     of its median. A noisy loss has a wide range, a falling one a wider one. A positive loss must also exceed the window
     in its logarithm, by twice the range of the logarithms: a loss close to 0 jumps by orders of magnitude whenever a
     sample is hard. For that second condition, `SURELY` times the largest loss is always enough.
+
+    Below `SETTLED` of what the loss once was, a training has converged, and its loss is noise.
     """
 
     WINDOW, LEAST, PLACES, SURELY, ROW = 64, 20, 8, 1000.0, 5
+    SETTLED, EACH = 0.01, 16
+    """EACH: losses after which the usual size of a loss is looked at."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._windows: dict[int, deque[float]] = {}
+        self._once: dict[int, float] = {}  # the largest median of magnitudes so far
+        self._taken: dict[int, int] = {}
 
     def is_spike(self, place: int, value: float) -> bool:
         """Take one loss and return whether it is a spike; one that is not finite is left to hookd_nan."""
@@ -130,13 +136,22 @@ class Losses:
         is_spike = False
         if len(window) >= self.LEAST:
             top = max(window)
-            is_spike = value > top and self._leaves(window, top, value)
+            is_spike = value > top and value > self._least(place) and self._leaves(window, top, value)
         window.append(value)
+        taken = self._taken[place] = self._taken.get(place, 0) + 1
+        if taken % self.EACH == 0:
+            self._once[place] = max(self._once.get(place, 0.0), median(map(abs, window)))
         return is_spike
+
+    def _least(self, place: int) -> float:
+        """Return the size below which a loss is noise."""
+        return self.SETTLED * self._once.get(place, 0.0)
 
     def forget(self) -> None:
         """Forget all losses."""
         self._windows.clear()
+        self._once.clear()
+        self._taken.clear()
 
     def growth(self, place: int) -> float:
         """Return the factor by which the last losses exceed the median of those before; 0 unless they exceed all of those.
@@ -148,7 +163,7 @@ class Losses:
             return 0.0
         values = list(window)
         before, last = values[: -self.ROW], values[-self.ROW :]
-        if min(last) <= max(before):
+        if min(last) <= max(*before, self._least(place)):
             return 0.0
         usual = median(before)
         return min(last) / usual if usual > 0 else 0.0

@@ -27,6 +27,8 @@ SLICE = 1 << 14
 NOISE_SLICE = 1 << 12
 _grad: Any = Tensor.grad.__get__  # type: ignore[union-attr]  # bypasses overrides in parameter subclasses
 _requires_grad: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+SURE = 1e-6
+"""Relative size of an update that changes the norm of a parameter for sure."""
 DECAY = 0.9
 """Decay of the mean gradient, per sampled step."""
 
@@ -46,6 +48,7 @@ class Standstill(Enum):
     """
 
     NO_GRADIENT = 1, "the parameters get no gradient. Look for detach() or no_grad() behind it"
+    ZERO_GRADIENT = 1, "all gradients are 0. Have the units behind it died, or is their output multiplied by 0?"
     NOT_MOVED = (
         5,
         "the steps of the optimizer do not change the parameters despite their gradients. Look for updates too small for their dtype, or for code that masks them",
@@ -108,11 +111,12 @@ class Row:
         """Why it is as it was at the sample before; None if it is not, or may change in a step that was not sampled."""
         if self.has_changed:
             return None
-        has_gradient = self.grad is not None and (self.grad.norm > 0 or not self.grad.is_finite)
-        if not has_gradient:
+        if self.grad is None:
             return Standstill.NO_GRADIENT
-        if self.moved > 0:
-            return Standstill.SET_BACK if self.was_written else None
+        if self.grad.norm == 0 and self.grad.is_finite:
+            return Standstill.ZERO_GRADIENT
+        if self.moved > 0:  # by less than that, the summaries may be equal after all
+            return Standstill.SET_BACK if self.was_written and self.moved > SURE * self.before else None
         has_stayed = self.moved == 0 and self.is_whole and self.has_rate  # a NaN has not
         return Standstill.NOT_MOVED if has_stayed else None
 

@@ -19,7 +19,7 @@ Beside them the learning rates are published, as of the last sampled step:
 
 A finding needs several sampled steps in a row that show it, `patience` (3) of them. One step in `every` (10) is sampled.
 
-Limits: `not_optimized` looks at models that are called, and at optimizers of torch that have made a step; an optimizer that makes
+Limits: `not_optimized` looks at models that are called in `train()`, and at optimizers of torch that have made a step; an optimizer that makes
 its first step later withdraws it. The mode counts for modules of torch's own classes (Dropout, BatchNorm and their kin), and only
 if the optimizer changes parameters of the same model.
 
@@ -96,7 +96,7 @@ class Learning(Plugin):
     def loss(self, tensors: tuple[Any, ...]) -> None:
         """Look at the loss, the gradients and the modes before a backward."""
         self.losses.backward_begins(tensors)
-        self.updates.backward_begins()
+        self.updates.backward_begins(tensors)
         self.clearing.backward_begins(self.context.optimizers())
         self.modes.backward_begins()
 

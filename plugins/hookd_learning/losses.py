@@ -28,6 +28,9 @@ DELIBERATE = frozenset(
     ("AccumulateGrad", "IndexBackward", "PermuteBackward", "SelectBackward", "TransposeBackward", "UnsqueezeBackward")
 )
 """Parameters, and operations that somebody writes who wants each number to meet each."""
+MEANS = RESHAPED | {"MeanBackward", "SumBackward", "DivBackward"}
+CUT = frozenset(("ClampBackward", "ClampMinBackward", "MaximumBackward", "ReluBackward"))
+"""Operations whose gradient is 0 where their output is cut off."""
 LIKELIHOODS = ("NllLossBackward", "NllLoss2DBackward")
 LOGITS = "Pass the logits"
 SOFTMAX_TWICE = f"cross_entropy applies a softmax, but gets the output of a softmax. {LOGITS}"
@@ -78,6 +81,14 @@ class Losses:
                 self._see("loss_input", message, message if message in self._found else "")
         self._found = set()
         self._looks += 1
+
+
+def is_satisfied(loss: Any) -> bool:
+    """Whether a loss is 0 because nothing is left to learn: a hinge or a triplet loss that is cut off at 0."""
+    node = of_tensor(loss, "grad_fn")
+    while _is_known(node) and _name(node) in MEANS:
+        node = node.next_functions[0][0]
+    return _is_known(node) and _name(node) in CUT
 
 
 def mistakes(root: Any) -> Iterator[str]:

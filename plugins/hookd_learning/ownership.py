@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hookd import Context, groups_of, of_tensor, parameters_in
+from hookd import Context, groups_of, of_tensor, parameters_in, peek
 from hookd_learning.samples import beginning
 from hookd_learning.unregistered import Unregistered
 
@@ -74,7 +74,7 @@ class Ownership:
         for root, module in self._context.models():
             parameters = list(parameters_in(module))
             left = [(name, p) for name, p in parameters if id(p) not in owned and _is_learning(p)]
-            if len(left) == len(parameters):
+            if len(left) == len(parameters) and peek(module, "training") is not True:
                 left = []  # gradients only flow through this model: a loss that is a model, an attack on its inputs
             self._compare(root.name, left, len(parameters))
             self._look_for_unregistered(root.name, module, owned)

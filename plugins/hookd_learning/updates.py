@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hookd import Context, groups_of, of_tensor, parameters_in, peek
+from hookd_learning.losses import is_satisfied
 from hookd_learning.rates import rate_of
 from hookd_learning.samples import beginning, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -106,6 +107,7 @@ class Updates:
     def __init__(self, context: Context, see: Callable[..., None]) -> None:
         self._context, self._see = context, see
         self._values: dict[int, Values] = {}  # by the id of an optimizer or a model
+        self._is_satisfied = False  # whether gradients of 0 are the loss's own
         self._without_steps: set[str] = set()  # names of models for which that is reported
         self._due: set[int] = set()  # ids of the models that are read when this backward is over
         self._cleared: dict[
@@ -138,7 +140,8 @@ class Updates:
             message += "" if dtype in ("float32", "float64") else ", or keep the parameters in float32"
         else:
             message += "the gradients are all 0. Is the loss weighted with 0? Are they clipped to a norm of 0, or too small for float16 without a GradScaler?"
-        self._see("no_update", f"{kind} {id(values.ref())}", message if values.are_constant else "", patience=1)
+        is_wrong = values.are_constant and (values.has_gradient or not self._is_satisfied)
+        self._see("no_update", f"{kind} {id(values.ref())}", message if is_wrong else "", patience=1)
 
     def _readable(self, parameters: Iterable[Any]) -> list[Any]:
         """Return some parameters that have a gradient, of one device."""
@@ -152,8 +155,9 @@ class Updates:
 
     # -- no optimizer has made a step yet
 
-    def backward_begins(self) -> None:
+    def backward_begins(self, losses: Sequence[Any]) -> None:
         """Note whether gradients have been cleared: otherwise they may be accumulated for a step that is still to come."""
+        self._is_satisfied = bool(losses) and all(map(is_satisfied, losses))
         self._due.clear()
         if self._context.optimizers():
             return

@@ -210,3 +210,15 @@ def test_of_models_that_take_turns_under_one_name_each_is_judged_by_itself(hook)
         model = conv_net().eval()  # as a search over models does, each for one step
         step(torch.optim.SGD(model.parameters(), lr=0.01), model(images()).square().mean())
     assert kinds(hook) == []
+
+
+def test_a_training_that_has_converged_makes_noise_and_no_findings(hook):
+    """Without noise in the data, the loss falls to the last bits of its numbers."""
+    hook.start("activations", every=1)
+    torch.manual_seed(0)
+    model, weights = nn.Linear(8, 1), torch.randn(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(600):
+        x = torch.randn(64, 8)
+        step(optimizer, nn.functional.mse_loss(model(x), x @ weights))
+    assert kinds(hook) == []

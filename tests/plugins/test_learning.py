@@ -335,3 +335,28 @@ def test_a_loss_that_gets_probabilities(hook, is_in_one_step_of_two):
         cross_entropy(model(X) if is_right else model(X).softmax(-1)[:, None].squeeze(1), Y).backward()
         optimizer.step()
     assert [kind for kind, _ in found(hook)] == ["loss_input"] * (not is_in_one_step_of_two)
+
+
+def test_a_loss_that_has_nothing_left_to_learn_is_no_fault(hook):
+    hook.start("learning", every=1)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        near, far = model(torch.randn(8, 4)), torch.full((8, 4), 100.0)
+        optimizer.zero_grad()
+        nn.functional.triplet_margin_loss(near, near.detach(), far).backward()
+        optimizer.step()
+    assert hook.incidents == []
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_an_encoder_that_no_optimizer_has_is_found_though_it_is_a_model_of_its_own(hook, is_frozen):
+    hook.start("learning", every=1)
+    encoder, decoder = nn.Linear(4, 4), nn.Linear(4, 2)
+    encoder.train(not is_frozen)  # a loss that is a model, such as a perceptual one, is in eval()
+    optimizer = torch.optim.SGD(decoder.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        decoder(encoder(torch.randn(8, 4))).square().mean().backward()
+        optimizer.step()
+    assert [one.kind for one in hook.incidents] == ([] if is_frozen else ["not_optimized"])

@@ -51,6 +51,8 @@ OUTSIDE = 0.5
 """Share of a step from which on code that hookd has no name for is its main cost."""
 WIDE = 130
 """Columns of the terminal from which all numbers are shown in one table."""
+SHOWN_LOSSES = 4
+"""Losses of a step that plugin `activations` publishes; there may be more backwards."""
 
 
 @click.command(short_help="Show the state of one target, or of the ranks of a run.")
@@ -131,7 +133,8 @@ def heading(report: Report) -> Iterator[str]:
     now, reason = state(report), target.get("reason")
     how = f" ({reason})" if reason and reason not in (now, "exited") else ""
     each, at = output.seconds(step_seconds(report)), loss(report)
-    of = f" in the first of {count} backwards" if (count := backwards(report)) > 1 else ""
+    count = backwards(report)
+    of = f" in the first of {count}{' or more' * (count >= SHOWN_LOSSES)} backwards" if count > 1 else ""
     value = f"loss {output.number(at)}{of}, " if at is not None else ""
     yield f"{now}{how}, {report['step']['text']}, {value}{each} a step, {cost}"
     if how_it_learns := learning(report):

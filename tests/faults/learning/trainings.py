@@ -171,7 +171,7 @@ def masked_update(steps: Steps, *, is_wrong: bool) -> None:
             super().step(closure)
             with torch.no_grad():
                 for parameter, value in zip(model.head.parameters(), before, strict=True):
-                    parameter.sub_((1 - mask) * (parameter - value))
+                    parameter.copy_(torch.lerp(value, parameter, mask))
 
     mask = 0.0 if is_wrong else 1.0
     model = Classifier()
