@@ -68,11 +68,38 @@ class TestSignatures:
         ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
         assert (line, rule) == (6, "return")
 
-    @pytest.mark.parametrize("change", ["output.mul_(2)", "output += 1", "output[0] = 1", "output.data.zero_()"])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "output.mul_(2)", "output += 1", "output[0] = 1", "output.data.zero_()", "torch.relu_(output)", "output.data = x",
+            "torch.add(output, 1, out=output)", "F.relu(output, inplace=True)", "nn.init.zeros_(output)", "output.grad = None",
+            "torch.Tensor.mul_(output, 2)", "torch._foreach_mul_([output], 2.0)", "o = output; o.add_(1)", "x, y = output; y *= 2",
+            "output.detach().clamp_(0)", "output.view(-1)[0] = 1", "x = output[0].flatten(); x *= 2", "setattr(output, 'data', 1)",
+            "output.__imul__(2)", "module.torch().weight.data.mul_(2)", "m = module.torch(); m.weight.zero_()",
+        ],
+    )  # fmt: skip
     def test_what_an_observer_changes_in_place_is_found_on_its_line(self, tmp_path, change):
-        body = f"\n@hookimpl\ndef forward(self, output):\n    self.mine.add_(output)\n    {change}\n"
+        body = f"\n@hookimpl\ndef forward(self, module, output):\n    self.mine.add_(output)\n    {change}\n"
         ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
         assert (line, rule) == (5, "changed")
+
+    def test_what_is_changed_in_a_loop_is_found(self, tmp_path):
+        body = "\n@hookimpl\ndef forward(self, output):\n    for t in tensors(output):\n        t.mul_(2)\n"
+        ((line, rule, *_),) = found(signatures.problems, tmp_path, body)
+        assert (line, rule) == (5, "changed")
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "mine = output.clone(); mine.mul_(2)", "total = output.sum(); total += 1", "shape = output.shape; shape += (1,)",
+            "self.mean.lerp_(output, 0.1)", "copied = output * 2; copied[0] = 1", "output = output.float() + 1; n = 0; n += len(output)",
+            "self.seen[module.name] = output.mean()", "torch.add(output, 1, out=self.mine)", "F.relu(output)",
+        ],
+    )  # fmt: skip
+    def test_what_changes_something_of_its_own_is_no_problem(self, tmp_path, line):
+        assert not found(
+            signatures.problems, tmp_path, f"\n@hookimpl\ndef forward(self, module, output):\n    {line}\n"
+        )
 
     @pytest.mark.parametrize("attribute", ["sampled", "mutating"])
     @pytest.mark.parametrize(

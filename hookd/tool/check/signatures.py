@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from typing import TYPE_CHECKING
 
 from hookd.api import compatibility, hookspecs
@@ -12,12 +11,12 @@ from hookd.api.compatibility import nearest
 from hookd.errors import PluginError
 from hookd.serving import hookspecs as daemon_hooks
 from hookd.tool.attach.sources import last_name
+from hookd.tool.check import in_place
 from hookd.tool.check.problem import Problem
 from hookd.tool.check.source import assigned, hooks
 
 ALWAYS = ("configure", "select", "succeed")
 """Hooks with a single argument that is always passed, whatever their signature says."""
-_IN_PLACE = re.compile(r"[^_]_$")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +44,7 @@ def problems(subject: Subject) -> Iterator[Problem]:
     for path, hook in marked:
         if hook.name in known and hook.name not in ("select", "configure") and not may_return:
             yield from _returns(path, hook.name, hook)
-            yield from _changes(path, hook.name, hook)
+            yield from in_place.problems(path, hook.name, hook, walk_own(hook))
 
 
 def specs(subject: Subject) -> dict[str, inspect.Signature]:
@@ -158,33 +157,6 @@ def _returns(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
                 continue
             yield Problem(file, statement.lineno, "return", f"{hook} returns a value, but an observer must not",
                           "return nothing; or set mutates = True, and enable the plugin by name")  # fmt: skip
-
-
-def _changes(file: str, hook: str, node: ast.FunctionDef) -> Iterator[Problem]:
-    """Yield the in-place operations on a hook's arguments.
-
-    Examples: `output.mul_(2)`, `output += 1`, `output[0] = 1`.
-    """
-    given = {argument.arg for argument in node.args.args[1:]} & hookspecs.TENSORS
-    for child in walk_own(node):
-        targets: list[ast.expr] = []
-        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and _IN_PLACE.search(child.func.attr):
-            targets = [child.func.value]
-        elif isinstance(child, ast.AugAssign):
-            targets = [child.target]
-        elif isinstance(child, ast.Assign):
-            targets = [target for target in child.targets if isinstance(target, ast.Subscript)]
-        for target in targets:
-            if _root(target) in given:
-                yield Problem(file, getattr(child, "lineno", node.lineno), "changed",
-                              f"{hook} changes {_root(target)!r} in place, but an observer must not",
-                              "work on a copy: the argument is the training's own object")  # fmt: skip
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def walk_own(node: ast.AST) -> Iterator[ast.AST]:
