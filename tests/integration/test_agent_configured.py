@@ -53,5 +53,5 @@ def test_no_counter_falls_when_a_plugin_gets_other_options(fake_target, plugin):
         fallen = {key: (value, later.get(key)) for key, value in earlier.items() if later.get(key, -1.0) < value}
         assert not fallen
     assert any(value for (family, _), value in before.items() if family.startswith(f"hookd_{plugin}_")) or plugin in (
-        "activations", "capture", "drift", "learning", "memory"
+        "activations", "capture", "drift", "fingerprint", "learning", "memory"
     ), before  # fmt: skip

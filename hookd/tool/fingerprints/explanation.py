@@ -24,7 +24,7 @@ SMALL = 1e-5
 
 
 class Explanation(NamedTuple):
-    """What differs first, and what that means.
+    """The first difference of a step, and its meaning.
 
     Attributes:
         sentence: for a person.

@@ -34,7 +34,7 @@ _MAX_LINE = 1 << 28
 
 
 class About(TypedDict, total=False):
-    """What a file says of the training, beside its steps."""
+    """The training of a file."""
 
     run: str
     rank: int

@@ -33,7 +33,7 @@ _F_ADD_SEALS, _SHRINK, _GROW, _SEAL = 1033, 2, 4, 1  # linux/fcntl.h
 
 @dataclass(frozen=True)
 class Recorded:
-    """What has been recorded.
+    """The result of a recording.
 
     Attributes:
         first, last: numbers of the first and the last step; 0 if there are none.

@@ -27,7 +27,7 @@ _MOST_KEYS, _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 20, 1000, 64
 
 
 class Key(NamedTuple):
-    """What was read.
+    """The place, type and shape of something that was read.
 
     Attributes:
         phase: one of PHASES.
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What it was.
+    """The digest and the statistics of something that was read.
 
     Attributes:
         bits: the digest of all bits; see `hookd.Digest`.
