@@ -17,7 +17,7 @@ element, and how many are not finite. They are sent to the tool that asked for t
 while no tool reads, nothing is computed. The tool drops a first step that lacks what the second has: the attach was in the middle of it.
 
     hookd_fingerprint_steps_total     steps recorded
-    hookd_fingerprint_lost_total      steps that the tool was too slow for
+    hookd_fingerprint_lost_total      steps that were not: the tool was too slow, or they have millions of calls
 
 Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `gradients=false`, `update=false` (with the buffers), `buffer=N`
 (MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
@@ -72,7 +72,7 @@ class Fingerprint(Plugin):
         self.has_gradients = context.option("gradients", default=True)
         self.has_update = context.option("update", default=True)
         self.steps = context.counter("steps", "Steps recorded.").labels()
-        self.lost = context.counter("lost", "Steps that the tool was too slow for.").labels()
+        self.lost = context.counter("lost", "Steps that were not recorded, since the tool was too slow.").labels()
         self.entries = Entries(context)
         self.room = context.option("buffer", 0, least=0, most=1024) << 20  # what is left of it
         self.kept: deque[bytes] = deque()  # records for the first tool
@@ -184,7 +184,7 @@ class Fingerprint(Plugin):
             if self.has_update:
                 self._add_buffers()
             head = {"step": step, "is_absolute": self.context.is_step_absolute, "settings": self.settings}
-            if self._send(self.entries.record(head)):
+            if not self.entries.is_full and self._send(self.entries.record(head)):
                 self.entries.know()
                 self.steps.inc()
                 self.before = step

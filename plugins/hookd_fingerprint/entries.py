@@ -1,8 +1,8 @@
 """Collect the digests of a step, and encode them for the tool.
 
 A record is the length of a JSON object in four bytes, the object, and the entries. The object has the step, the settings of the
-optimizers, the number of tensors that could not be read, and the keys that are new in this stream: a key is a list of phase, name,
-number of the call in the step, slot, dtype and shape, and its number is that of its place among all keys of the stream.
+optimizers, the number of tensors that could not be read, and the keys that are new: a key is a list of phase, name, number of the call
+in the step, slot, dtype and shape. `at` is the number of the first new key; earlier keys with that number or a higher one are forgotten.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ ENTRY = Struct("=IIQddd")
 """An entry: the number of its key, elements that are not finite, digest, norm, least and greatest finite element; 0 without numbers."""
 
 NOTHING = (0.0, 0.0, 0.0)
+MOST_BYTES, MOST_KEYS = 32 << 20, 1 << 17
+"""Limits on the entries of a step, and on the keys of a stream."""
 MOST = 0xFFFFFFFF
 """The largest number of elements that are not finite."""
 
@@ -55,6 +57,7 @@ class Entries:
         self._entries = bytearray()
         self._calls: dict[str, int] = {}
         self._unread = 0
+        self.is_full = False  # whether the step has more entries than are kept
         self._known: dict[int, tuple[Callable[[], Any], int, Digest | None]] = {}  # by the id of a tensor of this step
 
     def begin_call(self, name: str) -> int:
@@ -96,6 +99,9 @@ class Entries:
         return digest
 
     def _append(self, key: Key, bits: int, bad: int = 0, ends: tuple[float, float, float] = NOTHING) -> None:
+        if len(self._entries) >= MOST_BYTES:
+            self.is_full = True
+            return
         number = self._keys.get(key)
         if number is None:
             number = self._keys[key] = len(self._keys)
@@ -104,12 +110,15 @@ class Entries:
 
     def record(self, head: Mapping[str, object]) -> bytes:
         """Return the record of the step."""
-        whole = json.dumps({**head, "unread": self._unread, "keys": self._new}).encode()
+        at = len(self._keys) - len(self._new)
+        whole = json.dumps({**head, "unread": self._unread, "at": at, "keys": self._new}).encode()
         return len(whole).to_bytes(4, "little") + whole + self._entries
 
     def know(self) -> None:
         """Note that the tool has the keys of the last record."""
         self._new = []
+        if len(self._keys) > MOST_KEYS:  # shapes that change without end
+            self.begin_stream()
 
     def begin_stream(self) -> None:
         """Forget the keys: the next reader knows none."""
@@ -121,4 +130,5 @@ class Entries:
         self._entries.clear()
         self._calls.clear()
         self._known.clear()
+        self.is_full = False
         self._unread = 0

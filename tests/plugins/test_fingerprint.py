@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -77,3 +78,30 @@ def test_only_the_chosen_modules_are_read_beside_the_root(hook):
     assert b'"norm"' in kept
     assert b'"(root)"' in kept
     assert b'"drop"' not in kept
+
+
+def test_keys_begin_anew_when_shapes_change_without_end(hook, monkeypatch):
+    monkeypatch.setattr("hookd_fingerprint.entries.MOST_KEYS", 20)
+    hook.start("fingerprint", every=1, buffer=64)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for size in range(2, 30):
+        model(torch.randn(size, 4)).sum().backward()
+        optimizer.step()
+    firsts = [
+        json.loads(record[4 : 4 + int.from_bytes(record[:4], "little")])["at"]
+        for record in hook.plugin("fingerprint").kept
+    ]
+    assert firsts.count(0) > 3
+
+
+def test_a_step_with_too_many_calls_is_lost_and_the_next_one_is_whole(hook, monkeypatch):
+    monkeypatch.setattr("hookd_fingerprint.entries.MOST_BYTES", 4000)
+    hook.start("fingerprint", every=1, buffer=64)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for calls in (1, 200, 1):
+        for _ in range(calls):
+            model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    assert (hook.value("fingerprint_steps"), hook.value("fingerprint_lost")) == (2, 1)

@@ -26,7 +26,7 @@ _VIEWS = frozenset(
 _MODULES = frozenset(("F", "Tensor", "functional", "init", "nn", "torch"))
 """Names of torch's modules, of which in-place functions change their first argument."""
 _PLAIN = frozenset(("device", "dtype", "grad_fn", "is_cuda", "layout", "ndim", "requires_grad", "shape", "training"))
-"""Attributes that are no tensors."""
+"""Attributes that are not tensors."""
 
 
 def problems(file: str, hook: str, node: ast.FunctionDef, statements: Iterator[ast.AST]) -> Iterator[Problem]:

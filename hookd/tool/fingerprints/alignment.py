@@ -22,7 +22,7 @@ _LOOKED_AT = 50
 
 
 class Pair(NamedTuple):
-    """What both runs have at one spot; None where one lacks it."""
+    """The entries of both runs at one spot; None where one lacks it."""
 
     spot: Spot
     a: Entry | None

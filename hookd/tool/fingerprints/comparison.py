@@ -66,7 +66,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Terms:
-    """What counts as equal.
+    """The terms of a comparison.
 
     Attributes:
         tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares

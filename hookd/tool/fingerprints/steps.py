@@ -115,7 +115,7 @@ class Decoder:
     def _step(self, record: bytes) -> Step:
         end = 4 + int.from_bytes(record[:4], "little")
         head = json.loads(record[4:end])
-        self._keys += [key_of(row) for row in head["keys"]]
+        self._keys[count(head["at"]) :] = map(key_of, head["keys"])
         if len(self._keys) > _MOST_KEYS:
             raise ValueError(f"more than {_MOST_KEYS} different keys")
         step = Step(
