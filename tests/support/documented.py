@@ -62,6 +62,8 @@ class Cannot:
     node: str = ""
 
 
+_FINGERPRINT = "tests/e2e/test_fingerprint.py::"
+_PARTED = _FINGERPRINT + "test_two_runs_with_other_learning_rates_part_at_the_update"
 _REPLAY = "tests/e2e/test_replay.py::"
 _SOURCE = _REPLAY + "test_a_model_with_classes_of_the_script_needs_the_script_and_nothing_of_its_training_runs"
 _DEPLOY = "tests/unit/test_deploy.py::"
@@ -253,6 +255,16 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "hookd eval 4 'optimizers[0].param_groups[0][\"lr\"]'": Run(r"^0\.\d+$", fill=_FOUR),
     "hookd eval 4 'model.blocks[0].attention.qkv.weight.norm()'": Run(r"^tensor\(", fill=_FOUR),
     "hookd trace 4711 --steps 3": Run(r"hookd-trace-\d+\.json: steps \d+ to \d+"),
+    # docs/fingerprints.md
+    "hookd fingerprint --twice -- python train.py --steps 20": By(
+        _FINGERPRINT + "test_a_command_is_run_twice_and_said_to_compute_the_same"
+    ),
+    "hookd run --fingerprint old.jsonl -- python train.py": By(_PARTED),
+    "hookd run --fingerprint new.jsonl -- python train.py --lr 3e-5": By(_PARTED),
+    "hookd diff old.jsonl new.jsonl": By(_PARTED),
+    "hookd fingerprint PID -o job.jsonl --steps 100": By(
+        _FINGERPRINT + "test_a_running_job_is_recorded_beside_the_plugins_that_are_there"
+    ),
     "hookd record 4711 --seconds 10": Run(r"hookd-record-\d+\.svg: 1\.", fill={"10": "1"}),
     "hookd record 4711 --steps 20": Run(r"and 2 steps", fill={"20": "2"}),
     "hookd record 4711 -o run.json": Run(r"run\.json: 1\.", fill={"-o": "--seconds 1 -o"}),
@@ -313,6 +325,9 @@ NO_COMMANDS = {
     ("README.md", "TRAINING PROCESS"): "a drawing",
     ("docs/deaths.md", "hookd WARNING: lost"): "a line of a log",
     ("docs/deaths.md", "process 4711 ended"): "a message",
+    ("docs/fingerprints.md", "Equal in 20 steps."): "what a command prints",
+    ("docs/fingerprints.md", "Step 1: same batch"): "what a command prints",
+    ("docs/fingerprints.md", '{"hookd fingerprint": 1'): "lines of a file",
     ("docs/hangs.md", "hang in process"): "a message",
     ("docs/hangs.md", "hang_over in process"): "a message",
     ("docs/hangs.md", "max(after_s"): "a formula",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hookd.wire.answer import EvaluatedTarget
 
 
-@click.command("eval")
+@click.command("eval", short_help="Evaluate a Python expression in a target.")
 @click.argument("pid", type=options.Pid())
 @click.argument("expression", metavar="EXPR")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True, max=3600), default=5.0, metavar="S",

@@ -37,7 +37,7 @@ class ProcessRow(TypedDict):
     """Pid of the launcher that started it, for `hookd attach --tree`; None if there is none."""
 
 
-@click.command()
+@click.command(short_help="List training processes; can hookd attach to them?")
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="Also list skipped processes, such as workers and launchers."
 )
