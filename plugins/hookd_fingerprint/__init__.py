@@ -6,6 +6,7 @@ In each sampled step, in the order in which things happen:
     data         what a model is called with
     forward      what goes into each module, and what comes out
     loss         what the backward begins with
+    backward     with `backward=true`: the gradients that reach the outputs of each module, and those that leave it for its inputs
     weights      each parameter before the optimizer's step, if it has been written since the last one, or that was not sampled
     gradients    each parameter's gradient, as the optimizer uses it
     state        the optimizer's own tensors, in the first step that is recorded
@@ -19,8 +20,8 @@ while no tool reads, nothing is computed. The tool drops a first step that lacks
     hookd_fingerprint_steps_total     steps recorded
     hookd_fingerprint_lost_total      steps that were not: the tool was too slow, or they have millions of calls
 
-Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `gradients=false`, `update=false` (with the buffers), `buffer=N`
-(MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
+Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `backward=true` (a hook in the graph for each call, which costs several
+times as much as the rest), `gradients=false`, `update=false` (with the buffers), `buffer=N` (MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
 
 Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
 or nested kind, which are counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
@@ -61,7 +62,7 @@ class Fingerprint(Plugin):
     """Sends the digests of each sampled step to the tool that reads them."""
 
     name = "fingerprint"
-    sampled = ("forward_pre", "forward", "loss", "step_pre", "step_post")
+    sampled = ("forward_pre", "forward", "loss", "backward_pre", "backward", "step_pre", "step_post")
 
     @hookimpl
     def configure(self, context: Context) -> None:
@@ -69,6 +70,7 @@ class Fingerprint(Plugin):
         self.context = context
         self.selected = context.globs("modules")
         self.has_forward = context.option("forward", default=True)
+        self.has_backward = context.option("backward", default=False)
         self.has_gradients = context.option("gradients", default=True)
         self.has_update = context.option("update", default=True)
         self.steps = context.counter("steps", "Steps recorded.").labels()
@@ -83,9 +85,12 @@ class Fingerprint(Plugin):
         self.is_open = False  # whether the step in progress is being recorded
 
     @hookimpl
-    def select(self, module: Module) -> bool:
+    def select(self, module: Module) -> set[str]:
         """Select the roots, and the modules that the options name."""
-        return not module.depth or (self.has_forward and self.selected.match(module.name))
+        if module.depth and not self.selected.match(module.name):
+            return set()
+        of_forward = {"forward_pre", "forward"} if self.has_forward or not module.depth else set()
+        return of_forward | ({"backward_pre", "backward"} if self.has_backward else set())
 
     def _begins(self) -> bool:
         """Whether events of the step in progress are recorded; if so, and this is its first, begin."""
@@ -130,6 +135,23 @@ class Fingerprint(Plugin):
             call = self.entries.begin_call("loss")
             for at, tensor in enumerate(tensors):
                 self.entries.add(Place("loss", "", call, f"input {at}"), tensor)
+
+    @hookimpl
+    def backward_pre(self, module: Module, grad_output: tuple[Any, ...]) -> None:
+        """Record the gradients that reach a module's outputs."""
+        self._add_gradients(module, "grad of output", grad_output)
+
+    @hookimpl
+    def backward(self, module: Module, grad_input: tuple[Any, ...]) -> None:
+        """Record the gradients that leave a module for its inputs."""
+        self._add_gradients(module, "grad of input", grad_input)
+
+    def _add_gradients(self, module: Module, slot: str, gradients: tuple[Any, ...]) -> None:
+        if self.is_open and self.has_backward:
+            call = self.entries.begin_call(f"{slot} {module.name}")
+            for at, gradient in enumerate(gradients):
+                if gradient is not None:
+                    self.entries.add(Place("backward", module.name, call, f"{slot} {at}"), gradient)
 
     @hookimpl
     def step_pre(self, optimizer: Optimizer) -> None:

@@ -323,6 +323,54 @@ def noise_in_a_gradient(*, is_changed: bool) -> None:
         learn(model, optimizer, data.batch())
 
 
+class Noisy(torch.autograd.Function):
+    """Passes its input on, and adds a number to its gradient."""
+
+    @staticmethod
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: object, grad: torch.Tensor) -> torch.Tensor:
+        """Return the gradient with a little more."""
+        return grad + 1e-7
+
+
+class NoisyNorm(nn.LayerNorm):
+    """A norm with a backward that is not as it should be."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what a norm returns."""
+        return super().forward(Noisy.apply(x))
+
+
+def backward_of_a_module(*, is_changed: bool) -> None:
+    """Has a kernel in the backward of a norm that is not deterministic."""
+    model, data = Net(), Data()
+    if is_changed:
+        model.norm.__class__ = NoisyNorm
+    optimizer = adam(model)
+    for _ in range(STEPS):
+        learn(model, optimizer, data.batch())
+
+
+class NoisyBetween(Net):
+    """Has a function between two modules with another backward."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        return Noisy.apply(hidden)  # type: ignore[no-any-return]
+
+
+def backward_between(*, is_changed: bool) -> None:
+    """Has a function between two modules with another backward."""
+    model, data = NoisyBetween() if is_changed else Net(), Data()
+    optimizer = adam(model)
+    for _ in range(STEPS):
+        learn(model, optimizer, data.batch())
+
+
 def one_of_two_ranks(*, is_changed: bool) -> None:
     """Is another rank, with batches of its own; the gradient of one parameter was left out of the all-reduce."""
     model, data, others = Net(), Data(1 if is_changed else 0), Data(0 if is_changed else 1)
@@ -368,6 +416,7 @@ class Parting(NamedTuple):
         phase, name: where they part.
         words: that the sentence has.
         phases: that are compared.
+        has_backward: whether gradients of inputs and outputs are recorded.
     """
 
     train: Callable[..., None]
@@ -375,6 +424,7 @@ class Parting(NamedTuple):
     name: str
     words: str
     phases: tuple[str, ...] = PHASES
+    has_backward: bool = False
 
 
 PARTINGS = [
@@ -407,6 +457,16 @@ PARTINGS = [
     Parting(change_between, "forward", "second", "the input of second differs"),
     Parting(noise_in_a_gradient, "gradients", "second.weight", "the gradient of second.weight differs"),
     Parting(
+        backward_of_a_module,
+        "backward",
+        "norm",
+        "norm gets an equal gradient and passes on another one",
+        has_backward=True,
+    ),
+    Parting(
+        backward_between, "backward", "drop", "the gradient that reaches the output of drop differs", has_backward=True
+    ),
+    Parting(
         one_of_two_ranks,
         "gradients",
         "second.bias",
@@ -432,18 +492,20 @@ def recorded(train: Callable[[], None], path: Path, **options: str) -> file.Fing
 
 
 @contextlib.contextmanager
-def both(train: Callable[..., None]) -> Iterator[tuple[file.Fingerprint, file.Fingerprint]]:
+def both(train: Callable[..., None], **options: str) -> Iterator[tuple[file.Fingerprint, file.Fingerprint]]:
     """Yield the fingerprints of a training and of its twin."""
     with TemporaryDirectory() as scratch:
         yield tuple(  # type: ignore[misc]
-            recorded(lambda is_changed=is_changed: train(is_changed=is_changed), Path(scratch) / str(is_changed))
+            recorded(
+                lambda is_changed=is_changed: train(is_changed=is_changed), Path(scratch) / str(is_changed), **options
+            )
             for is_changed in (False, True)
         )
 
 
 def compared(parting: Parting) -> Comparison:
     """Return what `hookd diff` says of a pair."""
-    with both(parting.train) as (a, b):
+    with both(parting.train, backward=str(parting.has_backward).lower()) as (a, b):
         return comparison.compare(a, b, comparison.Terms(phases=frozenset(parting.phases)))
 
 

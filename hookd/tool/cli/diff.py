@@ -39,7 +39,7 @@ class Parting(TypedDict):
     step: int
     """The first step that differs; 0 if none does."""
     phase: str
-    """`data`, `weights`, `forward`, `loss`, `gradients`, `settings`, `state`, `update` or `buffers`; "" if unknown."""
+    """`data`, `weights`, `forward`, `loss`, `backward`, `gradients`, `settings`, `state`, `update` or `buffers`; "" if unknown."""
     name: str
     """The module, parameter or setting that differs first; "" if there is none."""
     advice: str
@@ -65,7 +65,7 @@ FIRST, LAST = 5, 3
     "--map", "maps", multiple=True, metavar="OLD=NEW", help="B calls the module OLD of A NEW; may be repeated."
 )
 @click.option("--what", metavar="PHASES", help="Compare these phases only, separated by commas: data, weights, forward, loss, "
-              "gradients, state, update, buffers.  [default: all]")  # fmt: skip
+              "backward, gradients, state, update, buffers.  [default: all]")  # fmt: skip
 @options.json
 def diff(*, a: Path, b: Path, tolerance: float, maps: tuple[str, ...], what: str | None, as_json: bool) -> int:
     """Compare two fingerprints, which `hookd fingerprint` has recorded.

@@ -44,6 +44,7 @@ class RecordedFile(TypedDict):
 
 MIB = 1 << 20
 PARTS = ("forward", "gradients", "update")
+ALL_PARTS = ("forward", "backward", "gradients", "update")
 
 
 @click.command(
@@ -62,7 +63,8 @@ PARTS = ("forward", "gradients", "update")
     "--modules", default="*", metavar="GLOB|GLOB", help="Names of the modules whose calls are recorded.  [default: all]"
 )
 @click.option("--what", default=",".join(PARTS), show_default=True, metavar="PARTS",
-              help="What is recorded beside batch, random states and loss: forward, gradients and update, separated by commas.")  # fmt: skip
+              help="What is recorded beside batch, random states and loss, separated by commas; backward, the gradients of inputs and "
+              "outputs, costs most.")  # fmt: skip
 @click.option("--max-size", "max_mib", type=click.IntRange(1, 16_384), default=256, show_default=True, metavar="MIB",
               help="Maximum size of the file in MiB; beyond it, old steps keep their digest alone.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
@@ -80,15 +82,11 @@ def fingerprint(
     from hookd.tool.fingerprints.recording import record
 
     if twice:
-        return _twice(target, as_json=as_json)
+        return _twice(target, _options(every, modules, what), as_json=as_json)
     if len(target) > 1:
         raise click.UsageError("One process at a time; `hookd fingerprint --twice -- CMD` runs a command.")
     pid = options.Pid().convert(target[0], None, None)
     path = path or Path(f"hookd-fingerprint-{pid}.jsonl")
-    parts = what.split(",")
-    if not set(parts) <= set(PARTS):
-        raise click.BadParameter(f"choose from {', '.join(PARTS)}", param_hint="--what")
-    wanted = {part: str(part in parts).lower() for part in PARTS}
     ending = threading.Event()
     before = {number: signal.signal(number, lambda *_: ending.set()) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -99,7 +97,7 @@ def fingerprint(
 
     try:
         recorded = record(
-            pid, path, {"every": str(every), "modules": modules, **wanted}, steps=steps, max_bytes=max_mib * MIB,
+            pid, path, _options(every, modules, what), steps=steps, max_bytes=max_mib * MIB,
             timeout_s=timeout_s, began=began, is_over=ending.is_set,
         )  # fmt: skip
     finally:
@@ -113,7 +111,19 @@ def fingerprint(
     return 0
 
 
-def _twice(command: tuple[str, ...], *, as_json: bool) -> int:
+def _options(every: int, modules: str, what: str) -> dict[str, str]:
+    """Return the options of the plugin.
+
+    Raises:
+        BadParameter: there is no such part.
+    """
+    parts = what.split(",")
+    if not set(parts) <= set(ALL_PARTS):
+        raise click.BadParameter(f"choose from {', '.join(ALL_PARTS)}", param_hint="--what")
+    return {"every": str(every), "modules": modules, **{part: str(part in parts).lower() for part in ALL_PARTS}}
+
+
+def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) -> int:
     """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
     from hookd.tool.cli.diff import compared, show
 
@@ -121,16 +131,9 @@ def _twice(command: tuple[str, ...], *, as_json: bool) -> int:
         directories = [Path(scratch) / run for run in ("a", "b")]
         for directory in directories:
             directory.mkdir()
-            words = [
-                sys.executable,
-                "-m",
-                "hookd",
-                "run",
-                "--fingerprint",
-                str(directory / "run.jsonl"),
-                "--",
-                *command,
-            ]
+            plugin = "fingerprint:" + ",".join(f"{name}={value}" for name, value in given.items())
+            to = ("--fingerprint", str(directory / "run.jsonl"))
+            words = [sys.executable, "-m", "hookd", "run", "-p", plugin, *to, "--", *command]
             code = subprocess.run(words, check=False, stdout=sys.stderr).returncode
             if code:
                 raise HookdError(f"the command has failed with exit code {code}", reason="command-failed")

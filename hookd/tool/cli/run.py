@@ -63,7 +63,7 @@ def run(
     if fingerprint is not None:
         from hookd.tool.fingerprints import command as fingerprints
 
-        specs = (*specs, fingerprints.spec({}))
+        specs = fingerprints.with_plugin(specs)
     request = AttachRequest(
         plugins=specs,
         run=name,
@@ -89,7 +89,7 @@ def _beside(
             from hookd.tool.fingerprints.command import recording
 
             stack.enter_context(
-                recording(Descendants(pid), fingerprint.absolute(), {}, max_bytes=256 << 20, say=output.say)
+                recording(Descendants(pid), fingerprint.absolute(), max_bytes=256 << 20, say=output.say)
             )
         with _reporting_failures(prepared):
             yield

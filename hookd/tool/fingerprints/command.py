@@ -12,7 +12,7 @@ from hookd.tool.config import PluginSpec
 from hookd.tool.fingerprints.recording import NAME, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from hookd.tool.fingerprints.recording import Recorded
@@ -22,21 +22,19 @@ OPTIONS = {"every": "1", "buffer": "64"}
 """Of the plugin: the first steps are kept until this process reads."""
 
 
-def spec(options: Mapping[str, str]) -> PluginSpec:
-    """Return the plugin, for the command."""
-    return PluginSpec(NAME, {**OPTIONS, **options})
+def with_plugin(specs: Sequence[PluginSpec]) -> tuple[PluginSpec, ...]:
+    """Return the plugins of a command with that of the fingerprint, which may be among them with options."""
+    given = next((spec.options for spec in specs if spec.name == NAME), {})
+    return (*(spec for spec in specs if spec.name != NAME), PluginSpec(NAME, {**OPTIONS, **given}))
 
 
 @contextlib.contextmanager
-def recording(
-    pids: Collection[int], path: Path, options: Mapping[str, str], *, max_bytes: int, say: Callable[[str], None]
-) -> Iterator[None]:
+def recording(pids: Collection[int], path: Path, *, max_bytes: int, say: Callable[[str], None]) -> Iterator[None]:
     """Record the processes during the block: rank 0 in `path`, and others in files with their rank before the suffix.
 
     Args:
         pids: those of the command, looked up again and again.
         path: of the file.
-        options: of the plugin.
         max_bytes: largest size of each file.
         say: prints a message.
     """
@@ -45,7 +43,7 @@ def recording(
 
     def record(pid: int, to: Path) -> None:
         try:
-            say(message(to, follow(pid, to, {**OPTIONS, **options}, max_bytes=max_bytes, is_over=over.is_set)))
+            say(message(to, follow(pid, to, max_bytes=max_bytes, is_over=over.is_set)))
         except HookdError as error:
             say(f"hookd: process {pid} is not recorded: {error.message}")
 

@@ -161,6 +161,8 @@ class _Step:
             return self._forward(forward[0])
         if loss := self._differing.get("loss"):
             return self._loss(loss[0])
+        if backward := self._differing.get("backward"):
+            return self._backward(backward[0])
         if gradients := self._differing.get("gradients"):
             return self._gradients(gradients)
         return None
@@ -186,6 +188,16 @@ class _Step:
     def _loss(self, pair: Pair) -> Explanation:
         sentence = f"{self._at}: {self._same()}, equal outputs of all modules; the loss differs {_difference(pair)}."
         return Explanation(sentence, "loss", "", "Look at the loss function, its weights, and what it is divided by.")
+
+    def _backward(self, pair: Pair) -> Explanation:
+        name, equal = pair.spot[1], f"{self._at}: {self._same()}, forward and loss equal"
+        if pair.spot[3].startswith("grad of output"):
+            sentence = f"{equal}; the gradient that reaches the output of {name} differs {_difference(pair)}, and all before it in the backward are equal."
+            advice = f"Look at what comes after {name} in the forward: a function between the modules, or the loss."
+        else:
+            sentence = f"{equal}; {name} gets an equal gradient and passes on another one {_difference(pair)}."
+            advice = f"The backward of {name} has a kernel that is not deterministic, or other settings."
+        return Explanation(sentence, "backward", name, advice)
 
     def _gradients(self, gradients: list[Pair]) -> Explanation:
         lacking = [pair for pair in gradients if pair.a is None or pair.b is None]

@@ -81,9 +81,7 @@ def record(
             return _drain(pid, reader, writer, steps, is_over)
 
 
-def follow(
-    pid: int, path: Path, options: Mapping[str, str], *, max_bytes: int, is_over: Callable[[], bool]
-) -> Recorded:
+def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[], bool]) -> Recorded:
     """Record a process whose agent has the plugin from its first step on, until it ends or `is_over` returns True.
 
     Raises:
@@ -91,7 +89,9 @@ def follow(
     """
     with Control.connect(pid) as control, stream() as (reader, number):
         control.request("stream", name=NAME, fds=[number])
-        identity = discover.identity(pid) or {}
+        identity: Mapping[str, Any] = discover.identity(pid) or {}
+        loaded: Mapping[str, Any] = identity.get("plugins") or {}
+        options: Mapping[str, str] = loaded.get(NAME, {}).get("options", {})
         with Writer(path, about(pid, identity, options), max_bytes) as writer:
             return _drain(pid, reader, writer, None, is_over)
 

@@ -18,9 +18,9 @@ from hookd.wire.text import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PHASES = ("random", "data", "weights", "forward", "loss", "gradients", "state", "update", "buffers")
+PHASES = ("random", "data", "weights", "forward", "loss", "backward", "gradients", "state", "update", "buffers")
 """The parts of a step, in the order in which one decides the next."""
-BEFORE_UPDATE = ("random", "data", "forward", "loss", "gradients")
+BEFORE_UPDATE = ("random", "data", "forward", "loss", "backward", "gradients")
 """The parts that every step has."""
 _ENTRY = struct.Struct("=IIQddd")
 _MOST_KEYS, _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 20, 1000, 64
@@ -33,7 +33,7 @@ class Key(NamedTuple):
         phase: one of PHASES.
         name: of the module or the parameter; "" for what belongs to none.
         call: number of the call, or of the optimizer's step, within the training step, from 0.
-        slot: `input 0`, `output 0`, `value`, `grad`, or what a generator or an optimizer calls it.
+        slot: `input 0`, `output 0`, `grad of output 0`, `value`, `grad`, or what a generator or an optimizer calls it.
         dtype: as torch names it; "" for what is not a tensor.
         shape: of the tensor.
     """
