@@ -146,6 +146,11 @@ class _Step:
         same += ["another random state" if self._draws_otherwise() else "same random state"] * ("random" in self._pairs)
         return ", ".join(same)
 
+    def _where_all_is_equal(self, more: str) -> str:
+        """Return the beginning of a sentence: the step, and what is equal."""
+        equal = ", ".join(filter(None, (self._same(), more)))
+        return f"{self._at}: {equal}; " if equal else f"{self._at}: "
+
     def _has(self, *phases: str) -> bool:
         return all(phase in self._pairs for phase in phases)
 
@@ -190,34 +195,28 @@ class _Step:
         return Explanation(sentence, "loss", "", "Look at the loss function, its weights, and what it is divided by.")
 
     def _backward(self, pair: Pair) -> Explanation:
-        name, equal = pair.spot[1], f"{self._at}: {self._same()}, forward and loss equal"
+        name, equal = pair.spot[1], self._where_all_is_equal("forward and loss equal")
         if pair.spot[3].startswith("grad of output"):
-            sentence = f"{equal}; the gradient that reaches the output of {name} differs {_difference(pair)}, and all before it in the backward are equal."
+            sentence = f"{equal}the gradient that reaches the output of {name} differs {_difference(pair)}, and all before it in the backward are equal."
             advice = f"Look at what comes after {name} in the forward: a function between the modules, or the loss."
         else:
-            sentence = f"{equal}; {name} gets an equal gradient and passes on another one {_difference(pair)}."
+            sentence = f"{equal}{name} gets an equal gradient and passes on another one {_difference(pair)}."
             advice = f"The backward of {name} has a kernel that is not deterministic, or other settings."
         return Explanation(sentence, "backward", name, advice)
 
     def _gradients(self, gradients: list[Pair]) -> Explanation:
         lacking = [pair for pair in gradients if pair.a is None or pair.b is None]
-        same = [self._same()] + ["forward and loss equal"] * self._has("forward", "loss")
-        equal = f"{self._at}: {', '.join(filter(None, same)) or 'the first that differs'}"
+        equal = self._where_all_is_equal("forward and loss equal" if self._has("forward", "loss") else "")
         if lacking:
             name, run = lacking[0].spot[1], "A" if lacking[0].a is None else "B"
-            more = (
-                f", nor do {len(lacking) - 1} other parameters"
-                if len(lacking) > 2
-                else f", nor does {lacking[1].spot[1]}"
-                if lacking[1:]
-                else ""
-            )  # noqa: PLR2004
-            return Explanation(f"{equal}; {name} gets no gradient in {run}{more}.", "gradients", name,
+            others = [pair.spot[1] for pair in lacking[1:]]
+            more = f", nor does {others[0]}" if len(others) == 1 else f", nor do {len(others)} others" if others else ""
+            return Explanation(f"{equal}{name} gets no gradient in {run}{more}.", "gradients", name,
                                "It is frozen or detached there.")  # fmt: skip
         ratios = [pair.b.norm / pair.a.norm for pair in gradients if pair.a and pair.b and pair.a.norm]
         is_all = len(gradients) == len(self._pairs["gradients"])
         if is_all and ratios and max(ratios) - min(ratios) <= 1e-3 * max(ratios) and abs(ratios[0] - 1) > 1e-3:  # noqa: PLR2004
-            sentence = f"{equal}; all gradients of B are {ratios[0]:.4g} times those of A when the optimizer uses them."
+            sentence = f"{equal}all gradients of B are {ratios[0]:.4g} times those of A when the optimizer uses them."
             return Explanation(
                 sentence,
                 "gradients",
@@ -226,7 +225,7 @@ class _Step:
             )
         pair = gradients[-1]  # the backward comes to the last parameter first
         name = pair.spot[1]
-        sentence = f"{equal}; the gradient of {name} differs {_difference(pair)}, {len(gradients)} of {len(self._pairs['gradients'])} do."
+        sentence = f"{equal}the gradient of {name} differs {_difference(pair)}, {len(gradients)} of {len(self._pairs['gradients'])} do."
         return Explanation(
             sentence,
             "gradients",
