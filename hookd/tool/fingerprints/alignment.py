@@ -31,17 +31,36 @@ class Pair(NamedTuple):
     """Dtype and shape of both, in words."""
 
 
-def offset(a: Fingerprint, b: Fingerprint) -> int:
-    """Return by how much the numbers of B's steps are larger than those of the same steps of A.
+def offset(a: Fingerprint, b: Fingerprint) -> tuple[int, str]:
+    """Return by how much the numbers of B's steps are larger than those of the same steps of A, and why, in words.
 
-    Numbers that count from the beginning of the training are trusted. Others are matched by steps that have the same batch.
+    A run that begins with the weights that the other has after some step, as after a resume, goes on there. Otherwise numbers
+    that count from the beginning of the training are trusted, and others are matched by steps that have the same batch.
     """
     firsts = [next((step for step in one.steps.values() if step is not None), None) for one in (a, b)]
-    if all(step is not None and step.is_absolute for step in firsts):
-        return 0
+    if firsts[0] is None or firsts[1] is None or _weights(firsts[0], "weights") == _weights(firsts[1], "weights") != {}:
+        return 0, ""
+    if (step := _followed(a, firsts[1])) is not None:
+        return firsts[1].number - step - 1, f"B begins with the weights that A has after step {step}."
+    if (step := _followed(b, firsts[0])) is not None:
+        return step + 1 - firsts[0].number, f"A begins with the weights that B has after step {step}."
+    if firsts[0].is_absolute and firsts[1].is_absolute:
+        return 0, ""
     known = {_batch(step): step.number for step in _whole(a)}
     found = Counter(step.number - known[batch] for step in _whole(b) if (batch := _batch(step)) in known)
-    return 0 if not found or 0 in found else found.most_common(1)[0][0]
+    later = 0 if not found or 0 in found else found.most_common(1)[0][0]
+    return later, f"Step N of A is step N{later:+} of B: they have the same batches." if later else ""
+
+
+def _followed(one: Fingerprint, first: Step) -> int | None:
+    """Return the step of a run after which it has the weights with which another one begins."""
+    weights = _weights(first, "weights")
+    steps = (step for step in one.steps.values() if step is not None and weights)
+    return next((step.number for step in steps if _weights(step, "update") == weights), None)
+
+
+def _weights(step: Step, phase: str) -> dict[str, int]:
+    return {key.name: entry.bits for key, entry in step.entries.items() if key.phase == phase}
 
 
 def _whole(one: Fingerprint) -> Iterator[Step]:

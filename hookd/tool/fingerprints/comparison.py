@@ -82,12 +82,12 @@ class Terms:
 
 def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
     """Compare two fingerprints step by step."""
-    later = alignment.offset(a, b)
+    later, why = alignment.offset(a, b)
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
                           advice="Record the same steps, with the same --every.")  # fmt: skip
-    notes = [f"Step N of A is step N+{later} of B: they have the same batches."] if later else []
+    notes = [why] if later else []
     comparer = _Comparer(a, b, later, terms)
     notes += comparer.guess(common)
     different = [step for step in common if not comparer.is_equal(step)]
