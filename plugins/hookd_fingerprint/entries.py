@@ -8,13 +8,19 @@ in the step, slot, dtype and shape. `at` is the number of the first new key; ear
 from __future__ import annotations
 
 import json
+from functools import cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+from torch.nn import Parameter
 
 from hookd import of_tensor, tensor_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import torch
 
     from hookd import Context, Digest
 
@@ -29,6 +35,14 @@ MOST = 0xFFFFFFFF
 
 Key = tuple[str, str, int, str, str, "tuple[int, ...]"]
 """A `Place`, with the dtype and the shape of what was there."""
+
+
+PLAIN = (Tensor, Parameter)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
 
 
 class Place(NamedTuple):
@@ -75,11 +89,16 @@ class Entries:
 
     def add(self, place: Place, tensor: Any) -> None:
         """Add a tensor. One that the training computes is read once, though it comes out of one module and goes into others."""
-        digest = self._digest(tensor)
+        is_plain = type(tensor) in PLAIN  # then an attribute is torch's own, without the detour of `of_tensor`
+        node = tensor.grad_fn if is_plain else of_tensor(tensor, "grad_fn")
+        digest = self._context.digest(tensor) if node is None else self._digest_once(tensor)
         if digest is None:
             self._unread += 1
             return
-        key = (*place, str(of_tensor(tensor, "dtype"))[6:], tuple(of_tensor(tensor, "shape")))
+        dtype, shape = (
+            (tensor.dtype, tensor.shape) if is_plain else (of_tensor(tensor, "dtype"), of_tensor(tensor, "shape"))
+        )
+        key = (*place, _name(dtype), tuple(shape))
         found = digest.summary
         if found is None:
             self._append(key, digest.bits)
@@ -88,9 +107,7 @@ class Entries:
         ends = NOTHING if bad == found.count else (found.norm, found.min, found.max)
         self._append(key, digest.bits, min(bad, MOST), ends)
 
-    def _digest(self, tensor: Any) -> Digest | None:
-        if of_tensor(tensor, "grad_fn") is None:
-            return self._context.digest(tensor)
+    def _digest_once(self, tensor: Any) -> Digest | None:
         version = of_tensor(tensor, "_version")
         ref, then, digest = self._known.get(id(tensor), (None, 0, None))
         if ref is None or ref() is not tensor or then != version:

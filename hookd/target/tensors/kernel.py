@@ -80,18 +80,17 @@ class Kernel:
                 self._for(math.prod(sizes)).strided(address, len(shape), *at, *how)
         return out[:SUMS] if address else None
 
-    def digest(self, tensor: Tensor) -> tuple[int, list[float] | None]:
-        """Return the digest of a contiguous tensor, and its [9] sums as `sums` does; None for other dtypes than DTYPES.
+    def digest(self, tensor: Tensor) -> tuple[int, list[float] | None] | None:
+        """Return the digest of a contiguous tensor, and its [9] sums as `sums` does, None for other dtypes than DTYPES.
 
-        Raises:
-            ValueError: its memory is not there.
+        None if its memory is not there.
         """
         elements = tensor.numel()
         if not elements:
             return self._brief.digest(None, 0, self.level), None
         _storage, address = host_memory.locate(tensor, elements)
         if not address:
-            raise ValueError("the tensor has no memory")
+            return None
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None:
             size = elements * tensor.element_size()

@@ -88,14 +88,11 @@ class Numeric:
     def digest(self, tensor: Tensor) -> Digest | None:
         """Implement `Context.digest`."""
         made = self.kernel
-        plain = tensor if type(tensor) in PLAIN else _stored(tensor)
-        if made is None or plain is None or plain.layout is not STRIDED or of_tensor(plain, "is_nested"):
+        plain = tensor if made is None or self._is_common(tensor) else _contiguous(tensor)
+        found = None if made is None or plain is None else made.digest(plain)
+        if found is None:
             return None
-        if not on_host(plain) or plain.is_meta or (plain.numel() and not is_readable(plain)):
-            return None
-        plain = plain.detach()
-        plain = plain.resolve_conj().resolve_neg().contiguous()
-        bits, sums = made.digest(torch.view_as_real(plain) if plain.is_complex() else plain)
+        bits, sums = found
         return Digest(bits, None if sums is None else Summary.of_sums(sums))
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
@@ -283,6 +280,17 @@ def real(tensor: Tensor) -> Tensor | None:
         # Before torch 2.13, named tensors lack some operations; torch 2.13 has neither names nor this method.
         tensor = tensor.rename(None)  # type: ignore[attr-defined]
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _contiguous(tensor: Tensor) -> Tensor | None:
+    """Return a tensor in host memory as one block of real numbers or others, a copy if it has gaps; None if it is not there."""
+    plain = tensor if type(tensor) in PLAIN else _stored(tensor)
+    if plain is None or plain.layout is not STRIDED or of_tensor(plain, "is_nested"):
+        return None
+    if not on_host(plain) or plain.is_meta or (plain.numel() and not is_readable(plain)):
+        return None
+    plain = plain.detach().resolve_conj().resolve_neg().contiguous()
+    return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
 def _max(numbers: list[float]) -> float:
