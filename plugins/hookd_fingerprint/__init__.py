@@ -19,6 +19,7 @@ while no tool reads, nothing is computed. The tool drops a first step that lacks
 
     hookd_fingerprint_steps_total     steps recorded
     hookd_fingerprint_lost_total      steps that were not: the tool was too slow, or they have millions of calls
+    hookd_fingerprint_last_step       the last step that was recorded
 
 Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `backward=true` (a hook in the graph for each call, which costs several
 times as much as the rest), `gradients=false`, `update=false` (with the buffers), `buffer=N` (MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
@@ -75,6 +76,7 @@ class Fingerprint(Plugin):
         self.has_update = context.option("update", default=True)
         self.steps = context.counter("steps", "Steps recorded.").labels()
         self.lost = context.counter("lost", "Steps that were not recorded, since the tool was too slow.").labels()
+        self.last = context.gauge("last_step", "The last step that was recorded.").labels()
         self.entries = Entries(context)
         self.room = context.option("buffer", 0, least=0, most=1024) << 20  # what is left of it
         self.kept: deque[bytes] = deque()  # records for the first tool
@@ -210,6 +212,7 @@ class Fingerprint(Plugin):
                 self.entries.know()
                 self.steps.inc()
                 self.before = step
+                self.last.set(step)
             else:
                 self.lost.inc()
             self._end()
