@@ -7,7 +7,8 @@ In each sampled step, in the order in which things happen:
     forward      what goes into each module, and what comes out
     loss         what the backward begins with
     backward     with `backward=true`: the gradients that reach the outputs of each module, and those that leave it for its inputs
-    weights      each parameter before the optimizer's step, if it has been written since the last one, or that was not sampled
+    weights      each parameter before the optimizer's step, if it has been written since the last one, or that was not sampled;
+                 then also the parameters that no optimizer has
     gradients    each parameter's gradient, as the optimizer uses it
     state        the optimizer's own tensors, in the first step that is recorded
     update       each parameter after the optimizer's step
@@ -45,6 +46,7 @@ from hookd import (
     modules_in,
     name_within,
     of_tensor,
+    parameters_in,
     peek,
     tensors,
 )
@@ -170,6 +172,8 @@ class Fingerprint(Plugin):
         for name, parameter in parameters if self.has_update else ():
             if not is_next or self.versions.get(name) != of_tensor(parameter, "_version"):
                 self.entries.add(Place("weights", name, number, "value"), parameter)
+        if self.has_update and not is_next:
+            self._add_others(optimizer, number)
         if self.has_gradients:
             for name, parameter in parameters:
                 if (grad := of_tensor(parameter, "grad")) is not None:
@@ -178,6 +182,19 @@ class Fingerprint(Plugin):
             states = _states(optimizer)
             for name, parameter in parameters:
                 self._add_state(name, number, states.get(id(parameter)))
+
+    def _add_others(self, optimizer: Optimizer, number: int) -> None:
+        """Record the parameters that no optimizer has: frozen ones, and those of a teacher."""
+        owned = {
+            id(p)
+            for one in (optimizer, *self.context.optimizers())
+            for group in groups_of(one)
+            for p in group["params"]
+        }
+        for root, model in self.context.models():
+            for path, parameter in parameters_in(model):
+                if id(parameter) not in owned:
+                    self.entries.add(Place("weights", name_within(root.name, path), number, "value"), parameter)
 
     def _steps_done(self, optimizer: Optimizer) -> float:
         """Return how many steps the optimizer itself has counted, which is 0 for one that was made anew or does not count."""

@@ -97,6 +97,26 @@ def test_of_a_job_that_is_killed_everything_up_to_its_last_step_is_there(tmp_pat
     assert reported["steps"] == len(file.read(path).steps) >= 5
 
 
+def test_a_recording_ends_when_hookd_is_detached(tmp_path):
+    with (
+        training.start_warm(ENDLESS) as process,
+        tool.start_hookd("fingerprint", str(process.pid), "-o", tmp_path / "a", "--json") as recording,
+    ):
+        recording.expect("recording process")
+        tool.hookd("detach", str(process.pid))
+        assert recording.wait() == 0, recording.describe()
+        assert json.loads("\n".join(recording.out))["is_detached"]
+        process.expect("^step .*", after=len(process.out))
+
+
+def test_a_command_is_not_started_if_its_fingerprint_cannot_be_written(tmp_path):
+    (tmp_path / "a").write_text("")
+    with tool.run("--fingerprint", tmp_path / "a", program=program()) as process:
+        assert process.wait() == 1, process.describe()
+    assert process.out == []
+    assert any("it exists" in line for line in process.err)
+
+
 def test_a_command_is_run_twice_and_said_to_compute_the_same():
     (found,) = json.loads(tool.hookd("fingerprint", "--twice", "--json", "--", *program()))
     assert (found["code"], found["compared"]) == (0, 12)

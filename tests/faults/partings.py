@@ -244,6 +244,41 @@ def accumulation(*, is_changed: bool) -> None:
         optimizer.step()
 
 
+def fewer_micro_batches(*, is_changed: bool) -> None:
+    """Accumulates two micro-batches of 4 instead of four."""
+    model, data = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), Data()
+    optimizer = adam(model)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for _ in range(2 if is_changed else 4):
+            x, y = data.batch(4)
+            (cross_entropy(model(x), y) / 4).backward()
+        data.at += 8 if is_changed else 0
+        optimizer.step()
+
+
+def forgotten_train(*, is_changed: bool) -> None:
+    """Does not return to `train()` after a validation."""
+    model, data = Net(), Data()
+    optimizer = adam(model)
+    for step in range(1, STEPS + 1):
+        learn(model, optimizer, data.batch())
+        if step == PLANTED:
+            model.eval()
+            model.train(not is_changed)
+
+
+def never_cleared(*, is_changed: bool) -> None:
+    """Forgets `zero_grad()`."""
+    model, data = Net(), Data()
+    optimizer = adam(model)
+    for _ in range(STEPS):
+        if not is_changed:
+            optimizer.zero_grad()
+        cross_entropy(model(data.x[:16]), data.y[:16]).backward()
+        optimizer.step()
+
+
 class Pair(nn.Module):
     """Two layers of one size, called in either order."""
 
@@ -450,6 +485,19 @@ PARTINGS = [
     ),
     Parting(forgotten_sampler, "data", "(root)", f"Step {PLANTED}: the batches differ"),
     Parting(accumulation, "data", "(root)", "16x8 against float32 4x8"),
+    Parting(fewer_micro_batches, "data", "(root)", "A calls (root) 4 times in this step, B 2 times"),
+    Parting(
+        forgotten_train,
+        "data",
+        "(root)",
+        f"Step {PLANTED + 1}: same weights, same random state; A calls (root) once in this step, B not once",
+    ),
+    Parting(
+        never_cleared,
+        "gradients",
+        "head.bias",
+        "Step 2: same batch, same weights, same random state, forward and loss equal; the gradient of",
+    ),
     Parting(swapped_layers, "forward", "one", "the input of one differs"),
     Parting(scaled_loss, "loss", "", "0.5 times"),
     Parting(frozen_layer, "gradients", "second.weight", "second.weight gets no gradient in B"),
@@ -485,7 +533,7 @@ def recorded(train: Callable[[], None], path: Path, **options: str) -> file.Fing
         agent.parts.streams._open("fingerprint", connection)
         train()
         with file.Writer(path, {"run": "train.py", "rank": 0}, 1 << 30) as writer:
-            received = recording.Received(writer)
+            received = recording.Received(writer, is_whole=True)
             for data in reader.records():
                 received.add(data)
     return file.read(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from hookd.errors import HookdError
-from hookd.tool.fingerprints import comparison, file
+from hookd.tool.fingerprints import comparison, file, recording
 from hookd.tool.fingerprints.steps import Decoder, Entry, Key, Step
 
 ABOUT = {"run": "train.py", "rank": 0}
@@ -87,6 +88,19 @@ def test_a_file_keeps_to_its_size_the_digest_of_every_step_and_the_entries_of_so
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_file_keeps_to_its_size_in_long_runs_and_with_shapes_that_change(tmp_path):
+    most = 100_000
+    with file.Writer(tmp_path / "a", ABOUT, most) as writer:
+        for number in range(1, 8001):
+            entries = {Key("data", "(root)", 0, "input 0", "float32", (number,)): Entry(number, 0, 1.0, 0.0, 1.0)}
+            writer.add(Step(number, entries=entries))
+    assert writer.size == (tmp_path / "a").stat().st_size <= most * 1.1
+    found = file.read(tmp_path / "a")
+    whole = [one for one in found.steps.values() if one is not None]
+    assert [one.number for one in whole][-file.LAST :] == list(range(8001 - file.LAST, 8001))
+    assert all(key.shape == (one.number,) for one in whole for key in one.entries)
+
+
 def test_what_was_dropped_is_said(tmp_path):
     many = [step(number, number) for number in range(1, 2001)]
     a = write(tmp_path / "a", many, 150_000)
@@ -115,3 +129,41 @@ def test_files_without_a_common_step_cannot_be_compared(tmp_path):
 def test_a_record_that_is_no_step_is_an_error(record):
     with pytest.raises(HookdError, match="something else"):
         Decoder().step(record)
+
+
+def test_after_an_attach_partial_steps_are_left_out_and_their_weights_are_those_before_the_next(tmp_path):
+    def made(number, calls, *, has_weights=False):
+        entries = {Key("forward", name, 0, "output 0", "float32", (2,)): Entry(1, 0, 1.0, 0.0, 1.0) for name in calls}
+        entries |= {Key("update", "w", 0, "value", "float32", (2,)): Entry(10 + number, 0, 1.0, 0.0, 1.0)}
+        if has_weights:
+            entries |= {Key("weights", "w", 0, "value", "float32", (2,)): Entry(9 + number, 0, 1.0, 0.0, 1.0)}
+        return Step(number, entries=entries)
+
+    with file.Writer(tmp_path / "a", ABOUT, 1 << 30) as writer:
+        received = recording.Received(writer, is_whole=False)
+        received._decoder = SimpleNamespace(step=lambda one: one)
+        for one in (made(5, "a", has_weights=True), made(6, "ab"), made(7, "abc"), made(8, "abc")):
+            received.add(one)
+        received.close()
+    found = file.read(tmp_path / "a").steps
+    assert list(found) == [7, 8]
+    weights = {key.name: entry.bits for key, entry in found[7].entries.items() if key.phase == "weights"}
+    assert weights == {"w": 16}
+
+
+@pytest.mark.parametrize(
+    ("states", "note"),
+    [
+        ([[1], [2]], []),
+        ([[1, 5], [2, 6]], ["The random state of numpy differs; nothing that was computed depends on it."]),
+    ],
+)
+def test_a_generator_from_which_nothing_draws_is_not_mentioned(tmp_path, states, note):
+    paths = []
+    for name, of in zip("ab", states, strict=True):
+        steps = [step(number) for number in (1, 2)]
+        for at, one in enumerate(steps):
+            one.entries[Key("random", "", 0, "numpy", "", ())] = Entry(of[at % len(of)], 0, 0.0, 0.0, 0.0)
+        paths.append(write(tmp_path / name, steps))
+    found = comparison.compare(*map(file.read, paths))
+    assert (found.code, found.notes) == (0, note)

@@ -40,6 +40,8 @@ class RecordedFile(TypedDict):
     """Size of the file."""
     is_ended: bool
     """Whether the process ended meanwhile."""
+    is_detached: bool
+    """Whether hookd was detached from it meanwhile."""
 
 
 MIB = 1 << 20
@@ -81,6 +83,8 @@ def fingerprint(
     from hookd.tool.fingerprints.command import message
     from hookd.tool.fingerprints.recording import record
 
+    if twice and (path is not None or steps is not None):
+        raise click.UsageError("With --twice nothing is kept: -o and --steps do not go with it.")
     if twice:
         return _twice(target, _options(every, modules, what), as_json=as_json)
     if len(target) > 1:
@@ -108,6 +112,8 @@ def fingerprint(
     output.say(message(path, recorded))
     if recorded.is_ended:
         output.say(f"process {pid} has ended")
+    if recorded.is_detached:
+        output.say(f"hookd was detached from process {pid}: the recording ends here")
     return 0
 
 

@@ -64,6 +64,7 @@ def run(
         from hookd.tool.fingerprints import command as fingerprints
 
         specs = fingerprints.with_plugin(specs)
+        fingerprints.require_writable(fingerprint)
     request = AttachRequest(
         plugins=specs,
         run=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,23 @@ def with_plugin(specs: Sequence[PluginSpec]) -> tuple[PluginSpec, ...]:
     """Return the plugins of a command with that of the fingerprint, which may be among them with options."""
     given = next((spec.options for spec in specs if spec.name == NAME), {})
     return (*(spec for spec in specs if spec.name != NAME), PluginSpec(NAME, {**OPTIONS, **given}))
+
+
+def require_writable(path: Path) -> None:
+    """Check that a file can be written, before anything is started.
+
+    Raises:
+        HookdError: reason "cannot-write": it exists, or its directory does not let us.
+    """
+    why = (
+        "it exists"
+        if path.exists()
+        else ""
+        if os.access(path.absolute().parent, os.W_OK)
+        else "its directory cannot be written to"
+    )
+    if why:
+        raise HookdError(f"cannot write {path}: {why}", reason="cannot-write", hint="Choose another file.")
 
 
 @contextlib.contextmanager
@@ -94,5 +112,6 @@ def message(path: Path, recorded: Recorded) -> str:
     if recorded.lost:
         text += f"; {recorded.lost} steps are missing, since they came faster than they could be written: see --every, --modules"
     if recorded.unread:
-        text += f"; {recorded.unread} tensors of a step are not in the file, since they are not in host memory"
+        what = "tensor" if recorded.unread == 1 else "tensors"
+        text += f"; {recorded.unread} {what} of a step could not be read: on a device, or sparse"
     return text

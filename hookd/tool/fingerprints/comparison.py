@@ -10,7 +10,7 @@ from hookd.tool.fingerprints.explanation import explain
 from hookd.tool.fingerprints.steps import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hookd.tool.fingerprints.alignment import Pair
     from hookd.tool.fingerprints.file import Fingerprint
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERENT, INCOMPARABLE = 0, 1, 2
 """Exit codes of `hookd diff`."""
+CALLS = ("data", "forward", "loss", "backward")
+"""Phases of which each call counts."""
 LOOKED_AT = 20
 """Equal steps before the first difference in which a generator that differs shows that nothing depends on it."""
 
@@ -121,9 +123,10 @@ def _parted(comparer: _Comparer, common: list[int], different: list[int], notes:
     before = common[at - 1] if at else None
     unused = comparer.generators(common[max(0, at - LOOKED_AT) : at])  # the steps in which they differed were equal
     pairs = [pair for pair in comparer.pairs(known) if pair.spot[0] != "random" or pair.spot[3] not in unused]
-    found = explain(
-        known, pairs, comparer.settings(known), comparer.is_same, first=not at, adjacent=before == known - 1
-    )
+    settings = comparer.settings(known)
+    found = explain(known, pairs, settings, comparer.is_same, first=not at, adjacent=before == known - 1)
+    if settings and found.phase != "settings":
+        notes = [*notes, f"The settings of the optimizers differ in this step, too: {', '.join(settings)}."]
     return Comparison(
         DIFFERENT, found.sentence, first, found.phase, found.name, found.advice, notes, len(common), growth
     )
@@ -135,6 +138,8 @@ class _Comparer:
     def __init__(self, a: Fingerprint, b: Fingerprint, later: int, terms: Terms) -> None:
         self._a, self._b, self._later = a, b, later
         self._tolerance, self._phases, self._names = terms.tolerance, terms.phases, dict(terms.names)
+        self._only: set[tuple[str, str]] = set()  # phases and names that only one of the runs ever has
+        self._unused: set[str] = set()  # generators that nothing draws from
 
     def guess(self, common: list[int]) -> list[str]:
         """Find modules that B calls otherwise, from the first step with entries; return notes on them."""
@@ -144,14 +149,35 @@ class _Comparer:
         one, other = self._steps(step)
         names = alignment.guess(one, other)
         self._names.update(names)
-        ours, theirs = ({key.name for key in of.entries if key.phase == "forward"} for of in self._steps(step))
-        lost, new = sorted(ours - theirs), sorted(theirs - ours)
+        steps = [step for step in common if self.is_whole(step)][:LOOKED_AT]
+        ours, theirs = (set[tuple[str, str]]() for _ in range(2))
+        for step in steps:
+            for known, found in zip((ours, theirs), self._steps(step), strict=True):
+                known.update((key.phase, key.name) for key in found.entries)
+        self._only = ours ^ theirs
+        self._unused = self._constant(steps)
         notes = [f"{old} of A is taken for {new} of B." for old, new in _shortest(names).items()]
-        notes += [f"Only A calls {_listed(lost)}."] if lost else []
-        notes += [f"Only B calls {_listed(new)}."] if new else []
-        unread = max(one.unread, other.unread)
-        notes += [f"{unread} tensors of a step were not in host memory, and are not compared."] if unread else []
+        for run, mine, others in (("A", ours, theirs), ("B", theirs, ours)):
+            for phase, words in (("forward", "calls"), ("weights", "has the parameters")):
+                lost = sorted(name for of, name in mine - others if of == phase)
+                notes += (
+                    [f"Only {run} {words} {_listed(lost)}."] if lost and any(of == phase for of, _ in others) else []
+                )
+        if unread := max(one.unread, other.unread):
+            what = "tensor of a step was" if unread == 1 else "tensors of a step were"
+            notes.append(f"{unread} {what} not read, and not compared: on a device, or sparse.")
         return notes
+
+    def _constant(self, steps: Sequence[int]) -> set[str]:
+        """Return the generators whose state is the same in all of these steps of each run: nothing draws from them."""
+        states: dict[str, tuple[set[int], set[int]]] = {}
+        for step in steps:
+            for at, found in enumerate(self._steps(step)):
+                for key, entry in found.entries.items():
+                    if key.phase == "random":
+                        states.setdefault(key.slot, (set(), set()))[at].add(entry.bits)
+        is_known = len(steps) > 1
+        return {slot for slot, seen in states.items() if slot != "torch" and not (is_known and max(map(len, seen)) > 1)}
 
     def is_whole(self, step: int) -> bool:
         """Whether both files have the entries of a step."""
@@ -171,7 +197,12 @@ class _Comparer:
 
     def pairs(self, step: int) -> list[Pair]:
         """Return what a step of A and that of B have, of the phases that are compared."""
-        return [pair for pair in alignment.pairs(*self._steps(step)) if pair.spot[0] in self._phases]
+        found = alignment.pairs(*self._steps(step))
+        return [
+            pair
+            for pair in found
+            if pair.spot[0] in self._phases and not (pair.spot[0] == "random" and pair.spot[3] in self._unused)
+        ]
 
     def settings(self, step: int) -> list[str]:
         """Return the settings of the optimizers that differ, in words."""
@@ -207,10 +238,13 @@ class _Comparer:
         }
 
     def is_same(self, pair: Pair) -> bool:
-        """Whether a pair is equal, or only one has it: a module that was inserted, or a gradient that a file leaves out."""
+        """Whether a pair is equal, or is of something that only one of the runs has at all, such as a module that was inserted."""
         one, other = pair.a, pair.b
         if one is None or other is None:
-            return one is other or pair.spot[0] != "gradients"
+            phase, name = pair.spot[:2]
+            if phase == "gradients":  # of a parameter that both have
+                return ("weights", name) in self._only
+            return phase not in CALLS or (phase, name) in self._only
         if one.bits == other.bits and (self._tolerance or pair.kinds[0] == pair.kinds[1]):
             return True
         if not self._tolerance or one.bad != other.bad or not (one.norm or other.norm):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hookd.tool.fingerprints.alignment import Pair
+    from hookd.tool.fingerprints.steps import Entry
 
 SIMPLE = tuple(
     sorted(
@@ -21,6 +22,8 @@ SIMPLE = tuple(
 
 SMALL = 1e-5
 """Relative difference of norms below which the two are not both shown."""
+
+ROUNDING = "A kernel of the backward is not deterministic, or gradients are changed before the step."
 
 
 class Explanation(NamedTuple):
@@ -57,46 +60,66 @@ def explain(
         first: whether it is the first that both have.
         adjacent: whether the step before it is equal and known.
     """
-    by_phase: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_phase.setdefault(pair.spot[0], []).append(pair)
-    differing = {phase: [pair for pair in group if not is_same(pair)] for phase, group in by_phase.items()}
-    found = _Step(
-        step, by_phase, {phase: group for phase, group in differing.items() if group}, first=first, adjacent=adjacent
+    return _Step(step, pairs, [pair for pair in pairs if not is_same(pair)], first=first, adjacent=adjacent).explained(
+        settings
     )
-    return found.conditions() or found.computed() or found.optimized(settings)
 
 
 class _Step:
-    """One step, with the pairs that it has and those that differ, by phase."""
+    """One step, with the pairs that it has and those that differ, in the order in which A has them."""
 
     def __init__(
-        self,
-        number: int,
-        pairs: dict[str, list[Pair]],
-        differing: dict[str, list[Pair]],
-        *,
-        first: bool,
-        adjacent: bool,
+        self, number: int, pairs: Sequence[Pair], differing: Sequence[Pair], *, first: bool, adjacent: bool
     ) -> None:
-        self._number, self._pairs, self._differing, self._first, self._adjacent = (
-            number,
-            pairs,
-            differing,
-            first,
-            adjacent,
-        )
+        self._number, self._first, self._adjacent = number, first, adjacent
         self._at = f"Step {number}"
+        self._pairs, self._differing = _by_phase(pairs), _by_phase(differing)
+        self._order = [pair for pair in differing if pair.spot[0] != "random"]
+
+    def explained(self, settings: Sequence[str]) -> Explanation:
+        """Explain the first difference."""
+        if weights := [pair for pair in self._order if pair.spot[0] == "weights"]:
+            return self._weights(weights)
+        first = self._order[0] if self._order else None
+        if first is None or first.spot[0] in ("state", "update", "buffers"):
+            return self._optimized(settings)
+        if first.spot[0] == "gradients":
+            if (calls := next((pair for pair in self._order if _is_call(pair)), None)) is not None:
+                return self._calls(calls)
+            return self._gradients(
+                [pair for pair in self._order if pair.spot[0] == "gradients" and pair.spot[2] == first.spot[2]]
+            )
+        if _is_call(first):
+            return self._calls(first)
+        of = {"data": self._data, "forward": self._forward, "loss": self._loss, "backward": self._backward}
+        return of[first.spot[0]](first)
+
+    def _calls(self, pair: Pair) -> Explanation:
+        """Explain that one run makes more calls than the other."""
+        phase, name = pair.spot[:2]
+        counts = [
+            len({one.spot[2] for one in self._pairs[phase] if one.spot[1] == name and entry(one) is not None})
+            for entry in (_of_a, _of_b)
+        ]
+        what = (
+            f"calls {name}"
+            if phase in ("data", "forward")
+            else "begins a backward"
+            if phase == "loss"
+            else f"comes back to {name}"
+        )
+        if counts[0] == counts[1]:
+            return Explanation(
+                f"{self._at}: the calls of {name} have other numbers of inputs or outputs in A and in B.", phase, name
+            )
+        equal = self._where_all_is_equal("")
+        sentence = f"{equal}A {what} {_times(counts[0])} in this step, B {_times(counts[1])}."
+        advice = "Look at the number of micro-batches, and at steps that one run skips or repeats."
+        if 0 in counts:
+            advice = "Calls that no backward follows are not recorded: in one run the model may be in eval(), under no_grad(), or the step was skipped."
+        return Explanation(sentence, phase, name, advice)
 
     # -- with what it begins
-
-    def conditions(self) -> Explanation | None:
-        """Explain a difference in what the step begins with."""
-        if weights := self._differing.get("weights"):
-            return self._weights(weights)
-        if "data" in self._differing:
-            return self._data()
-        return None
 
     def _weights(self, weights: list[Pair]) -> Explanation:
         name = weights[0].spot[1]
@@ -122,8 +145,7 @@ class _Step:
         return Explanation(f"{self._at}: the weights differ before it. {among}.", "weights", name,
                            "Record every step: the runs part between two recorded steps.")  # fmt: skip
 
-    def _data(self) -> Explanation:
-        pair = self._differing["data"][0]
+    def _data(self, pair: Pair) -> Explanation:
         kinds = self._generators()
         if pair.kinds[0] != pair.kinds[1]:
             what = f"the batches differ in type or shape, {pair.kinds[0]} against {pair.kinds[1]}"
@@ -142,7 +164,11 @@ class _Step:
 
     def _same(self) -> str:
         """Return in words what is equal, of that with which the step begins."""
-        same = ["same batch"] * ("data" in self._pairs) + ["same weights"] * ("weights" in self._pairs)
+        same = ["same batch"] * any(pair.a and pair.b for pair in self._pairs.get("data", ()))
+        if weights := self._pairs.get("weights"):
+            same.append(
+                "same weights" if all(pair.a and pair.b for pair in weights) else "same weights where both have them"
+            )
         same += ["another random state" if self._draws_otherwise() else "same random state"] * ("random" in self._pairs)
         return ", ".join(same)
 
@@ -160,18 +186,6 @@ class _Step:
 
     # -- what the model computes
 
-    def computed(self) -> Explanation | None:
-        """Explain a difference in the forward, the loss or the gradients."""
-        if forward := self._differing.get("forward"):
-            return self._forward(forward[0])
-        if loss := self._differing.get("loss"):
-            return self._loss(loss[0])
-        if backward := self._differing.get("backward"):
-            return self._backward(backward[0])
-        if gradients := self._differing.get("gradients"):
-            return self._gradients(gradients)
-        return None
-
     def _forward(self, pair: Pair) -> Explanation:
         _, name, call, slot = pair.spot
         which = name if not call else f"call {call + 1} of {name}"
@@ -186,13 +200,18 @@ class _Step:
         elif self._draws_otherwise():
             advice = f"{name} draws random numbers. Set the same seed, or restore the random state."
         else:
-            advice = f"Equal input, equal parameters, another output: {name} has other settings, or a kernel that is not deterministic."
+            advice = f"{name} has other settings, code that writes its parameters through .data, or a kernel that is not deterministic."
         sentence = f"{self._at}: {self._same()}; {which} is the first module whose output differs {how}. Everything before it has the same bits."
         return Explanation(sentence, "forward", name, advice)
 
     def _loss(self, pair: Pair) -> Explanation:
         sentence = f"{self._at}: {self._same()}, equal outputs of all modules; the loss differs {_difference(pair)}."
-        return Explanation(sentence, "loss", "", "Look at the loss function, its weights, and what it is divided by.")
+        return Explanation(
+            sentence,
+            "loss",
+            "",
+            "Look at the targets, which are recorded only if the model gets them, at the loss function, and at what it is divided by.",
+        )
 
     def _backward(self, pair: Pair) -> Explanation:
         name, equal = pair.spot[1], self._where_all_is_equal("forward and loss equal")
@@ -230,12 +249,14 @@ class _Step:
             sentence,
             "gradients",
             name,
-            "A kernel of the backward is not deterministic, or gradients are changed before the step.",
+            ROUNDING
+            if _relative(pair) < SMALL
+            else "Look at zero_grad(), at accumulation and clipping, and at the all-reduce of ranks.",
         )
 
     # -- what the optimizer does
 
-    def optimized(self, settings: Sequence[str]) -> Explanation:
+    def _optimized(self, settings: Sequence[str]) -> Explanation:
         """Explain a difference in the optimizer's settings, its state, or its results."""
         same = "forward and gradients equal" if self._has("forward", "gradients") else "equal before the update"
         equal = f"{self._at}: {same}"
@@ -280,7 +301,40 @@ def _difference(pair: Pair) -> str:
         return f"(both have the norm {a.norm:.9g})"
     ratio = b.norm / a.norm if a.norm else math.inf
     simple = next((one for one in SIMPLE if math.isclose(ratio, one, rel_tol=1e-3)), None)
-    relative = abs(a.norm - b.norm) / max(a.norm, b.norm)
+    relative = _relative(pair)
     if relative < SMALL:
         return f"(its norm, {a.norm:.4g}, by {relative:.1e} of it)"
     return f"(norm {a.norm:.6g} against {b.norm:.6g}, {f'{simple:.6g} times' if simple is not None else f'{relative:.1e} of it'})"
+
+
+def _relative(pair: Pair) -> float:
+    """Return the relative difference of the norms of a pair; infinite if one lacks it or has other elements that are not finite."""
+    a, b = pair.a, pair.b
+    if a is None or b is None or a.bad != b.bad:
+        return math.inf
+    most = max(a.norm, b.norm)
+    return abs(a.norm - b.norm) / most if most else 0.0
+
+
+def _by_phase(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(pair.spot[0], []).append(pair)
+    return found
+
+
+def _is_call(pair: Pair) -> bool:
+    """Whether only one of the runs makes a call."""
+    return (pair.a is None) != (pair.b is None) and pair.spot[0] in ("data", "forward", "loss", "backward")
+
+
+def _of_a(pair: Pair) -> Entry | None:
+    return pair.a
+
+
+def _of_b(pair: Pair) -> Entry | None:
+    return pair.b
+
+
+def _times(count: int) -> str:
+    return {0: "not once", 1: "once"}.get(count, f"{count} times")

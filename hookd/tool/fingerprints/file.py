@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -22,7 +23,7 @@ from hookd.tool.linux import private_file
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Self
@@ -31,6 +32,9 @@ FORMAT, VERSION = "hookd fingerprint", 1
 LAST = 16
 """The last steps keep their entries."""
 _MAX_LINE = 1 << 28
+_STEP = re.compile(rb'\{"step":(\d+),')
+_SHORT = 44
+"""Bytes of the line of a step without entries."""
 
 
 class About(TypedDict, total=False):
@@ -113,7 +117,7 @@ class Writer:
             self._shrink()
 
     def _line(self, value: Mapping[str, Any]) -> None:
-        data = memoryview(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+        data = memoryview(_encoded(value))
         try:
             while data:
                 written = os.write(self._fd, data)
@@ -122,17 +126,44 @@ class Writer:
             raise _cannot_write(self._path, exc) from exc
 
     def _shrink(self) -> None:
-        """Write the file again with entries for fewer of the old steps, until it takes half of its largest size at most."""
-        lines = self._path.read_bytes().splitlines(keepends=True)
-        rows = [(json.loads(line), line) for line in lines]
-        steps = [row["step"] for row, _ in rows if "step" in row]
-        spacing = 10
-        kept = lines
-        while sum(map(len, kept)) > self._max_bytes // 2 and spacing < 10**9:
-            whole = {step for step in steps if step % spacing == 0} | set(steps[-LAST:]) | set(steps[:1])
-            kept = [line if "entries" not in row or row["step"] in whole else _short(row) for row, line in rows]
+        """Write the file again, with fewer of the old steps: entries take 0.3 of its largest size at most, and all of it 0.8."""
+        head, *lines = self._path.read_bytes().splitlines(keepends=True)
+        steps = {int(found.group(1)): line for line in lines if (found := _STEP.match(line))}
+        ends, spacing = {next(iter(steps)), *list(steps)[-LAST:]}, 10
+        whole, listed = set(steps), set(steps)
+        while self._sizes(steps, whole, set()) > 0.3 * self._max_bytes and whole > ends:
+            whole = {step for step in steps if step % spacing == 0} | ends
             spacing *= 10
-        self._replace(b"".join(kept))
+        spacing = 10
+        while self._sizes(steps, whole, listed) > 0.8 * self._max_bytes and listed > ends:
+            listed = {step for step in steps if step % spacing == 0} | ends
+            spacing *= 10
+        self._replace(b"".join([head, *self._rewritten(steps, lines, whole, listed)]))
+
+    @staticmethod
+    def _sizes(steps: Mapping[int, bytes], whole: set[int], listed: set[int]) -> int:
+        return sum(len(line) if step in whole else _SHORT if step in listed else 0 for step, line in steps.items())
+
+    def _rewritten(
+        self, steps: Mapping[int, bytes], lines: list[bytes], whole: set[int], listed: set[int]
+    ) -> Iterator[bytes]:
+        """Yield the lines of the steps that are kept, with the keys that they need."""
+        keys = [tuple(key) for line in lines if line.startswith(b'{"keys"') for key in json.loads(line)["keys"]]
+        self._keys = {}
+        for step, line in steps.items():
+            row = json.loads(line) if step in whole or step in listed else {}
+            if step in whole and "entries" in row:
+                found = [key_of([*keys[entry[0]][:5], list(keys[entry[0]][5])]) for entry in row["entries"]]
+                new = [key for key in dict.fromkeys(found) if key not in self._keys]
+                self._keys.update({key: len(self._keys) + at for at, key in enumerate(new)})
+                if new:
+                    yield _encoded({"keys": new})
+                row["entries"] = [
+                    [self._keys[key], *entry[1:]] for key, entry in zip(found, row["entries"], strict=True)
+                ]
+                yield _encoded(row)
+            elif row:
+                yield _encoded({"step": step, "digest": row["digest"]})
 
     def _replace(self, data: bytes) -> None:
         try:
@@ -146,9 +177,8 @@ class Writer:
         self._fd, self.size = fd, len(data)
 
 
-def _short(row: Mapping[str, Any]) -> bytes:
-    """Return the line of a step without its entries."""
-    return json.dumps({"step": row["step"], "digest": row["digest"]}, separators=(",", ":")).encode() + b"\n"
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def read(path: Path) -> Fingerprint:

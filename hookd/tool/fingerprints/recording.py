@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 NAME = "fingerprint"
 MEMORY = DATA + (16 << 20)
 """Bytes of the stream: room for some seconds of a large model's steps."""
-POLL_S = 0.1
+POLL_S, LOOK_S = 0.1, 1.0
+"""Intervals at which records are read, and at which is checked whether the agent is still there."""
+MOST_LOST = 1 << 32
+"""A larger number of lost steps was not written by hookd."""
 _F_ADD_SEALS, _SHRINK, _GROW, _SEAL = 1033, 2, 4, 1  # linux/fcntl.h
 
 
@@ -42,6 +45,7 @@ class Recorded:
         unread: tensors of the last step that were not in host memory.
         bytes: size of the file.
         is_ended: whether the process ended meanwhile.
+        is_detached: whether hookd was detached from it meanwhile.
     """
 
     first: int
@@ -51,6 +55,7 @@ class Recorded:
     unread: int
     bytes: int
     is_ended: bool
+    is_detached: bool
 
 
 def record(
@@ -78,7 +83,7 @@ def record(
         control.request("stream", name=NAME, fds=[number])
         with Writer(path, about(pid, result.identity, options), max_bytes) as writer:
             began(result)
-            return _drain(pid, reader, writer, steps, is_over)
+            return _drain(pid, reader, writer, steps, is_over, is_whole=False)
 
 
 def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[], bool]) -> Recorded:
@@ -93,7 +98,7 @@ def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[], bool])
         loaded: Mapping[str, Any] = identity.get("plugins") or {}
         options: Mapping[str, str] = loaded.get(NAME, {}).get("options", {})
         with Writer(path, about(pid, identity, options), max_bytes) as writer:
-            return _drain(pid, reader, writer, None, is_over)
+            return _drain(pid, reader, writer, None, is_over, is_whole=True)
 
 
 def about(pid: int, identity: Mapping[str, Any], options: Mapping[str, str]) -> About:
@@ -104,26 +109,51 @@ def about(pid: int, identity: Mapping[str, Any], options: Mapping[str, str]) -> 
     }  # fmt: skip
 
 
-def _drain(pid: int, reader: StreamReader, writer: Writer, steps: int | None, is_over: Callable[[], bool]) -> Recorded:
-    received, unread, ticks = Received(writer), 0, proc.start_ticks(pid)
+def _drain(  # noqa: PLR0913
+    pid: int, reader: StreamReader, writer: Writer, steps: int | None, is_over: Callable[[], bool], *, is_whole: bool
+) -> Recorded:
+    received, unread, ticks = Received(writer, is_whole=is_whole), 0, proc.start_ticks(pid)
+    looked_at = time.monotonic()
     while True:
         is_ended = not _lives(pid, ticks)  # first, so that what it wrote last is read below
         for data in reader.records():
             unread = received.add(data)
             if steps is not None and writer.steps >= steps:
                 break
-        if is_ended or is_over() or (steps is not None and writer.steps >= steps):
-            return Recorded(writer.first, writer.last, writer.steps, reader.dropped, unread, writer.size, is_ended)
+        is_left = False
+        if time.monotonic() - looked_at > LOOK_S:
+            looked_at, is_left = time.monotonic(), not is_ended and not _has_agent(pid)
+        if is_ended or is_left or is_over() or (steps is not None and writer.steps >= steps):
+            received.close()
+            return Recorded(
+                writer.first,
+                writer.last,
+                writer.steps,
+                min(reader.dropped, MOST_LOST),
+                unread,
+                writer.size,
+                is_ended,
+                is_left,
+            )
         time.sleep(POLL_S)
 
 
 class Received:
-    """Writes the steps of a stream to a file. The first waits for the second: it is dropped if it lacks what that one has."""
+    """Writes the steps of a stream to a file.
 
-    def __init__(self, writer: Writer) -> None:
+    Args:
+        writer: of the file.
+        is_whole: whether the first step is whole. After an attach in the middle of a training, the first steps lack what hookd has not
+            seen yet: they are left out, and the weights after the last of them are those before the first that counts.
+    """
+
+    MOST = 4
+    """Steps that may be left out."""
+
+    def __init__(self, writer: Writer, *, is_whole: bool) -> None:
         self._writer, self._decoder = writer, Decoder()
+        self._left_out = self.MOST if is_whole else 0
         self._first: Step | None = None
-        self._is_first_known = False
 
     def add(self, record: bytes) -> int:
         """Take one record; return the number of tensors that its step could not read.
@@ -132,15 +162,35 @@ class Received:
             HookdError: it is not a step, or the file cannot be written.
         """
         step = self._decoder.step(record)
-        if self._is_first_known:
+        first, self._first = self._first, None
+        if self._left_out >= self.MOST:
             self._writer.add(step)
-        elif self._first is None:
+        elif first is None:
             self._first = step
+        elif first.lacks(step):
+            self._left_out += 1
+            self._first = step.after(first)
         else:
-            self._is_first_known = True
-            for one in (step,) if self._first.lacks(step) else (self._first, step):
-                self._writer.add(one)
+            self._left_out = self.MOST
+            self._writer.add(first)
+            self._writer.add(step)
         return step.unread
+
+    def close(self) -> None:
+        """Write a step that still waits for the next one."""
+        if self._first is not None:
+            self._writer.add(self._first)
+            self._first = None
+
+
+def _has_agent(pid: int) -> bool:
+    try:
+        number = discover.find_page(pid)
+    except (HookdError, OSError):
+        return True  # it cannot be seen now
+    if number is not None:
+        os.close(number)
+    return number is not None
 
 
 def _lives(pid: int, ticks: int) -> bool:

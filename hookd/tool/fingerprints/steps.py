@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,9 +84,19 @@ class Step:
         """Return the digest of the step, 16 hexadecimal digits: equal for steps with equal entries and settings."""
         whole = blake2b(digest_size=8)
         for key, entry in self.entries.items():
-            whole.update(json.dumps([*key, entry.bits]).encode())
+            whole.update(json.dumps([*key, *entry]).encode())
         whole.update(json.dumps(list(self.settings), sort_keys=True).encode())
         return whole.hexdigest()
+
+    def after(self, before: Step) -> Step:
+        """Return this step with the weights that an earlier one has left, where it does not have them itself."""
+        updates = {
+            key._replace(phase="weights"): entry for key, entry in before.entries.items() if key.phase == "update"
+        }
+        known = {key.name for key in self.entries if key.phase == "weights"}
+        weights = {key: entry for key, entry in updates.items() if key.name not in known}
+        is_next = self.number == before.number + 1
+        return replace(self, entries={**weights, **self.entries}) if is_next else self
 
     def lacks(self, other: Step) -> bool:
         """Whether calls, gradients or anything else before the optimizer's step is missing that another step has."""
