@@ -141,6 +141,7 @@ class ServeConfig:
         hang_start_s: the same in seconds, before its third step is done and while torch compiles.
         eval_allow: whether `hookd eval` is answered: `allow` in the table `eval`.
         retention_mb: maximum size of the incident store, in MB (10^6 bytes); beyond it the oldest incidents are deleted.
+        fingerprints_mb: maximum size of all fingerprints that are kept, in MB; beyond it the oldest are deleted. 0: none is kept.
         plugin_options: by plugin, options that apply where an attach does not give them.
         daemon_plugin_options: by daemon plugin, its options: the tables `daemon_plugins.NAME`.
         rules: processes to attach to automatically, the first matching rule decides; see `rules`.
@@ -157,6 +158,7 @@ class ServeConfig:
     scan_s: float = _setting("serve", 1.0, read_number(0.05, 3600))
     retention_days: float = _setting("serve", 30.0, read_number(0))
     retention_mb: float = _setting("serve", 100.0, read_number(1))
+    fingerprints_mb: float = _setting("serve", 512.0, read_number(0))
     targets_per_user: int = _setting("serve", 256, read_whole(1))
     plugins: tuple[PluginSpec, ...] = _setting("attach", DEFAULT_PLUGINS, read_plugins)
     plugin_dirs: tuple[Path, ...] = _setting("attach", (), read_paths)

@@ -13,6 +13,7 @@
     POST /v1/targets/PID/eval          {"expression", "timeout_s"?}; where [eval] allow = true, see `evaluate.evaluate`
     GET  /v1/incidents                 ?run= &pid= &user= &kind= &since= &limit= &id= &after= &order=
                                         {"incidents": [row…]}, see `rows.query`; `user` is a uid
+    GET  /v1/fingerprints              {"fingerprints": [row…]}: those that are kept, the newest first
 
 An error is {"error", "reason", "hint", "exit_code"} with a status of 400 or above.
 """
@@ -87,6 +88,7 @@ class Api:
         app.router.add_get("/v1/plugins", self._daemon_plugins)
         app.router.add_get(r"/v1/targets/{pid:\d+}/report", self._report)
         app.router.add_get("/v1/incidents", self._incidents)
+        app.router.add_get("/v1/fingerprints", self._fingerprints)
         app.router.add_post("/v1/attach", self._attach)
         app.router.add_post("/v1/detach", self._detach)
         app.router.add_post(r"/v1/targets/{pid:\d+}/plugins", self._plugins)
@@ -112,6 +114,10 @@ class Api:
     async def _incidents(self, request: web.Request) -> web.Response:
         filters = incident_filter(request)
         return web.json_response({"incidents": await asyncio.to_thread(self._service.fleet.incidents, **filters)})
+
+    async def _fingerprints(self, _: web.Request) -> web.Response:
+        kept = await asyncio.to_thread(self._service.fingerprints.every)
+        return web.json_response({"fingerprints": [one.row() for one in kept]})
 
     async def _attach(self, request: web.Request) -> web.Response:
         body = await _body(request)

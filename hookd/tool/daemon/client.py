@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hookd.tool.daemon.incidents.rows import Query
     from hookd.tool.daemon.plugins.rows import DaemonPluginRow
     from hookd.wire.answer import Attached, ChangedTarget, DetachedTarget, EvaluatedTarget, Version
+    from hookd.wire.fingerprint import KeptRow
     from hookd.wire.incident import IncidentRow
     from hookd.wire.report import Report
     from hookd.wire.target import ServerStatus, TargetRow
@@ -133,6 +134,10 @@ class DaemonClient:
     def status(self) -> ServerStatus:
         """Return the daemon's state and a summary of its targets."""
         return cast("ServerStatus", self.request("GET", "/v1/status"))
+
+    def fingerprints(self) -> list[KeptRow]:
+        """Return the fingerprints that the daemon keeps, the newest first."""
+        return list(self.request("GET", "/v1/fingerprints")["fingerprints"])
 
     def targets(self, timeout_s: float | None = None) -> list[TargetRow]:
         """Return all targets, including ended ones that linger."""

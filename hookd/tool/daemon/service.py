@@ -21,6 +21,7 @@ from hookd.tool.daemon.actions import Actions, Order
 from hookd.tool.daemon.auto_attach import AutoAttach
 from hookd.tool.daemon.client import EMBEDDED_SOCKET
 from hookd.tool.daemon.evaluate import evaluate, require_allowed
+from hookd.tool.daemon.fingerprints.keeper import Keeper
 from hookd.tool.daemon.fleet.fleet import Fleet
 from hookd.tool.daemon.fleet.history import History
 from hookd.tool.daemon.incidents.store import IncidentStore
@@ -80,6 +81,7 @@ class Service:
         url: TCP address it listens on, with the port that the kernel chose.
         control: path of its control socket.
         history: the last minutes of its targets.
+        fingerprints: those of its targets, and of earlier ones.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class Service:
         self._auto_attach = AutoAttach(config.rules, self.fleet.store.is_dismissed)
         self.history = History()
         last_session_dir = None if self.is_embedded else state_dir
-        self._watchers = watchers(self.fleet, config, last_session_dir, self.history)
+        self.fingerprints = Keeper(self.fleet, last_session_dir, int(config.fingerprints_mb * 1e6))
+        self._watchers = watchers(self.fleet, config, last_session_dir, self.history, self.fingerprints)
         self._collector = FleetCollector(
             self.fleet, self._attach_counter, self._limits, self._auto_attach.backing_off, watchers=self._watchers,
             is_fleet=bool(config.rules), kinds=self.fleet.admission.kinds, more=self.plugins.families,
@@ -157,6 +160,7 @@ class Service:
             stack.callback(self._attach_pool.shutdown)
             stack.callback(self._rule_pool.shutdown, cancel_futures=True)
             stack.callback(self._close_targets)
+            stack.push_async_callback(asyncio.to_thread, self.fingerprints.close)
             stack.callback(self._poll_pool.shutdown)
             stack.callback(self._death_pool.shutdown)
             stack.push_async_callback(asyncio.to_thread, self._release_all)

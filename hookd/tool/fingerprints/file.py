@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "hookd fingerprint", 1
 LAST = 16
 """The last steps keep their entries."""
-_MAX_LINE = 1 << 28
+_MAX_LINE, _MAX_HEAD = 1 << 28, 1 << 20
 _STEP = re.compile(rb'\{"step":(\d+),')
+_DIGEST = re.compile(rb'\{"step":(\d+),(?:"is_absolute":(?:true|false),)?"digest":"([0-9a-f]{16})"')
 _SHORT = 44
 """Bytes of the line of a step without entries."""
 
@@ -47,6 +48,8 @@ class About(TypedDict, total=False):
     torch: str
     hookd: str
     options: dict[str, str]
+    began: float
+    """Unix time at which the recording began."""
 
 
 @dataclass
@@ -191,7 +194,33 @@ def read(path: Path) -> Fingerprint:
         with path.open("rb") as file:
             return _read(path, file)
     except OSError as exc:
-        raise HookdError(f"cannot read {path}: {exc.strerror or exc}", reason="cannot-read") from exc
+        raise _cannot_read(path, exc) from exc
+
+
+def digests(path: Path) -> tuple[About, dict[int, str]]:
+    """Return what a file says of its training, and the digests of its steps, without reading their entries.
+
+    Raises:
+        HookdError: reason "cannot-read" or "damaged".
+    """
+    try:
+        with path.open("rb") as file:
+            about = _about(json.loads(file.readline(_MAX_HEAD)))
+            found = filter(None, map(_DIGEST.match, file))
+            return about, {int(step): digest.decode() for step, digest in (match.groups() for match in found)}
+    except OSError as exc:
+        raise _cannot_read(path, exc) from exc
+    except (ValueError, AttributeError, RecursionError) as exc:
+        raise _foreign(path) from exc
+
+
+def since(one: Fingerprint, step: int) -> Fingerprint:
+    """Return the part of a fingerprint from a step on."""
+    return Fingerprint(
+        one.about,
+        {number: found for number, found in one.steps.items() if number >= step},
+        {number: digest for number, digest in one.digests.items() if number >= step},
+    )
 
 
 def _read(path: Path, file: Any) -> Fingerprint:
@@ -213,8 +242,7 @@ def _read(path: Path, file: Any) -> Fingerprint:
                 break
             raise HookdError(f"{path}: line {number} is damaged: {exc}", reason="damaged") from exc
     if found is None:
-        raise HookdError(f"{path} is not a fingerprint of version {VERSION}", reason="damaged",
-                         hint="`hookd fingerprint PID -o FILE` makes one.")  # fmt: skip
+        raise _foreign(path)
     return found
 
 
@@ -229,6 +257,8 @@ def _about(row: Any) -> About:
     for name in ("rank", "pid"):
         if isinstance(row.get(name), int):
             about[name] = row[name]
+    if isinstance(row.get("began"), float):
+        about["began"] = row["began"]
     return about
 
 
@@ -244,6 +274,15 @@ def _take(found: Fingerprint, row: Mapping[str, Any], keys: list[Key]) -> None:
     if step.digest() != digest:
         raise ValueError(f"the digest of step {number} does not agree with its entries")
     found.steps[number] = step
+
+
+def _cannot_read(path: Path, exc: OSError) -> HookdError:
+    return HookdError(f"cannot read {path}: {exc.strerror or exc}", reason="cannot-read")
+
+
+def _foreign(path: Path) -> HookdError:
+    return HookdError(f"{path} is not a fingerprint of version {VERSION}", reason="damaged",
+                      hint="`hookd fingerprint PID -o FILE` makes one.")  # fmt: skip
 
 
 def _cannot_write(path: Path, exc: OSError) -> HookdError:

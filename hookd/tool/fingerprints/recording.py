@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hookd.errors import HookdError
 from hookd.tool.attach import AttachRequest, Control, attach, detach, discover
@@ -106,6 +106,7 @@ def about(pid: int, identity: Mapping[str, Any], options: Mapping[str, str]) -> 
     return {
         "run": str(identity.get("run", "")), "rank": int(identity.get("rank") or 0), "pid": pid,
         "python": str(identity.get("python", "")), "torch": str(identity.get("torch", "")), "options": dict(options),
+        "began": time.time(),
     }  # fmt: skip
 
 
@@ -138,6 +139,13 @@ def _drain(  # noqa: PLR0913
         time.sleep(POLL_S)
 
 
+class Sink(Protocol):
+    """Takes the steps of a stream, such as the writer of a file."""
+
+    def add(self, step: Step) -> None:
+        """Take a step."""
+
+
 class Received:
     """Writes the steps of a stream to a file.
 
@@ -150,7 +158,7 @@ class Received:
     MOST = 4
     """Steps that may be left out."""
 
-    def __init__(self, writer: Writer, *, is_whole: bool) -> None:
+    def __init__(self, writer: Sink, *, is_whole: bool) -> None:
         self._writer, self._decoder = writer, Decoder()
         self._left_out = self.MOST if is_whole else 0
         self._first: Step | None = None
@@ -201,13 +209,13 @@ def _lives(pid: int, ticks: int) -> bool:
 
 
 @contextlib.contextmanager
-def stream() -> Iterator[tuple[StreamReader, int]]:
+def stream(size: int = MEMORY) -> Iterator[tuple[StreamReader, int]]:
     """Yield a stream and the descriptor of its memory. The memory is there from the beginning, and is charged to this process."""
     number = os.memfd_create("hookd-stream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.posix_fallocate(number, 0, MEMORY)
+        os.posix_fallocate(number, 0, size)
         _seal(number)
-        reader = StreamReader(number, MEMORY)
+        reader = StreamReader(number, size)
         with contextlib.closing(reader):
             yield reader, number
     finally:

@@ -21,7 +21,7 @@ LONGEST = 64
 OURS = frozenset({
     OTHER, "nan", "inf", "bundle", "bundle_failed", "refused", "paused", "dead", "saturated", "near_overflow", "vanishing",
     "exploding", "unchanged", "batchnorm_eval", "loss_spike", "diverging", "not_optimized", "no_gradients", "zero_lr",
-    "not_cleared", "eval_mode", "out_of_range", "no_step", "no_update", "loss_input", "leak", "option", "quarantine", "plugin_memory", "training_changed", "eval", "hang", "hang_over", "straggler", "straggler_over", "drift", "drift_over", "lost",
+    "not_cleared", "eval_mode", "out_of_range", "no_step", "no_update", "loss_input", "leak", "option", "quarantine", "plugin_memory", "training_changed", "eval", "hang", "hang_over", "straggler", "straggler_over", "drift", "drift_over", "parted", "parted_over", "lost",
     "corrupt", "dropped", "memory_growth", "memory_growth_over", "slowdown", "slowdown_over",
 })  # fmt: skip
 """The kinds of hookd and its plugins, which have no limit. docs/incidents.md explains each."""

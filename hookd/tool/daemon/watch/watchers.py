@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hookd.tool.config import ServeConfig
+    from hookd.tool.daemon.fingerprints.keeper import Keeper
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.history import History
     from hookd.tool.daemon.fleet.targets import Target
@@ -61,7 +62,9 @@ class Guarded:
             )
 
 
-def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history: History) -> tuple[Watcher, ...]:
+def watchers(
+    fleet: Fleet, config: ServeConfig, state_dir: Path | None, history: History, fingerprints: Keeper
+) -> tuple[Watcher, ...]:
     """Create the watchers, in the order in which they are called.
 
     Args:
@@ -69,6 +72,7 @@ def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history:
         config: with the settings of `[hang]`.
         state_dir: for the file that lists the targets; None: there is none.
         history: the watcher that records the pages.
+        fingerprints: the watcher that keeps fingerprints.
     """
     patience = Patience(config.hang_after_s, config.hang_factor, config.hang_start_s)
     session_file = None if state_dir is None else state_dir / last_session.NAME
@@ -81,5 +85,6 @@ def watchers(fleet: Fleet, config: ServeConfig, state_dir: Path | None, history:
         MemoryGrowth(fleet),
         Slowdown(fleet),
         history,
+        fingerprints,
     )
     return tuple(Guarded(watcher) for watcher in every)

@@ -95,7 +95,9 @@ class Pages:
             )
         if targets and choice.pid is not None and all(target.pid != choice.pid for target in targets):
             return self._missing(f"Process {choice.pid} is not in run {name!r} any more.")
-        parts = run.parts(name, targets, self._service.history, incidents, choice)
+        parts = run.parts(
+            name, targets, self._service.history, incidents, choice, fingerprints=self._service.fingerprints
+        )
         return PageContent(run.title(name, targets), parts)
 
     def _make_incident(self, number: int) -> PageContent:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.tool.daemon.fleet.history import LOSSES, step_times, unfinished
+from hookd.tool.daemon.web.pages import fingerprint, plots, ranks
 from hookd.tool.daemon.web.pages import parts as shared
-from hookd.tool.daemon.web.pages import plots, ranks
 from hookd.tool.daemon.web.pages.curves import Line, Mark, chart
 from hookd.tool.daemon.web.pages.health import banners, is_mild
 from hookd.tool.daemon.web.pages.heat import VIEWS
@@ -27,6 +27,7 @@ from hookd.tool.reports.wording import count, moment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from hookd.tool.daemon.fingerprints.keeper import Keeper
     from hookd.tool.daemon.fleet.history import History, Sample
     from hookd.tool.daemon.fleet.targets import Target
     from hookd.wire.incident import IncidentRow
@@ -81,7 +82,13 @@ def _whole(text: str, default: int | None) -> int | None:
 
 
 def parts(
-    name: str, targets: Sequence[Target], history: History, incidents: Sequence[IncidentRow], choice: Choice
+    name: str,
+    targets: Sequence[Target],
+    history: History,
+    incidents: Sequence[IncidentRow],
+    choice: Choice,
+    *,
+    fingerprints: Keeper | None = None,
 ) -> list[Markup]:
     """Return the parts of the page.
 
@@ -91,6 +98,7 @@ def parts(
         history: of the targets.
         incidents: of the run, newest first.
         choice: the reader's.
+        fingerprints: that the daemon keeps.
     """
     every = ranks.worst_first(Rank.of(rank, history) for rank in targets)
     title = tag("h1", "run ", tag("b", name))
@@ -109,8 +117,15 @@ def parts(
             replace(choice, pid=chosen.row["pid"] if choice.pid else None),
             _Time(history.now(), [_mark(row) for row in incidents if not is_mild(row["kind"])]),
         ),
+        *_fingerprint(chosen, fingerprints),
         listed,
     ]
+
+
+def _fingerprint(chosen: Rank, fingerprints: Keeper | None) -> Iterator[Markup]:
+    kept = None if fingerprints is None else fingerprints.of(chosen.target)
+    if fingerprints is not None and kept is not None:
+        yield section("fingerprint", "Fingerprint", *fingerprint.parts(kept, fingerprints.every()))
 
 
 def _chosen(every: Sequence[Rank], pid: int | None) -> Rank:

@@ -1,0 +1,1 @@
+"""The fingerprints that the daemon keeps: one for each target with the plugin `fingerprint`."""

@@ -1,0 +1,156 @@
+"""Find replicas that part: ranks of a run whose gradients and weights were equal in a step, and then are not.
+
+Ranks that never were equal, such as the shards of a model, are not compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from hookd.errors import HookdError
+from hookd.tool.daemon.fingerprints.kept import SHARED, Agreement, agreement
+from hookd.tool.daemon.fleet import ranks
+from hookd.tool.daemon.watch.watcher import Declared, Sample
+from hookd.tool.fingerprints import comparison, file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hookd.tool.daemon.fingerprints.kept import Kept
+    from hookd.tool.daemon.fleet.fleet import Fleet
+    from hookd.tool.daemon.fleet.targets import Target
+
+PARTED = Declared(
+    "hookd_fingerprint_parted",
+    "gauge",
+    "1 for a rank whose gradients or weights were equal to those of most others in a step, and are not any more.",
+)
+KIND, OVER = "parted", "parted_over"
+"""The kinds of its incidents."""
+_log = logging.getLogger(__name__)
+
+
+class _Group(NamedTuple):
+    """Ranks of a run that were equal once.
+
+    Attributes:
+        right: the largest group of ranks that are still equal, with the first rank of equally large ones.
+        odd: the others, each with the last step in which it was equal to the larger group, and the first in which it was not.
+        is_even: whether as many ranks are odd in the same way as are right.
+    """
+
+    right: Sequence[Target]
+    odd: Mapping[Target, tuple[int, int]]
+    is_even: bool
+
+
+class Parted:
+    """Compares the fingerprints of the ranks of each run, and reports those that part.
+
+    Args:
+        fleet: to which they are reported.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._is_odd: dict[Target, bool] = {}
+
+    def samples(self, target: Target) -> Iterable[Sample]:
+        """Return whether a rank has parted, once it was compared."""
+        known = self._is_odd.get(target)
+        return () if known is None else (Sample(PARTED, {}, float(known)),)
+
+    def compare(self, kept: Mapping[Target, Kept]) -> None:
+        """Compare the living ranks of each run."""
+        self._is_odd = {target: is_odd for target, is_odd in self._is_odd.items() if target in kept}
+        for members in ranks.by_run(kept).values():
+            for group in _compared(members, kept):
+                self._settle(group, kept)
+
+    def _settle(self, group: _Group, kept: Mapping[Target, Kept]) -> None:
+        for target in group.right:
+            self._is_odd[target] = group.is_even
+            if KIND in target.ongoing:
+                message = f"rank {target.claim.rank} is equal to the others again"
+                self._fleet.report(target, OVER, message, step=_last(kept[target]))
+        for target in group.odd:
+            self._is_odd[target] = True
+            if KIND not in target.ongoing:
+                self._report(group, target, kept)
+
+    def _report(self, group: _Group, target: Target, kept: Mapping[Target, Kept]) -> None:
+        agreed, step = group.odd[target]
+        even = " As many ranks are on either side, so it is unknown which are right." if group.is_even else ""
+        where = _explained(kept[group.right[0]], kept[target], agreed)
+        message = (
+            f"rank {target.claim.rank} has parted from {ranks.named(group.right)} at step {step}; they were equal in step "
+            f"{agreed}.{'' if where is None else f' {where.sentence}'}{even}"
+        )
+        fields: dict[str, object] = {
+            "phase": "" if where is None else where.phase,
+            "parameter": "" if where is None else where.name,
+            "advice": "" if where is None else where.advice,
+            "ranks": sorted(one.claim.rank for one in group.odd),
+            "agreed_at_step": agreed,
+            "files": [str(kept[group.right[0]].path), str(kept[target].path)],
+        }
+        self._fleet.report(target, KIND, message, step=step, **fields)
+
+
+def _last(kept: Kept) -> int:
+    last = kept.last()
+    return 0 if last is None else last[0]
+
+
+def _compared(members: Sequence[Target], kept: Mapping[Target, Kept]) -> list[_Group]:
+    """Sort the ranks of a run into those that were equal once, and these into those that still are."""
+    families: list[_Family] = []
+    for target in members:
+        if not any(family.takes(target, kept) for family in families):
+            families.append(_Family(target))
+    return [family.group() for family in families if len(family.parted) or len(family.alike[0]) > 1]
+
+
+class _Family:
+    """Ranks that were equal once.
+
+    Attributes:
+        alike: groups of ranks that are equal.
+        parted: of the first rank of each later group, how it parted from an earlier one.
+    """
+
+    def __init__(self, first: Target) -> None:
+        self.alike = [[first]]
+        self.parted: dict[Target, Agreement] = {}
+
+    def takes(self, target: Target, kept: Mapping[Target, Kept]) -> bool:
+        """Add a rank, unless it was never equal to the others."""
+        found = [(group, agreement(kept[group[0]], kept[target], is_shared=True)) for group in self.alike]
+        equal_once = [how for _, how in found if how.equal is not None]
+        group = next((group for group, how in found if how.equal is not None and how.parted is None), None)
+        if group is not None:
+            group.append(target)
+        elif equal_once:
+            self.alike.append([target])
+            self.parted[target] = max(equal_once, key=lambda how: how.equal or 0)
+        return bool(equal_once)
+
+    def group(self) -> _Group:
+        """Return who is right, which is the largest group."""
+        sizes = sorted(self.alike, key=len, reverse=True)  # it keeps the order of ranks for groups of one size
+        first = next(iter(self.parted.values()), None)  # of rank 0 itself, if the others are the larger group
+        hows = ((target, self.parted.get(group[0], first)) for group in sizes[1:] for target in group)
+        odd = {target: (how.equal or 0, how.parted or 0) for target, how in hows if how is not None}
+        return _Group(sizes[0], odd, len(sizes) > 1 and len(sizes[0]) == len(sizes[1]))
+
+
+def _explained(right: Kept, odd: Kept, agreed: int) -> comparison.Comparison | None:
+    """Compare the files from the last equal step on; None if that finds nothing."""
+    try:
+        one, other = (file.since(file.read(kept.path), agreed) for kept in (right, odd))
+    except (HookdError, OSError) as exc:
+        _log.warning("the fingerprints of two replicas cannot be compared: %s", exc)
+        return None
+    found = comparison.compare(one, other, comparison.Terms(phases=SHARED | {"weights"}))
+    return found if found.code == comparison.DIFFERENT else None
