@@ -22,7 +22,7 @@ while no tool reads, nothing is computed. The tool drops a first step that lacks
     hookd_fingerprint_lost_total      steps that were not: the tool was too slow, or they have millions of calls
     hookd_fingerprint_last_step       the last step that was recorded
 
-Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `backward=true` (a hook in the graph for each call, which costs several
+Options: `every=N`, the same steps on all ranks of a job; `modules=GLOB|GLOB` (names), `forward=false`, `backward=true` (a hook in the graph for each call, which costs several
 times as much as the rest), `gradients=false`, `update=false` (with the buffers), `buffer=N` (MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
 
 Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
@@ -79,6 +79,8 @@ class Fingerprint(Plugin):
         self.steps = context.counter("steps", "Steps recorded.").labels()
         self.lost = context.counter("lost", "Steps that were not recorded, since the tool was too slow.").labels()
         self.last = context.gauge("last_step", "The last step that was recorded.").labels()
+        self.every = context.option("every", 1, least=1)
+        self.mark = 0  # of the step before
         self.entries = Entries(context)
         self.room = context.option("buffer", 0, least=0, most=1024) << 20  # what is left of it
         self.kept: deque[bytes] = deque()  # records for the first tool
@@ -233,8 +235,19 @@ class Fingerprint(Plugin):
             else:
                 self.lost.inc()
             self._end()
+        is_due = self._is_next_due(step)
+        if self.every > 1:
+            self.context.hold(1 if is_due else None)
         for hook in self.sampled:
-            self.context.listen(hook, wanted=bool(self.context.reader or self.room))
+            self.context.listen(hook, wanted=is_due and bool(self.context.reader or self.room))
+
+    def _is_next_due(self, step: int) -> bool:
+        """Whether the next step is recorded. All ranks of a job choose the same steps, although they may count them differently."""
+        mark, passed = self.context.mark, self.context.mark - self.mark
+        self.mark = mark
+        if passed > 0:
+            return (mark + passed) % (self.every * passed) < passed
+        return step % self.every == 0
 
     def _send(self, record: bytes) -> bool:
         if self.context.reader:
