@@ -226,7 +226,12 @@ class Fingerprint(Plugin):
         if self.is_open:
             if self.has_update:
                 self._add_buffers()
-            head = {"step": step, "is_absolute": self.context.is_step_absolute, "settings": self.settings}
+            head = {
+                "step": step,
+                "is_absolute": self.context.is_step_absolute,
+                "mark": self.context.mark,
+                "settings": self.settings,
+            }
             if not self.entries.is_full and self._send(self.entries.record(head)):
                 self.entries.know()
                 self.steps.inc()

@@ -1,6 +1,6 @@
 """Collect the digests of a step, and encode them for the tool.
 
-A record is the length of a JSON object in four bytes, the object, and the entries. The object has the step, the settings of the
+A record is the length of a JSON object in four bytes, the object, and the entries. The object has the step, its mark (see `Context.mark`), the settings of the
 optimizers, the number of tensors that could not be read, and the keys that are new: a key is a list of phase, name, number of the call
 in the step, slot, dtype and shape. `at` is the number of the first new key; earlier keys with that number or a higher one are forgotten.
 """

@@ -42,7 +42,7 @@ def daemon(stack, tmp_path):
 
 def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
     attach = ("attach", *(str(one.pid) for one in ranks), "--host", f"unix://{daemon.client.path}", "--timeout", "60")
-    hookd(*attach, "-p", "timing", "-p", f"drift:every={EVERY}")
+    hookd(*attach, "-p", "timing", "-p", f"drift:every={EVERY}", "-p", f"fingerprint:every={EVERY}")
 
     def values(name):
         return [int(daemon.metrics().total(name, run=RUN, rank=rank)) for rank in "01"]
@@ -54,10 +54,10 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
         return min(values("hookd_steps_total"))
 
     wait_until(lambda: steps() >= 300, what="300 healthy steps")
-    for family in ("hookd_straggler", "hookd_drift_diverged"):
+    for family in ("hookd_straggler", "hookd_drift_diverged", "hookd_fingerprint_parted"):
         wait_until(lambda family=family: len(daemon.metrics().select(family, run=RUN)) == 2, what=family)
         assert values(family) == [0, 0]
-    assert not reported("straggler") + reported("drift")
+    assert not reported("straggler") + reported("drift") + reported("parted")
 
     ranks[1].signal(signal.SIGUSR1)
     ranks[1].expect("slow after step")
@@ -76,6 +76,14 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
     assert re.search("rank 1 differs from rank 0 in second; .*it is unknown which are right", drift["message"])
     assert drift["step"] - drift["detail"]["agreed_at_step"] == EVERY
     assert values("hookd_drift_diverged") == [1, 1]
+    (parted,) = wait_until(lambda: reported("parted"), what="the end of equal fingerprints")
+    assert "rank 1 has parted from rank 0 at step" in parted["message"]
+    assert (parted["detail"]["parameter"], parted["step"] - parted["detail"]["agreed_at_step"]) == (
+        "second.weight",
+        EVERY,
+    )
+    assert "second.weight" in hookd("diff", *parted["detail"]["files"], "--what", "gradients,update", status=1)
+    assert values("hookd_fingerprint_parted") == [1, 1]
     now = steps()
     wait_until(lambda: steps() > now + 2 * EVERY, what="more steps")
-    assert len(reported("drift")) == len(reported("straggler")) == 1
+    assert len(reported("drift")) == len(reported("straggler")) == len(reported("parted")) == 1

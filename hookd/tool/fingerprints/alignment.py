@@ -34,22 +34,38 @@ class Pair(NamedTuple):
 def offset(a: Fingerprint, b: Fingerprint) -> tuple[int, str]:
     """Return by how much the numbers of B's steps are larger than those of the same steps of A, and why, in words.
 
-    A run that begins with the weights that the other has after some step, as after a resume, goes on there. Otherwise numbers
-    that count from the beginning of the training are trusted, and others are matched by steps that have the same batch.
+    Ranks of one job are matched by the marks of their steps. A run that begins with the weights that the other has after some
+    step, as after a resume, goes on there. Otherwise numbers that count from the beginning of the training are trusted, and others
+    are matched by steps that have the same batch.
     """
     firsts = [next((step for step in one.steps.values() if step is not None), None) for one in (a, b)]
-    if firsts[0] is None or firsts[1] is None or _weights(firsts[0], "weights") == _weights(firsts[1], "weights") != {}:
+    if firsts[0] is None or firsts[1] is None:
         return 0, ""
+    if (later := _by_mark(a, b)) is not None:
+        return later, f"Step N of A is step N{later:+} of B: they are ranks of one job." if later else ""
+    are_absolute = firsts[0].is_absolute and firsts[1].is_absolute
+    if _weights(firsts[0], "weights") == _weights(firsts[1], "weights") != {}:
+        later = 0 if are_absolute else firsts[1].number - firsts[0].number
+        return later, f"Step N of A is step N{later:+} of B: they begin with the same weights." if later else ""
     if (step := _followed(a, firsts[1])) is not None:
         return firsts[1].number - step - 1, f"B begins with the weights that A has after step {step}."
     if (step := _followed(b, firsts[0])) is not None:
         return step + 1 - firsts[0].number, f"A begins with the weights that B has after step {step}."
-    if firsts[0].is_absolute and firsts[1].is_absolute:
+    if are_absolute:
         return 0, ""
     known = {_batch(step): step.number for step in _whole(a)}
     found = Counter(step.number - known[batch] for step in _whole(b) if (batch := _batch(step)) in known)
     later = 0 if not found or 0 in found else found.most_common(1)[0][0]
     return later, f"Step N of A is step N{later:+} of B: they have the same batches." if later else ""
+
+
+def _by_mark(a: Fingerprint, b: Fingerprint) -> int | None:
+    """Return the distance of the step numbers of two ranks of one job; None of other runs."""
+    if a.about["run"] != b.about["run"] or a.about.get("rank") == b.about.get("rank"):
+        return None
+    marks = {step.mark: step.number for step in a.steps.values() if step is not None and step.mark}
+    steps = (step for step in b.steps.values() if step is not None and step.mark in marks)
+    return next((step.number - marks[step.mark] for step in steps), None)
 
 
 def _followed(one: Fingerprint, first: Step) -> int | None:

@@ -2,7 +2,7 @@
 
     {"hookd fingerprint": 1, "run": …, "rank": …, …}       the first line; the number is the version of the format
     {"keys": [[phase, name, call, slot, dtype, shape], …]}  keys that are new; they are counted from 0 through the file
-    {"step": 17, "is_absolute": true, "digest": "…", "settings": […], "unread": 0,
+    {"step": 17, "is_absolute": true, "digest": "…", "mark": 0, "settings": […], "unread": 0,
      "entries": [[key, digest, bad, norm, least, greatest], …]}     a step, see `steps.Step`
     {"step": 16, "digest": "…"}                             a step whose entries were dropped to keep the file small
 
@@ -111,7 +111,7 @@ class Writer:
             self._line({"keys": new})
         entries = [[self._keys[key], f"{one.bits:016x}", *one[1:]] for key, one in step.entries.items()]
         self._line({
-            "step": step.number, "is_absolute": step.is_absolute, "digest": step.digest(), "settings": step.settings,
+            "step": step.number, "is_absolute": step.is_absolute, "digest": step.digest(), "mark": step.mark, "settings": step.settings,
             "unread": step.unread, "entries": entries,
         })  # fmt: skip
         self.first = self.first if self.steps else step.number
@@ -268,7 +268,13 @@ def _take(found: Fingerprint, row: Mapping[str, Any], keys: list[Key]) -> None:
     if "entries" not in row:
         found.steps[number] = None
         return
-    step = Step(number, row["is_absolute"] is True, settings_of(row["settings"]), count(row["unread"]))
+    step = Step(
+        number,
+        row["is_absolute"] is True,
+        settings_of(row["settings"]),
+        count(row["unread"]),
+        mark=count(row.get("mark", 0)),
+    )
     for key, bits, bad, *ends in row["entries"]:
         step.entries[keys[count(key)]] = Entry(int(bits, 16), count(bad), *map(float, ends))
     if step.digest() != digest:

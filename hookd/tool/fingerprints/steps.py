@@ -69,6 +69,7 @@ class Step:
     Attributes:
         number: of the step; see `is_absolute`.
         is_absolute: whether it counts from the beginning of the training, rather than from the attach.
+        mark: the same for a step on all ranks of a job, which may count otherwise; 0 if there is none. See `hookd.Context.mark`.
         settings: those of the optimizers, a mapping for each group.
         unread: number of tensors that are missing, since they were not in host memory.
         entries: in the order in which they were read.
@@ -79,6 +80,7 @@ class Step:
     settings: Sequence[Mapping[str, object]] = ()
     unread: int = 0
     entries: dict[Key, Entry] = field(default_factory=dict)
+    mark: int = 0
 
     def digest(self) -> str:
         """Return the digest of the step, 16 hexadecimal digits: equal for steps with equal entries and settings."""
@@ -129,8 +131,9 @@ class Decoder:
         if len(self._keys) > _MOST_KEYS:
             raise ValueError(f"more than {_MOST_KEYS} different keys")
         step = Step(
-            count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"])
-        )
+            count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"]),
+            mark=count(head["mark"]),
+        )  # fmt: skip
         for number, bad, bits, *ends in _ENTRY.iter_unpack(record[end:]):
             step.entries[self._keys[number]] = Entry(bits, bad, *(one if math.isfinite(one) else 0.0 for one in ends))
         return step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hookd.tool.fingerprints import file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hookd.tool.fingerprints.steps import Step
@@ -31,10 +32,12 @@ class Digests(NamedTuple):
     Attributes:
         whole: of everything, see `steps.Step.digest`.
         shared: of the SHARED phases; "" if there are none.
+        mark: see `steps.Step`.
     """
 
     whole: str
     shared: str = ""
+    mark: int = 0
 
     @classmethod
     def of(cls, step: Step) -> Digests:
@@ -44,7 +47,7 @@ class Digests(NamedTuple):
             if key.phase in SHARED:
                 found.update(json.dumps([*key, *entry]).encode())
                 count += 1
-        return cls(step.digest(), found.hexdigest() if count else "")
+        return cls(step.digest(), found.hexdigest() if count else "", step.mark)
 
 
 @dataclass
@@ -141,23 +144,42 @@ class Agreement(NamedTuple):
     parted: int | None
 
 
-def agreement(ours: Kept, other: Kept, *, is_shared: bool) -> Agreement:
-    """Compare two fingerprints by the digests of their steps.
+def agreement(ours: Kept, other: Kept) -> Agreement:
+    """Compare two fingerprints by the digests of their steps; of two ranks of one run, by what replicas have in common.
 
     Args:
         ours: to compare.
         other: to compare with.
-        is_shared: whether only what replicas have in common counts.
+
+    Returns:
+        The agreement, with the numbers of steps as `ours` counts them.
     """
-    mine, theirs = ours.digests(), other.digests()
     common, equal, parted = 0, None, None
-    for step, one in mine.items():
-        two = theirs.get(step)
-        if two is None or (is_shared and not (one.shared and two.shared)):
-            continue
+    for step, mine, theirs in _replicas(ours, other) if is_replica(ours, other) else _runs(ours, other):
         common += 1
-        if (one.shared == two.shared) if is_shared else (one.whole == two.whole):
+        if mine == theirs:
             equal, parted = step, None
         elif parted is None:
             parted = step
     return Agreement(common, equal, parted)
+
+
+def is_replica(ours: Kept, other: Kept) -> bool:
+    """Whether two fingerprints are of two ranks of one run."""
+    return ours.run == other.run and ours.rank != other.rank
+
+
+def _runs(ours: Kept, other: Kept) -> Iterator[tuple[int, str, str]]:
+    theirs = other.digests()
+    for step, mine in ours.digests().items():
+        if step in theirs:
+            yield step, mine.whole, theirs[step].whole
+
+
+def _replicas(ours: Kept, other: Kept) -> Iterator[tuple[int, str, str]]:
+    """Yield the same steps of two ranks, which may count them differently."""
+    theirs = {one.mark or -step: one for step, one in other.digests().items()}
+    for step, mine in ours.digests().items():
+        found = theirs.get(mine.mark or -step)
+        if found is not None and mine.shared and found.shared:
+            yield step, mine.shared, found.shared

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
-from hookd.tool.daemon.fingerprints.kept import SHARED, Agreement, agreement
+from hookd.tool.daemon.fingerprints.kept import SHARED, agreement
 from hookd.tool.daemon.fleet import ranks
 from hookd.tool.daemon.watch.watcher import Declared, Sample
 from hookd.tool.fingerprints import comparison, file
@@ -36,12 +36,12 @@ class _Group(NamedTuple):
 
     Attributes:
         right: the largest group of ranks that are still equal, with the first rank of equally large ones.
-        odd: the others, each with the last step in which it was equal to the larger group, and the first in which it was not.
+        odd: the others.
         is_even: whether as many ranks are odd in the same way as are right.
     """
 
     right: Sequence[Target]
-    odd: Mapping[Target, tuple[int, int]]
+    odd: Sequence[Target]
     is_even: bool
 
 
@@ -80,22 +80,23 @@ class Parted:
                 self._report(group, target, kept)
 
     def _report(self, group: _Group, target: Target, kept: Mapping[Target, Kept]) -> None:
-        agreed, step = group.odd[target]
+        right, odd = kept[group.right[0]], kept[target]
+        how = agreement(odd, right)  # in the numbers of the rank that has parted
+        where = _explained(right, odd, agreement(right, odd).equal or 0, how.equal or 0)
         even = " As many ranks are on either side, so it is unknown which are right." if group.is_even else ""
-        where = _explained(kept[group.right[0]], kept[target], agreed)
         message = (
-            f"rank {target.claim.rank} has parted from {ranks.named(group.right)} at step {step}; they were equal in step "
-            f"{agreed}.{'' if where is None else f' {where.sentence}'}{even}"
+            f"rank {target.claim.rank} has parted from {ranks.named(group.right)} at step {how.parted}; they were equal at step "
+            f"{how.equal}.{'' if where is None else f' {where.sentence}'}{even}"
         )
         fields: dict[str, object] = {
             "phase": "" if where is None else where.phase,
             "parameter": "" if where is None else where.name,
             "advice": "" if where is None else where.advice,
-            "ranks": sorted(one.claim.rank for one in group.odd),
-            "agreed_at_step": agreed,
-            "files": [str(kept[group.right[0]].path), str(kept[target].path)],
+            "ranks": [one.claim.rank for one in ranks.in_order(group.odd)],
+            "agreed_at_step": how.equal,
+            "files": [str(right.path), str(odd.path)],
         }
-        self._fleet.report(target, KIND, message, step=step, **fields)
+        self._fleet.report(target, KIND, message, step=how.parted or 0, **fields)
 
 
 def _last(kept: Kept) -> int:
@@ -105,50 +106,38 @@ def _last(kept: Kept) -> int:
 
 def _compared(members: Sequence[Target], kept: Mapping[Target, Kept]) -> list[_Group]:
     """Sort the ranks of a run into those that were equal once, and these into those that still are."""
-    families: list[_Family] = []
+    families: list[list[list[Target]]] = []
     for target in members:
-        if not any(family.takes(target, kept) for family in families):
-            families.append(_Family(target))
-    return [family.group() for family in families if len(family.parted) or len(family.alike[0]) > 1]
+        if not any(_takes(family, target, kept) for family in families):
+            families.append([[target]])
+    return [_group(family) for family in families if sum(map(len, family)) > 1]
 
 
-class _Family:
-    """Ranks that were equal once.
-
-    Attributes:
-        alike: groups of ranks that are equal.
-        parted: of the first rank of each later group, how it parted from an earlier one.
-    """
-
-    def __init__(self, first: Target) -> None:
-        self.alike = [[first]]
-        self.parted: dict[Target, Agreement] = {}
-
-    def takes(self, target: Target, kept: Mapping[Target, Kept]) -> bool:
-        """Add a rank, unless it was never equal to the others."""
-        found = [(group, agreement(kept[group[0]], kept[target], is_shared=True)) for group in self.alike]
-        equal_once = [how for _, how in found if how.equal is not None]
-        group = next((group for group, how in found if how.equal is not None and how.parted is None), None)
-        if group is not None:
-            group.append(target)
-        elif equal_once:
-            self.alike.append([target])
-            self.parted[target] = max(equal_once, key=lambda how: how.equal or 0)
-        return bool(equal_once)
-
-    def group(self) -> _Group:
-        """Return who is right, which is the largest group."""
-        sizes = sorted(self.alike, key=len, reverse=True)  # it keeps the order of ranks for groups of one size
-        first = next(iter(self.parted.values()), None)  # of rank 0 itself, if the others are the larger group
-        hows = ((target, self.parted.get(group[0], first)) for group in sizes[1:] for target in group)
-        odd = {target: (how.equal or 0, how.parted or 0) for target, how in hows if how is not None}
-        return _Group(sizes[0], odd, len(sizes) > 1 and len(sizes[0]) == len(sizes[1]))
+def _takes(family: list[list[Target]], target: Target, kept: Mapping[Target, Kept]) -> bool:
+    """Add a rank to those that were equal once, in groups of those that still are, unless it never was."""
+    found = [(group, agreement(kept[group[0]], kept[target])) for group in family]
+    if all(how.equal is None for _, how in found):
+        return False
+    group = next((group for group, how in found if how.equal is not None and how.parted is None), None)
+    if group is None:
+        family.append([target])
+    else:
+        group.append(target)
+    return True
 
 
-def _explained(right: Kept, odd: Kept, agreed: int) -> comparison.Comparison | None:
-    """Compare the files from the last equal step on; None if that finds nothing."""
+def _group(family: list[list[Target]]) -> _Group:
+    """Return who is right, which is the largest group."""
+    groups = sorted(family, key=len, reverse=True)  # it keeps the order of ranks for groups of one size
+    odd = [target for group in groups[1:] for target in group]
+    return _Group(groups[0], odd, len(groups) > 1 and len(groups[0]) == len(groups[1]))
+
+
+def _explained(right: Kept, odd: Kept, agreed: int, agreed_by_odd: int) -> comparison.Comparison | None:
+    """Compare the files from the last equal step on, which each rank counts in its own way; None if that finds nothing."""
     try:
-        one, other = (file.since(file.read(kept.path), agreed) for kept in (right, odd))
+        one = file.since(file.read(right.path), agreed)
+        other = file.since(file.read(odd.path), agreed_by_odd)
     except (HookdError, OSError) as exc:
         _log.warning("the fingerprints of two replicas cannot be compared: %s", exc)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from hookd.tool.daemon.fingerprints.kept import agreement
+from hookd.tool.daemon.fingerprints.kept import agreement, is_replica
 from hookd.tool.daemon.web.pages import parts as shared
 from hookd.tool.daemon.web.pages.html import Markup, join, table, tag
 from hookd.tool.reports.wording import count, moment
@@ -47,12 +47,11 @@ def parts(own: Kept, others: Sequence[Kept]) -> Iterator[Markup | None]:
 
 def _row(own: Kept, other: Kept) -> list[object] | None:
     """Return the row of another fingerprint; None if no step is equal."""
-    is_replica = other.run == own.run and other.rank != own.rank
-    how = agreement(own, other, is_shared=is_replica)
+    how, is_rank = agreement(own, other), is_replica(own, other)
     if how.equal is None:
         return None
-    said = tag("span", _said(how, "gradients and weights of " if is_replica else ""), class_="good" if how.parted is None else "bad")  # fmt: skip
-    phases = " --what gradients,update" if is_replica else ""
+    what, phases = ("gradients and weights of ", " --what gradients,update") if is_rank else ("", "")
+    said = tag("span", _said(how, what), class_="good" if how.parted is None else "bad")
     command = f"hookd diff {shlex.quote(str(own.path))} {shlex.quote(str(other.path))}{phases}"
     return [other.run, other.rank, moment(other.began), said, tag("code", command, class_="copy") if how.parted else ""]
 
