@@ -254,7 +254,7 @@ def test_the_page_of_a_run_has_the_incidents_of_its_user_alone_and_of_all_once_i
         fleet.store.add((pid, 1, 1), "job", "0", [incident], owner=owner)
     scene.targets[0].claim.uid = 2
     fleet.targets = lambda: scene.targets if is_watched else []
-    service = SimpleNamespace(fleet=fleet, history=scene.history)
+    service = SimpleNamespace(fleet=fleet, history=scene.history, fingerprints=None)
     words = "".join(Pages(service, None)._make_run("job", Choice()).parts)
     assert "first NaN of 12" in words
     assert ("first NaN of 11" in words) is not is_watched

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -11,6 +13,8 @@ import click
 from hookd.tool.cli import options, output
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
     from hookd.tool.fingerprints.comparison import Terms
@@ -57,36 +61,65 @@ FIRST, LAST = 5, 3
 
 
 @click.command(short_help="Compare two fingerprints: where do the runs part?")
-@click.argument("a", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("b", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("a")
+@click.argument("b")
 @click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, metavar="X",
               help="Largest relative difference of norms and of extreme elements that counts as equal.  [default: 0, equal bits]")  # fmt: skip
 @click.option(
     "--map", "maps", multiple=True, metavar="OLD=NEW", help="B calls the module OLD of A NEW; may be repeated."
 )
 @click.option("--what", metavar="PHASES", help="Compare these phases only, separated by commas: data, weights, forward, loss, "
-              "backward, gradients, state, update, buffers.  [default: all]")  # fmt: skip
+              "backward, gradients, state, update, buffers, settings.  [default: all]")  # fmt: skip
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
+              help="Number of steps that are recorded of a process whose fingerprint the daemon does not keep.")  # fmt: skip
+@options.host
 @options.json
-def diff(*, a: Path, b: Path, tolerance: float, maps: tuple[str, ...], what: str | None, as_json: bool) -> int:
-    """Compare two fingerprints, which `hookd fingerprint` has recorded.
+def diff(
+    *, a: str, b: str, tolerance: float, maps: tuple[str, ...], what: str | None, steps: int, host: str | None, as_json: bool
+) -> int:  # fmt: skip
+    """Compare two fingerprints: files of `hookd fingerprint`, or processes.
 
     The exit code is 0 if they are equal, 1 if they differ, and 2 if they cannot be compared.
     """
     from hookd.tool.fingerprints import comparison
-    from hookd.tool.fingerprints.steps import PHASES
+    from hookd.tool.fingerprints.steps import COMPARED
 
     if not all(one.count("=") == 1 for one in maps):
         raise click.BadParameter("write OLD=NEW", param_hint="--map")
     names = dict(one.split("=") for one in maps)
-    phases = PHASES if what is None else tuple(what.split(","))
-    if unknown := set(phases) - set(PHASES):
-        raise click.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(PHASES)}", param_hint="--what")
-    found = compared(a, b, comparison.Terms(tolerance, names, frozenset(phases)))
+    phases = COMPARED if what is None else tuple(what.split(","))
+    if unknown := set(phases) - set(COMPARED):
+        raise click.BadParameter(
+            f"{', '.join(sorted(unknown))}: choose from {', '.join(COMPARED)}", param_hint="--what"
+        )
+    with _files((a, b), steps, host) as (one, other):
+        found = compared(one, other, comparison.Terms(tolerance, names, frozenset(phases)))
     if as_json:
         output.emit(found)
     else:
         show(found)
     return found["code"]
+
+
+@contextlib.contextmanager
+def _files(words: tuple[str, str], steps: int, host: str | None) -> Iterator[list[Path]]:
+    """Yield the files to compare. Those of processes that nobody records are recorded now, together, into files that are deleted."""
+    from hookd.tool.cli.fingerprint import kept_of
+    from hookd.tool.fingerprints.live import record_together
+
+    with tempfile.TemporaryDirectory(prefix="hookd-diff-") as scratch:
+        found: dict[str, Path] = {}
+        for word in words:
+            pid = None if Path(word).exists() else options.number(word)
+            if pid is None and not Path(word).is_file():
+                raise click.UsageError(f"'{word}' is neither a file nor a process id.")
+            kept = None if pid is None else kept_of(pid, host)
+            found[word] = Path(word) if pid is None else kept or Path(scratch, word)
+        pids = {int(word): path for word, path in found.items() if path.parent == Path(scratch)}
+        if pids:
+            output.say(f"recording {steps} steps of {' and '.join(f'process {pid}' for pid in pids)}")
+            record_together(pids, steps)
+        yield [found[word] for word in words]
 
 
 def compared(a: Path, b: Path, terms: Terms | None = None) -> Parting:

@@ -15,9 +15,11 @@ import click
 
 from hookd.errors import HookdError
 from hookd.tool.cli import options, output
+from hookd.tool.reports.wording import moment
 
 if TYPE_CHECKING:
     from hookd.tool.attach import AttachResult
+    from hookd.wire.fingerprint import KeptRow
 
 
 class RecordedFile(TypedDict):
@@ -53,8 +55,9 @@ ALL_PARTS = ("forward", "backward", "gradients", "update")
     short_help="Record digests of what each step computes, for `hookd diff`.",
     context_settings={"allow_interspersed_args": True},
 )
-@click.argument("target", nargs=-1, required=True, metavar="PID | --twice -- CMD…")
+@click.argument("target", nargs=-1, metavar="PID | --twice -- CMD… | --list")
 @click.option("--twice", is_flag=True, help="Run a command twice, and tell whether both runs compute the same.")
+@click.option("--list", "is_list", is_flag=True, help="List the fingerprints that the daemon keeps.")
 @click.option("-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Output file, which must not exist.  [default: hookd-fingerprint-PID.jsonl]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Stop after N recorded steps.")
@@ -71,18 +74,25 @@ ALL_PARTS = ("forward", "backward", "gradients", "update")
               help="Maximum size of the file in MiB; beyond it, old steps keep their digest alone.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
               metavar="S", help="Maximum time for the attach, in seconds.")  # fmt: skip
+@options.host
 @options.json
 def fingerprint(
-    *, target: tuple[str, ...], twice: bool, path: Path | None, steps: int | None, every: int, modules: str, what: str, max_mib: int, timeout_s: float,
-    as_json: bool,
+    *, target: tuple[str, ...], twice: bool, is_list: bool, path: Path | None, steps: int | None, every: int, modules: str, what: str, max_mib: int, timeout_s: float,
+    host: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Record digests of what each step computes, until Ctrl-C or the end of the process.
 
-    `hookd diff A B` tells where two runs part.
+    `hookd diff A B` tells where two runs part. A daemon keeps the fingerprints of targets that have the plugin `fingerprint`.
     """
     from hookd.tool.fingerprints.command import message
     from hookd.tool.fingerprints.recording import record
 
+    if is_list:
+        if target or twice:
+            raise click.UsageError("--list takes no process.")
+        return _list(host, as_json=as_json)
+    if not target:
+        raise click.UsageError("Name a process (`hookd ps` lists them), or a command: --twice -- CMD.")
     if twice and (path is not None or steps is not None):
         raise click.UsageError("With --twice nothing is kept: -o and --steps do not go with it.")
     if twice:
@@ -102,8 +112,10 @@ def fingerprint(
     try:
         recorded = record(
             pid, path, _options(every, modules, what), steps=steps, max_bytes=max_mib * MIB,
-            timeout_s=timeout_s, began=began, is_over=ending.is_set,
+            timeout_s=timeout_s, began=began, is_over=lambda _: ending.is_set(),
         )  # fmt: skip
+    except HookdError as error:
+        raise _explained(error, pid, host) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -115,6 +127,55 @@ def fingerprint(
     if recorded.is_detached:
         output.say(f"hookd was detached from process {pid}: the recording ends here")
     return 0
+
+
+def _explained(error: HookdError, pid: int, host: str | None) -> HookdError:
+    """Return an error that names the daemon's file, if it is the daemon that reads the records."""
+    path = kept_of(pid, host) if error.reason == "busy" else None
+    if path is None:
+        return error
+    return HookdError(f"the daemon keeps the fingerprint of process {pid}, in {path}", reason="busy",
+                      hint=f"`hookd diff {pid} OTHER` compares it.")  # fmt: skip
+
+
+def kept_of(pid: int, host: str | None) -> Path | None:
+    """Return the file in which the daemon keeps the fingerprint of a living process; None without one."""
+    from hookd.tool.cli import targets
+
+    client = targets.daemon(host)
+    rows = [] if client is None else client.fingerprints()
+    return next((Path(row["path"]) for row in rows if row["pid"] == pid and row["is_live"]), None)
+
+
+def _list(host: str | None, *, as_json: bool) -> int:
+    from hookd.tool.cli import targets
+
+    client = targets.daemon(host)
+    rows = [] if client is None else client.fingerprints()
+    if as_json:
+        output.emit(rows)
+    elif client is None:
+        output.say(
+            "no daemon is running: `hookd serve` keeps the fingerprints of targets that have the plugin fingerprint"
+        )
+    elif not rows:
+        output.say(
+            "the daemon keeps none; with the plugin fingerprint in a target it does: `hookd plugin enable PID fingerprint`"
+        )
+    else:
+        output.show(
+            output.fill(
+                output.table("RUN", "RANK", "PID", "STEPS", "LAST", "DIGEST", "BEGAN", "FILE"), map(_cells, rows)
+            )
+        )
+    return 0
+
+
+def _cells(row: KeptRow) -> tuple[str, ...]:
+    return (
+        row["run"], row["rank"], f"{row['pid']}" if row["is_live"] else "-", f"{row['steps']:,}", f"{row['step']:,}" if row["step"] else "-",
+        row["digest"] or "-", moment(row["began"]), row["path"],
+    )  # fmt: skip
 
 
 def _options(every: int, modules: str, what: str) -> dict[str, str]:
@@ -129,6 +190,20 @@ def _options(every: int, modules: str, what: str) -> dict[str, str]:
     return {"every": str(every), "modules": modules, **{part: str(part in parts).lower() for part in ALL_PARTS}}
 
 
+def _run(words: list[str]) -> int:
+    """Run a command to its end, also if this process is asked to end meanwhile: then the command is, too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with subprocess.Popen(words, stdout=sys.stderr) as process:
+            try:
+                return process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) -> int:
     """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
     from hookd.tool.cli.diff import compared, show
@@ -140,7 +215,7 @@ def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) ->
             plugin = "fingerprint:" + ",".join(f"{name}={value}" for name, value in given.items())
             to = ("--fingerprint", str(directory / "run.jsonl"))
             words = [sys.executable, "-m", "hookd", "run", "-p", plugin, *to, "--", *command]
-            code = subprocess.run(words, check=False, stdout=sys.stderr).returncode
+            code = _run(words)
             if code:
                 raise HookdError(f"the command has failed with exit code {code}", reason="command-failed")
         ranks = sorted(path.name for path in directories[0].iterdir() if (directories[1] / path.name).exists())

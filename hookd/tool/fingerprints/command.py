@@ -61,7 +61,7 @@ def recording(pids: Collection[int], path: Path, *, max_bytes: int, say: Callabl
 
     def record(pid: int, to: Path) -> None:
         try:
-            say(message(to, follow(pid, to, max_bytes=max_bytes, is_over=over.is_set)))
+            say(message(to, follow(pid, to, max_bytes=max_bytes, is_over=lambda _: over.is_set())))
         except HookdError as error:
             say(f"hookd: process {pid} is not recorded: {error.message}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookd.tool.fingerprints import alignment
 from hookd.tool.fingerprints.explanation import explain
-from hookd.tool.fingerprints.steps import PHASES
+from hookd.tool.fingerprints.steps import COMPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,12 +74,12 @@ class Terms:
         tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares
             bits.
         names: how B calls modules of A.
-        phases: the phases that are compared, of `steps.PHASES`; the settings of optimizers belong to `update`.
+        phases: what is compared, of `steps.COMPARED`.
     """
 
     tolerance: float = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
-    phases: frozenset[str] = frozenset(PHASES)
+    phases: frozenset[str] = frozenset(COMPARED)
 
 
 def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
@@ -206,7 +206,7 @@ class _Comparer:
 
     def settings(self, step: int) -> list[str]:
         """Return the settings of the optimizers that differ, in words."""
-        if "update" not in self._phases:
+        if "settings" not in self._phases:
             return []
         one, other = self._steps(step)
         if len(one.settings) != len(other.settings):

@@ -60,7 +60,7 @@ class Recorded:
 
 def record(
     pid: int, path: Path, options: Mapping[str, str], *, steps: int | None, max_bytes: int, timeout_s: float,
-    began: Callable[[AttachResult], None], is_over: Callable[[], bool],
+    began: Callable[[AttachResult], None], is_over: Callable[[int], bool],
 ) -> Recorded:  # fmt: skip
     """Record the fingerprint of process `pid` until `steps` are in the file, it ends, or `is_over` returns True.
 
@@ -74,7 +74,7 @@ def record(
         max_bytes: largest size of the file.
         timeout_s: of the attach.
         began: called once the recording has begun.
-        is_over: called again and again.
+        is_over: called again and again, with the number of steps in the file.
 
     Raises:
         HookdError: the attach fails, or the file cannot be written; the process continues as before.
@@ -86,7 +86,7 @@ def record(
             return _drain(pid, reader, writer, steps, is_over, is_whole=False)
 
 
-def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[], bool]) -> Recorded:
+def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[int], bool]) -> Recorded:
     """Record a process whose agent has the plugin from its first step on, until it ends or `is_over` returns True.
 
     Raises:
@@ -111,7 +111,7 @@ def about(pid: int, identity: Mapping[str, Any], options: Mapping[str, str]) -> 
 
 
 def _drain(  # noqa: PLR0913
-    pid: int, reader: StreamReader, writer: Writer, steps: int | None, is_over: Callable[[], bool], *, is_whole: bool
+    pid: int, reader: StreamReader, writer: Writer, steps: int | None, is_over: Callable[[int], bool], *, is_whole: bool
 ) -> Recorded:
     received, unread, ticks = Received(writer, is_whole=is_whole), 0, proc.start_ticks(pid)
     looked_at = time.monotonic()
@@ -124,7 +124,7 @@ def _drain(  # noqa: PLR0913
         is_left = False
         if time.monotonic() - looked_at > LOOK_S:
             looked_at, is_left = time.monotonic(), not is_ended and not _has_agent(pid)
-        if is_ended or is_left or is_over() or (steps is not None and writer.steps >= steps):
+        if is_ended or is_left or is_over(writer.steps) or (steps is not None and writer.steps >= steps):
             received.close()
             return Recorded(
                 writer.first,

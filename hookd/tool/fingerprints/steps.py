@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PHASES = ("random", "data", "weights", "forward", "loss", "backward", "gradients", "state", "update", "buffers")
 """The parts of a step, in the order in which one decides the next."""
+COMPARED = (*PHASES, "settings")
+"""What `hookd diff` compares: the phases, and the settings of the optimizers."""
 BEFORE_UPDATE = ("random", "data", "forward", "loss", "backward", "gradients")
 """The parts that every step has."""
 _ENTRY = struct.Struct("=IIQddd")
