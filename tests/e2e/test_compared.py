@@ -41,6 +41,8 @@ def daemon(stack, tmp_path):
 
 
 def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
+    equal = hookd("diff", *(str(one.pid) for one in ranks), "--what", "gradients,update", "--steps", "3")
+    assert equal.startswith("Equal in "), equal
     attach = ("attach", *(str(one.pid) for one in ranks), "--host", f"unix://{daemon.client.path}", "--timeout", "60")
     hookd(*attach, "-p", "timing", "-p", f"drift:every={EVERY}", "-p", f"fingerprint:every={EVERY}")
 
@@ -83,6 +85,8 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
         EVERY,
     )
     assert "second.weight" in hookd("diff", *parted["detail"]["files"], "--what", "gradients,update", status=1)
+    living = (*(str(one.pid) for one in ranks), "--host", f"unix://{daemon.client.path}", "--what", "gradients,update")
+    assert "second.weight" in hookd("diff", *living, status=1)
     assert values("hookd_fingerprint_parted") == [1, 1]
     now = steps()
     wait_until(lambda: steps() > now + 2 * EVERY, what="more steps")

@@ -62,11 +62,13 @@ def test_a_running_job_is_recorded_beside_the_plugins_that_are_there(tmp_path):
     path = tmp_path / "a.jsonl"
     with training.start_warm(ENDLESS) as process:
         process.expect("^step 3 ")
-        with Attachment([process.pid], "-p", "nan") as attachment:
+        with Attachment([process.pid], "-p", "fingerprint:every=7") as attachment:
             reported = tool.hookd_json("fingerprint", str(process.pid), "-o", path, "--steps", "5", "--what", "forward")
             assert (reported["steps"], reported["lost"], reported["is_ended"]) == (5, 0, False)
             refused = json.loads(tool.hookd("fingerprint", str(process.pid), "-o", path, "--json", status=1))
             assert refused["reason"] == "cannot-write"
+            (plugin,) = tool.hookd_json("plugin", "list", str(process.pid))["plugins"]
+            assert plugin["options"] == {"every": "7"}
             attachment.detach()
         recorded = tool.hookd_json(
             "fingerprint", str(process.pid), "-o", tmp_path / "b.jsonl", "--steps", "3", "--every", "2"
@@ -115,6 +117,17 @@ def test_a_command_is_not_started_if_its_fingerprint_cannot_be_written(tmp_path)
         assert process.wait() == 1, process.describe()
     assert process.out == []
     assert any("it exists" in line for line in process.err)
+
+
+def test_a_command_that_is_run_twice_ends_with_hookd_and_leaves_nothing(tmp_path):
+    sleeping = "import time; print('begins', flush=True); time.sleep(600)"
+    words = ("fingerprint", "--twice", "--", sys.executable, "-c", sleeping)
+    with tool.start_hookd(*words, TMPDIR=tmp_path) as process:
+        process.expect("begins")
+        assert list(tmp_path.iterdir())
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM, process.describe()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_is_run_twice_and_said_to_compute_the_same():

@@ -79,11 +79,13 @@ def record(
     Raises:
         HookdError: the attach fails, or the file cannot be written; the process continues as before.
     """
-    with _attached(pid, options, timeout_s) as (result, control), stream() as (reader, number):
-        control.request("stream", name=NAME, fds=[number])
-        with Writer(path, about(pid, result.identity, options), max_bytes) as writer:
-            began(result)
-            return _drain(pid, reader, writer, steps, is_over, is_whole=False)
+    with (
+        stream() as (reader, number),
+        _attached(pid, options, timeout_s, number) as result,
+        Writer(path, about(pid, result.identity, options), max_bytes) as writer,
+    ):
+        began(result)
+        return _drain(pid, reader, writer, steps, is_over, is_whole=False)
 
 
 def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[int], bool]) -> Recorded:
@@ -228,17 +230,50 @@ def _seal(number: int) -> None:
 
 
 @contextlib.contextmanager
-def _attached(pid: int, options: Mapping[str, str], timeout_s: float) -> Iterator[tuple[AttachResult, Control]]:
-    """Attach with the plugin, or load it into the agent that is there, and undo that at the end."""
+def _attached(pid: int, options: Mapping[str, str], timeout_s: float, number: int) -> Iterator[AttachResult]:
+    """Attach with the plugin, or load it into the agent that is there, have it write into a stream, and undo that at the end.
+
+    Args:
+        pid: of the process.
+        options: of the plugin; those of one that is loaded already come back at the end.
+        timeout_s: of the attach.
+        number: the descriptor of the stream's memory.
+
+    Raises:
+        HookdError: reason "busy": another tool reads the plugin's records; nothing was changed. Others as `attach`.
+    """
     spec = PluginSpec(NAME, dict(options))
-    result = attach(pid, AttachRequest(plugins=(spec,), timeout_s=timeout_s))
-    try:
-        with Control.connect(pid) as control:
-            control.request("lease", seconds=60.0)
-            yield result, control
-    finally:
-        with contextlib.suppress(HookdError):  # it has ended, or another tool has detached
-            if result.method != "existing":
-                detach(pid, timeout_s)
-            elif NAME in result.added:
-                change(pid, "unload", spec)
+    with contextlib.ExitStack() as undo:
+        there = discover.identity(pid)
+        before = _options_in(there)
+        if there is not None and there.get("control"):
+            _read(undo, pid, number)
+        result = attach(pid, AttachRequest(plugins=(spec,), timeout_s=timeout_s))
+        if result.method != "existing":
+            undo.callback(_quietly, detach, pid, timeout_s)
+            _read(undo, pid, number)
+        elif NAME in result.added:
+            undo.callback(_quietly, change, pid, "unload", spec)
+        elif before is not None:
+            undo.callback(_quietly, change, pid, "load", PluginSpec(NAME, before))
+            undo.callback(_quietly, change, pid, "unload", spec)  # first: options that were not set cannot be unset
+        yield result
+
+
+def _read(undo: contextlib.ExitStack, pid: int, number: int) -> None:
+    """Be the reader of the plugin's records, until the end."""
+    control = undo.enter_context(Control.connect(pid))
+    control.request("lease", seconds=60.0)
+    control.request("stream", name=NAME, fds=[number])
+
+
+def _options_in(there: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return the options of the plugin in an agent; None if it is not loaded."""
+    plugins: Any = None if there is None else there.get("plugins")
+    return dict(plugins[NAME].get("options", {})) if isinstance(plugins, dict) and NAME in plugins else None
+
+
+def _quietly(undo: Callable[..., object], *arguments: object) -> None:
+    """Undo something, unless the process has ended, or another tool has detached."""
+    with contextlib.suppress(HookdError):
+        undo(*arguments)

@@ -83,10 +83,11 @@ class Parted:
         right, odd = kept[group.right[0]], kept[target]
         how = agreement(odd, right)  # in the numbers of the rank that has parted
         where = _explained(right, odd, agreement(right, odd).equal or 0, how.equal or 0)
+        said = "" if where is None else f" With rank {right.rank} as A and rank {odd.rank} as B: {where.sentence}"
         even = " As many ranks are on either side, so it is unknown which are right." if group.is_even else ""
         message = (
             f"rank {target.claim.rank} has parted from {ranks.named(group.right)} at step {how.parted}; they were equal at step "
-            f"{how.equal}.{'' if where is None else f' {where.sentence}'}{even}"
+            f"{how.equal}.{said}{even}"
         )
         fields: dict[str, object] = {
             "phase": "" if where is None else where.phase,
