@@ -26,11 +26,12 @@ from hookd.tool.cli import diff, fingerprint, loaded, outputs, plugin, plugin_ch
 from hookd.tool.cli import stack as cli_stack
 from hookd.tool.daemon.plugins import rows
 from hookd.wire import agent, answer, identity, incident, model, stack, target
+from hookd.wire import fingerprint as fingerprints
 from hookd.wire import report as reports
 
 MODULES = (
     agent, answer, identity, incident, model, reports, stack, target, hookd.errors, trials, problem, check_report, loaded,
-    diff, fingerprint, outputs, plugin, plugin_check, ps, record, cli_stack, status, targets, rows,
+    diff, fingerprint, fingerprints, outputs, plugin, plugin_check, ps, record, cli_stack, status, targets, rows,
     result,
 )  # fmt: skip
 """The modules that define what is described here."""
@@ -52,6 +53,7 @@ OUTPUTS: dict[str, Any] = {
     "hookd record": record.Summary,
     "hookd fingerprint PID": fingerprint.RecordedFile,
     "hookd fingerprint --twice": list[diff.Parting],
+    "hookd fingerprint --list": list[fingerprints.KeptRow],
     "hookd diff": diff.Parting,
     "hookd plugin list": outputs.PluginList,
     "hookd plugin list PID": outputs.LoadedPlugins,

@@ -261,7 +261,7 @@ def _attached(pid: int, options: Mapping[str, str], timeout_s: float, number: in
 
 
 def _read(undo: contextlib.ExitStack, pid: int, number: int) -> None:
-    """Be the reader of the plugin's records, until the end."""
+    """Read the plugin's records, until the end; raises "busy" if another tool does."""
     control = undo.enter_context(Control.connect(pid))
     control.request("lease", seconds=60.0)
     control.request("stream", name=NAME, fds=[number])
