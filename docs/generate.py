@@ -24,6 +24,7 @@ import hookd
 from hookd.api import hookspecs
 from hookd.target.boot import bootstrap
 from hookd.tool.cli import cli
+from hookd.tool.daemon.fingerprints.keeper import Keeper
 from hookd.tool.daemon.fleet.targets import Target
 from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.selection import Limits
@@ -145,7 +146,7 @@ def _scraped(fd: int, owned: Container[str]) -> Iterator[Row]:
 
 
 def _watched() -> list[Row]:
-    declared = [one for watcher in (Hangs, Stragglers, Drift) for one in watcher.families]
+    declared = [one for watcher in (Hangs, Stragglers, Drift, Keeper) for one in watcher.families]
     return [_row(one.name, one.kind, one.labels, one.help) for one in declared]
 
 

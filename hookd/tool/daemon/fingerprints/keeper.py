@@ -128,7 +128,7 @@ class Keeper(Watcher):
         """Return all fingerprints, the newest first. May read the files of an earlier daemon."""
         with self._lock:
             earlier = self._earlier if self._earlier is not None else self._read_earlier()
-            found = [*self._kept.copy().values(), *earlier]
+            found = [*dict(self._kept).values(), *earlier]
         return sorted(found, key=lambda kept: kept.began, reverse=True)
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class Kept:
 
     def digests(self) -> dict[int, Digests]:
         """Return the digests of the last steps, by number, in order."""
-        return self._digests.copy()
+        return dict(self._digests)
 
     def last(self) -> tuple[int, Digests] | None:
         """Return the number and the digests of the last step."""
