@@ -11,7 +11,7 @@ from tests.support import forked, training
 from tests.support.daemon import Daemon
 from tests.support.environment import TARGETS, bare_python
 from tests.support.processes import Process, wait_until
-from tests.support.tool import hookd
+from tests.support.tool import hookd, hookd_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
 
@@ -88,6 +88,13 @@ def test_the_slow_rank_and_the_replica_that_differs_are_named(ranks, daemon):
     living = (*(str(one.pid) for one in ranks), "--host", f"unix://{daemon.client.path}", "--what", "gradients,update")
     assert "second.weight" in hookd("diff", *living, status=1)
     assert values("hookd_fingerprint_parted") == [1, 1]
+    rows = hookd_json("fingerprint", "--list", "--host", f"unix://{daemon.client.path}")
+    assert {(row["rank"], row["path"], row["is_live"]) for row in rows} == {
+        (rank, path, True) for rank, path in zip("01", parted["detail"]["files"], strict=True)
+    }
+    assert re.search(
+        "gradients and weights of the steps up to [0-9,]+; step [0-9,]+ differs", daemon.get(f"/run/{RUN}")
+    )
     now = steps()
     wait_until(lambda: steps() > now + 2 * EVERY, what="more steps")
     assert len(reported("drift")) == len(reported("straggler")) == len(reported("parted")) == 1

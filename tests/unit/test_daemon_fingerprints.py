@@ -42,8 +42,7 @@ class Job:
 
     def add(self, *steps):
         for target, one in zip(self.targets, steps, strict=True):
-            self.writers[target].add(one)
-            self.kept[target].add(one, 2.0)
+            self.kept[target].add(one, self.writers[target].add(one), 2.0)
         self.parted.compare(self.kept)
 
     def odd(self):

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from hookd.target.plugins.core_metrics import PLUGIN_STATES
+from hookd.tool.daemon.fingerprints.keeper import Keeper
 from hookd.tool.daemon.fleet.targets import STATES, Target
 from hookd.tool.daemon.metrics.collector import AttachCounter, FleetCollector
 from hookd.tool.daemon.metrics.selection import Limits
@@ -207,7 +208,7 @@ def of_the_daemon():
     target = Target(os.getpid(), os.dup(page.fd))
     try:
         fleet = type("Fleet", (), {"targets": lambda _: [target]})()
-        watchers = [declared for watcher in (Hangs, Stragglers, Drift) for declared in watcher.families]
+        watchers = [declared for watcher in (Hangs, Stragglers, Drift, Keeper) for declared in watcher.families]
         scraped = FleetCollector(fleet, AttachCounter(), Limits()).collect()
         return {sample.name for family in scraped for sample in family.samples} | {one.name for one in watchers}
     finally:

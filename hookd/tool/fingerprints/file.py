@@ -99,8 +99,8 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def add(self, step: Step) -> None:
-        """Append a step.
+    def add(self, step: Step) -> str:
+        """Append a step, and return its digest.
 
         Raises:
             HookdError: reason "cannot-write".
@@ -109,15 +109,17 @@ class Writer:
         if new:
             self._keys.update({key: len(self._keys) + at for at, key in enumerate(new)})
             self._line({"keys": new})
+        digest = step.digest()
         entries = [[self._keys[key], f"{one.bits:016x}", *one[1:]] for key, one in step.entries.items()]
         self._line({
-            "step": step.number, "is_absolute": step.is_absolute, "digest": step.digest(), "mark": step.mark, "settings": step.settings,
+            "step": step.number, "is_absolute": step.is_absolute, "digest": digest, "mark": step.mark, "settings": step.settings,
             "unread": step.unread, "entries": entries,
         })  # fmt: skip
         self.first = self.first if self.steps else step.number
         self.last, self.steps = step.number, self.steps + 1
         if self.size > self._max_bytes:
             self._shrink()
+        return digest
 
     def _line(self, value: Mapping[str, Any]) -> None:
         data = memoryview(_encoded(value))

@@ -144,7 +144,7 @@ def _drain(  # noqa: PLR0913
 class Sink(Protocol):
     """Takes the steps of a stream, such as the writer of a file."""
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step) -> object:
         """Take a step."""
 
 

@@ -74,8 +74,7 @@ class _Sink:
 
     def add(self, step: Step) -> None:
         """Take a step."""
-        self._writer.add(step)
-        self._kept.add(step, time.time())
+        self._kept.add(step, self._writer.add(step), time.time())
 
 
 class Keeper(Watcher):

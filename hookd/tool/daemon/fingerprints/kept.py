@@ -40,14 +40,14 @@ class Digests(NamedTuple):
     mark: int = 0
 
     @classmethod
-    def of(cls, step: Step) -> Digests:
-        """Compute the digests of a step."""
+    def of(cls, step: Step, whole: str) -> Digests:
+        """Compute what replicas have in common of a step with this digest."""
         found, count = blake2b(digest_size=_DIGEST), 0
         for key, entry in step.entries.items():
             if key.phase in SHARED:
                 found.update(json.dumps([*key, *entry]).encode())
                 count += 1
-        return cls(step.digest(), found.hexdigest() if count else "", step.mark)
+        return cls(whole, found.hexdigest() if count else "", step.mark)
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Kept:
         kept._digests = {step: Digests(digests[step]) for step in last}
         return kept
 
-    def add(self, step: Step, now: float) -> None:
-        """Note a step that was recorded."""
-        self._digests[step.number] = Digests.of(step)
+    def add(self, step: Step, digest: str, now: float) -> None:
+        """Note a step that was recorded, and its digest."""
+        self._digests[step.number] = Digests.of(step, digest)
         self.steps, self.updated = self.steps + 1, now
         if len(self._digests) > MOST:
             self._digests = dict(list(self._digests.items())[MOST // 4 :])
