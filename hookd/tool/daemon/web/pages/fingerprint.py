@@ -38,11 +38,17 @@ def parts(own: Kept, others: Sequence[Kept]) -> Iterator[Markup | None]:
         ("recorded", f"{count(own.steps, 'step')} since {moment(own.began)}{lost}"),
         ("file", tag("code", own.path)),
     ))  # fmt: skip
-    rows = [row for other in others if other.path != own.path and (row := _row(own, other)) is not None]
-    if rows:
-        yield table("Ranks and runs with the same steps", ("run", ">rank", "began", "same as this rank", "where they part"), rows[:MOST])  # fmt: skip
-    else:
+    replicas = sorted(
+        (other for other in others if is_replica(own, other)), key=lambda other: (len(other.rank), other.rank)
+    )
+    runs = [other for other in others if other.run != own.run]
+    rows = [row for other in (*replicas, *runs) if (row := _row(own, other)) is not None][:MOST]
+    if not rows:
         yield tag("p", "No other rank or run that is recorded here has computed the same.", class_="soft")
+        return
+    head = ("run", ">rank", "began", "same as this rank", "where they part")
+    width = len(head) if any(row[-1] for row in rows) else len(head) - 1
+    yield table("Ranks and runs with the same steps", head[:width], [row[:width] for row in rows])
 
 
 def _row(own: Kept, other: Kept) -> list[object] | None:
