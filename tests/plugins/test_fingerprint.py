@@ -96,7 +96,7 @@ def test_keys_begin_anew_when_shapes_change_without_end(hook, monkeypatch):
 
 
 def test_a_step_with_too_many_calls_is_lost_and_the_next_one_is_whole(hook, monkeypatch):
-    monkeypatch.setattr("hookd_fingerprint.entries.MOST_BYTES", 4000)
+    monkeypatch.setattr("hookd_fingerprint.records.MOST_BYTES", 4000)
     hook.start("fingerprint", every=1, buffer=64)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
