@@ -84,7 +84,7 @@ class Fingerprint(Plugin):
         self.steps = context.counter("steps", "Steps recorded.").labels()
         self.lost = context.counter("lost", "Steps that were not recorded, since the tool was too slow.").labels()
         self.last = context.gauge("last_step", "The last step that was recorded.").labels()
-        self.entries = Entries(context)
+        self.entries = Entries(context, self._send_complete)
         self.room = context.option("buffer", 0, least=0, most=1024) << 20  # what is left of it
         self.kept: deque[bytes] = deque()  # records for the first tool
         self.waiting: deque[Record] = deque()  # records of steps that are over, in their order
@@ -253,6 +253,7 @@ class Fingerprint(Plugin):
 
     def _send_complete(self) -> None:
         """Send the records that wait for no number, in their order; of too many, also the first, without what it waits for."""
+        self._is_wanted()  # by the tool that the records are for
         while self.waiting and (not self.waiting[0].waiting or len(self.waiting) > MOST_WAITING):
             record = self.waiting.popleft()
             if self._send(record.encoded()):

@@ -45,12 +45,17 @@ class Place(NamedTuple):
 
 
 class Entries:
-    """The entries of the step in progress, and the keys of the stream."""
+    """The entries of the step in progress, and the keys of the stream.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    Args:
+        context: of the plugin.
+        complete: called when a record that was closed is complete.
+    """
+
+    def __init__(self, context: Context, complete: Callable[[], None]) -> None:
+        self._context, self._complete = context, complete
         self._keys = Keys()
-        self._record = Record(self._keys)
+        self._record = Record(self._keys, complete)
         self._calls: dict[str, int] = {}
         self._known: dict[int, tuple[Callable[[], Any], int, Reading]] = {}  # by the id of a tensor of this step
 
@@ -86,14 +91,12 @@ class Entries:
 
         def arrive(numbers: list[float]) -> None:
             row[name] = numbers[0]
-            lose()
-
-        def lose() -> None:
-            record.waiting -= 1
+            record.arrive()
 
         if self._context.is_readable(number) and number.numel() == 1:
-            record.waiting += 1
-            self._context.later([number.detach().clone()], arrive, lose)  # a copy: the optimizer is about to change it
+            record.wait()
+            copy = number.detach().clone()  # the optimizer is about to change it
+            self._context.later([copy], arrive, record.arrive)
 
     def _read(self, tensor: Any) -> Reading:
         reading = Reading(self._record)
@@ -125,6 +128,6 @@ class Entries:
 
     def clear(self) -> None:
         """Forget the step."""
-        self._record = Record(self._keys)
+        self._record = Record(self._keys, self._complete)
         self._calls.clear()
         self._known.clear()

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hookd import Digest
 
@@ -64,6 +64,10 @@ class Keys:
 class Record:
     """The record of one step, of which some numbers may still be on their way from a device.
 
+    Args:
+        keys: of the stream.
+        complete: called when the last number arrives after the end of the step.
+
     Attributes:
         waiting: how many numbers are on their way.
         unread: number of tensors that could not be read.
@@ -71,10 +75,10 @@ class Record:
         step: its number, once it is over.
     """
 
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
+    def __init__(self, keys: Keys, complete: Callable[[], None]) -> None:
+        self._keys, self._complete = keys, complete
         self._entries = bytearray()
-        self._head: Mapping[str, object] = {}
+        self._head: Mapping[str, object] | None = None
         self._end = 0
         self.waiting = self.unread = self.step = 0
         self.is_full = False
@@ -96,6 +100,16 @@ class Record:
             number = ENTRY.unpack_from(self._entries, at)[0]
             self._entries[at : at + ENTRY.size] = _packed(number, digest)
 
+    def wait(self) -> None:
+        """Note that a number is on its way, after which `arrive` follows."""
+        self.waiting += 1
+
+    def arrive(self) -> None:
+        """Note that a number has arrived, or is lost."""
+        self.waiting -= 1
+        if not self.waiting and self._head is not None:
+            self._complete()
+
     def close(self, step: int, head: Mapping[str, object]) -> None:
         """End the step: no entry will follow."""
         self.step, self._head, self._end = step, {"step": step, **head}, len(self._keys)
@@ -103,7 +117,7 @@ class Record:
     def encoded(self) -> bytes:
         """Return the bytes for the tool."""
         keys = {"at": self._keys.known, "keys": self._keys.unknown(self._end)}
-        head = json.dumps({**self._head, "unread": self.unread, **keys}).encode()
+        head = json.dumps({**(self._head or {}), "unread": self.unread, **keys}).encode()
         return len(head).to_bytes(4, "little") + head + self._entries
 
     def know(self) -> None:
@@ -136,7 +150,8 @@ class Reading:
         elif self._digest is not None:
             self._record.append(key, self._digest)
         else:
-            self._record.waiting += 1
+            if not self._places:
+                self._record.wait()
             self._places.append(self._record.append(key, None))
 
     def arrive(self, digest: Digest) -> None:
@@ -144,16 +159,14 @@ class Reading:
         self._digest = digest
         for at in self._places:
             self._record.fill(at, digest)
-        self._end()
+        if self._places:
+            self._record.arrive()
 
     def lose(self) -> None:
         """Leave the entries without a digest."""
         self.is_lost = True
-        self._end()
-
-    def _end(self) -> None:
-        self._record.waiting -= len(self._places)
-        self._places = []
+        if self._places:
+            self._record.arrive()
 
 
 def _packed(number: int, digest: Digest) -> bytes:

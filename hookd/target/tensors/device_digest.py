@@ -38,7 +38,9 @@ def digest_parts(block: Tensor) -> Tensor:
     Args:
         block: contiguous, of real numbers.
     """
-    flat, total = block.detach().view(-1).view(torch.uint8), None
+    # Not `view(-1)`: a single element may have any stride, which the view as bytes does not take.
+    flat = block.detach().as_strided((block.numel(),), (1,)).view(torch.uint8)
+    total = None
     for at, part in enumerate(torch.split(flat, CHUNK)):
         mixed = _mixed_words(_words(part), at * (CHUNK // _WORD)).sum(0, keepdim=True)
         total = mixed if total is None else total + mixed
