@@ -359,7 +359,7 @@ class Context:
     ) -> Digest | None:
         """Return a digest of a tensor's bits with its statistics.
 
-        In host memory this takes one pass, without the interpreter's lock. On a device, both are computed there, by some 50 operations,
+        In host memory this takes one pass, without the interpreter's lock. On a device, both are computed there, by some 60 operations,
         and arrive a step later; nothing waits for them.
 
         Args:

@@ -2,7 +2,7 @@
 
 In each sampled step, in the order in which things happen:
 
-    random       the states of the random number generators of torch, Python and numpy, before the first call of a model
+    random       the states of the random number generators of torch, CUDA, Python and numpy, before the first call of a model
     data         what a model is called with
     forward      what goes into each module, and what comes out
     loss         what the backward begins with
@@ -25,8 +25,10 @@ while no tool reads, nothing is computed. The tool drops a first step that lacks
 Options: `every=N`, `modules=GLOB|GLOB` (names), `forward=false`, `backward=true` (a hook in the graph for each call, which costs several
 times as much as the rest), `gradients=false`, `update=false` (with the buffers), `buffer=N` (MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
 
-Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
-or nested kind, which are counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
+The digests of tensors on a device are computed there and arrive a step later: a record is sent once all of its have arrived, or are lost.
+
+Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and sparse or nested tensors, which are
+counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def random_states() -> Iterator[tuple[str, torch.Tensor]]:
 
 def _cuda() -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the states of CUDA's generators: their seeds and offsets, which are in host memory, so that nothing waits."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for device, generator in enumerate(torch.cuda.default_generators):
             with contextlib.suppress(RuntimeError):  # while a graph is captured
                 yield f"cuda:{device}", generator.get_state()

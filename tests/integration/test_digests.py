@@ -139,9 +139,8 @@ def test_on_a_device_each_tensor_has_the_digest_of_a_contiguous_copy_and_its_sum
     monkeypatch.setattr(device_digest, "CHUNK", chunk)
     rng = random.Random(0)
     torch.manual_seed(0)
-    expected, found = [], []
-    for size in (0, 1, 7, 8, 9, 63, 64, 65):
-        expected.append((torch.arange(size, dtype=torch.uint8), None))
+    expected = [(torch.arange(size, dtype=torch.uint8), None) for size in (0, 1, 7, 8, 9, 63, 64, 65)]
+    found = []
     for _ in range(1000):
         tensor = random_tensor(rng)
         expected.append((tensor, numeric.digest(None, tensor, None, None).summary))

@@ -178,12 +178,11 @@ class _Comparer:
         if not most:
             return []
         self._is_mixed = True
-        notes = [
-            f"One run has computed {most} tensors of a step on a device, the other has not: their digests are of two kinds. Only the"
-            " norm, the least and the greatest element of these were compared, and nothing of integers."
-        ]
+        what = "1 tensor" if most == 1 else f"{most} tensors"
+        how = "the norm, the least and the greatest element were compared, and nothing of integers"
+        notes = [f"Only one run computed {what} of a step on a device, so that the digests are of two kinds: {how}."]
         if dropped := len(common) - len(whole):
-            notes.append(f"{dropped} steps without entries were not compared.")
+            notes.append(f"Of {dropped} steps only digests were kept; they were not compared.")
         return notes
 
     def _constant(self, steps: Sequence[int]) -> set[str]:
