@@ -20,6 +20,7 @@ from hookd.api.summary import Largest, Summary
 from hookd.target.tensors import kernel
 from hookd.target.tensors.deferred import Later
 from hookd.target.tensors.device_digest import PARTS, digest_of_parts, digest_parts
+from hookd.target.tensors.fused import Fused
 from hookd.target.tensors.host_memory import PLAIN, STRIDED, is_readable, locate_all
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Numeric:
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
         self.later = Later(deliver)
+        self._fused = Fused()
         self.ask = self.later.ask  # of `Context.later`
         self.at_once: Callable[[list[Tensor], bool, int], float | None] = _nothing
         self.number_at_once: Callable[[Tensor], float | None] = _no_number
@@ -116,19 +118,24 @@ class Numeric:
     ) -> None:
         """Request a digest of a contiguous tensor on a device."""
         size = block.numel() * block.element_size()
+        has_sums = size > 0 and block.dtype in kernel.DTYPES
         try:
-            sums = [device_sums(block)] if size and block.dtype in kernel.DTYPES else []
-            values = [*sums, digest_parts(block)]
+            fused = self._fused.run(block, has_sums=has_sums, log=context.log) if size else None
+            if fused is not None:
+                parts, rows = fused
+                sums = None if rows is None else _combined(rows)
+            else:
+                parts, sums = digest_parts(block), device_sums(block) if has_sums else None
         except RuntimeError:  # the device's memory is full, or it lacks one of the operations
             if lost is not None:
                 lost()
             return
 
         def arrive(numbers: list[float]) -> None:
-            summary = Summary.of_sums(numbers[:-PARTS]) if sums else None
+            summary = Summary.of_sums(numbers[:-PARTS]) if has_sums else None
             then(Digest(digest_of_parts(numbers[-PARTS:], size), summary, MIX64))
 
-        self.later.ask(context, values, arrive, lost)
+        self.later.ask(context, [parts] if sums is None else [sums, parts], arrive, lost)
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
         """Implement `Context.is_finite`."""
@@ -434,7 +441,11 @@ def device_sums(tensor: Tensor) -> Tensor:
 
     A large tensor is reduced in parts, so that the temporaries fit on a device that is nearly full.
     """
-    parts = torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)])
+    return _combined(torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)]))
+
+
+def _combined(parts: Tensor) -> Tensor:
+    """Return the [9] sums of a tensor, given the [n, 9] sums of its parts."""
     if len(parts) == 1:
         return parts[0]
     counts, means = parts[:, 0], parts[:, 1]
