@@ -9,9 +9,9 @@ from hookd.errors import worded
 from hookd.target.plugins.faults import Failure, is_from_signal_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
+
+    from hookd.api.context import Context
 
 WANTED = "HOOKD_TRITON"
 """The variable of the environment that is 1 if the kernel is wanted."""
@@ -22,7 +22,7 @@ class Fused:
 
     def __init__(self) -> None:
         self._launch: Any = None
-        self._problem: BaseException | None = None
+        self._problem = ""
         if environ.get(WANTED) == "1":
             try:
                 # Now, since hookd's sources are gone later. It imports Triton, which a target may lack.
@@ -32,15 +32,15 @@ class Fused:
             except Failure as failure:
                 if is_from_signal_handler(failure):
                     raise
-                self._problem = failure
+                self._problem = worded(failure)
 
-    def run(self, block: Tensor, *, has_sums: bool, log: Callable[[str], None]) -> tuple[Tensor, Tensor | None] | None:
+    def run(self, context: Context, block: Tensor, *, has_sums: bool) -> tuple[Tensor, Tensor | None] | None:
         """Return what `device_kernel.launch` returns; None if torch's operations must do the work.
 
         Args:
+            context: of a plugin, in whose name it is logged once if the kernel does not work.
             block: contiguous, of real numbers, and not empty.
             has_sums: whether sums are wanted.
-            log: called once with the reason if the kernel does not work.
         """
         if self._launch is not None:
             try:
@@ -48,12 +48,10 @@ class Fused:
             except Failure as failure:
                 if is_from_signal_handler(failure):
                     raise
-                self._launch, self._problem = None, failure
+                self._launch, self._problem = None, worded(failure)
             else:
                 return found
-        if self._problem is not None:
-            log(
-                f"the kernel of {WANTED}=1 does not work, and torch's operations take its place: {worded(self._problem)}"
-            )
-            self._problem = None
+        if self._problem:
+            context.log(f"the kernel of {WANTED}=1 does not work; torch's operations take its place: {self._problem}")
+            self._problem = ""
         return None

@@ -120,7 +120,7 @@ class Numeric:
         size = block.numel() * block.element_size()
         has_sums = size > 0 and block.dtype in kernel.DTYPES
         try:
-            fused = self._fused.run(block, has_sums=has_sums, log=context.log) if size else None
+            fused = self._fused.run(context, block, has_sums=has_sums) if size else None
             if fused is not None:
                 parts, rows = fused
                 sums = None if rows is None else _combined(rows)
