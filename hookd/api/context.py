@@ -46,7 +46,9 @@ class Numeric(Protocol):
     """Arithmetic that a context needs; the methods of `Context` describe each."""
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None: ...  # noqa: D102
-    def digest(self, tensor: Tensor) -> Digest | None: ...  # noqa: D102
+    def digest(  # noqa: D102
+        self, context: Context, tensor: Tensor, then: Callable[[Digest], None] | None, lost: Callable[[], None] | None
+    ) -> Digest | None: ...
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor: ...  # noqa: D102
     def extremes(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None: ...  # noqa: D102
     def largest(self, tensors: Iterable[Tensor]) -> list[float | Tensor]: ...  # noqa: D102
@@ -349,17 +351,28 @@ class Context:
         """
         return self._host.numeric.summary(self, tensor, then)
 
-    def digest(self, tensor: Tensor) -> Digest | None:
-        """Return a digest of a tensor's bits with its statistics, in one pass over its memory without the interpreter's lock.
+    def digest(
+        self,
+        tensor: Tensor,
+        then: Callable[[Digest], None] | None = None,
+        lost: Callable[[], None] | None = None,
+    ) -> Digest | None:
+        """Return a digest of a tensor's bits with its statistics.
+
+        In host memory this takes one pass, without the interpreter's lock. On a device, both are computed there, by some 60 operations,
+        and arrive a step later; nothing waits for them.
 
         Args:
-            tensor: of any type, in host memory. One with gaps in its memory is copied first. Of a distributed one this rank's part
-                counts. It is not modified, and not kept.
+            tensor: of any type. One with gaps in its memory is copied first. Of a distributed one this rank's part counts. It is not
+                modified, and not kept.
+            then: called with the digest: at once if it is known, else after a later step, in the training thread.
+            lost: called in place of `then`, without arguments, if there is no digest: the tensor is sparse, nested, or without memory,
+                or cannot be read from its device; also in host memory where hookd has no native part.
 
         Returns:
-            None if the elements are not there: on a device, sparse, nested, or without memory; also where hookd has no native part.
+            None if there is no digest, or if the tensor is on a device.
         """
-        return self._host.numeric.digest(tensor)
+        return self._host.numeric.digest(self, tensor, then, lost)
 
     def is_finite(self, tensor: Tensor, *, masks: bool = False) -> bool | Tensor:
         """Return whether no element is NaN or infinite; much faster than a summary, and safe from overflow.

@@ -2,7 +2,7 @@
 
 In each sampled step, in the order in which things happen:
 
-    random       the states of the random number generators of torch, Python and numpy, before the first call of a model
+    random       the states of the random number generators of torch, CUDA, Python and numpy, before the first call of a model
     data         what a model is called with
     forward      what goes into each module, and what comes out
     loss         what the backward begins with
@@ -25,8 +25,10 @@ while no tool reads, nothing is computed. The tool drops a first step that lacks
 Options: `every=N`, the same steps on all ranks of a job; `modules=GLOB|GLOB` (names), `forward=false`, `backward=true` (a hook in the graph for each call, which costs several
 times as much as the rest), `gradients=false`, `update=false` (with the buffers), `buffer=N` (MiB of records that are kept until the first tool reads, which `hookd run --fingerprint` needs for the first steps).
 
-Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and tensors on a device or of a sparse
-or nested kind, which are counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
+The digests of tensors on a device are computed there and arrive a step later: a record is sent once all of its have arrived, or are lost.
+
+Limits: calls that no backward follows are left out, as are those that checkpointing repeats, and sparse or nested tensors, which are
+counted. A tensor that is changed through `.data` between two calls or steps counts as unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +60,12 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from hookd_fingerprint.records import Record
+
 __all__ = ["Fingerprint"]
+
+MOST_WAITING = 8
+"""Number of steps that may wait for numbers of a device."""
 
 
 class Fingerprint(Plugin):
@@ -81,12 +88,13 @@ class Fingerprint(Plugin):
         self.last = context.gauge("last_step", "The last step that was recorded.").labels()
         self.every = context.option("every", 1, least=1)
         self.mark = 0  # of the step before
-        self.entries = Entries(context)
+        self.entries = Entries(context, self._send_complete)
         self.room = context.option("buffer", 0, least=0, most=1024) << 20  # what is left of it
         self.kept: deque[bytes] = deque()  # records for the first tool
+        self.waiting: deque[Record] = deque()  # records of steps that are over, in their order
         self.settings: list[dict[str, object]] = []
         self.reader = 0
-        self.before = -1  # the last step that was recorded in this stream
+        self.before = self.sent = -1  # the last step that was recorded in this stream, and the last that was sent
         self.versions: dict[str, int] = {}  # torch's counts of changes of the parameters, after the optimizer's step
         self.is_open = False  # whether the step in progress is being recorded
 
@@ -100,19 +108,23 @@ class Fingerprint(Plugin):
 
     def _begins(self) -> bool:
         """Whether events of the step in progress are recorded; if so, and this is its first, begin."""
-        reader = self.context.reader
-        if reader != self.reader:
-            if not self.kept:  # else the first tool gets the stream from its beginning
-                self.before = -1
-                self.entries.begin_stream()
-            self.reader = reader
-        if not reader and not self.room:
+        if not self._is_wanted():
             return False
         if not self.is_open:
             self.is_open = True
-            for kind, bits in random_states(self.context):
-                self.entries.add_bits(Place("random", "", 0, kind), bits)
+            for kind, state in random_states():
+                self.entries.add_state(Place("random", "", 0, kind), state)
         return True
+
+    def _is_wanted(self) -> bool:
+        """Whether a tool reads, or the first one is waited for; if it is another tool, begin the stream anew."""
+        reader = self.context.reader
+        if reader != self.reader:
+            if not self.room:  # else the first tool gets the stream from its beginning
+                self._end()
+                self._forget()
+            self.reader = reader
+        return bool(reader or self.room)
 
     @hookimpl
     def forward_pre(self, module: Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], inference: bool) -> None:
@@ -169,7 +181,7 @@ class Fingerprint(Plugin):
         kind = type(optimizer).__name__
         for at, group in enumerate(groups_of(optimizer)):
             self.settings.append({"optimizer": kind, "group": at, **_numbers(group)})
-        self.settings.append({"optimizer": kind, "steps done": self._steps_done(optimizer)})
+        self._add_steps_done(optimizer, kind)
         is_next = self.before == self.context.step - 1
         for name, parameter in parameters if self.has_update else ():
             if not is_next or self.versions.get(name) != of_tensor(parameter, "_version"):
@@ -198,13 +210,18 @@ class Fingerprint(Plugin):
                 if id(parameter) not in owned:
                     self.entries.add(Place("weights", name_within(root.name, path), number, "value"), parameter)
 
-    def _steps_done(self, optimizer: Optimizer) -> float:
-        """Return how many steps the optimizer itself has counted, which is 0 for one that was made anew or does not count."""
+    def _add_steps_done(self, optimizer: Optimizer, kind: str) -> None:
+        """Record how many steps the optimizer itself has counted, which is 0 for one that was made anew or does not count."""
         state = next(iter(_states(optimizer).values()), None)
         steps = state.get("step") if type(state) is dict else None
-        if isinstance(steps, Tensor):
-            return self.context.number(steps) or 0.0
-        return float(steps) if isinstance(steps, (int, float)) else 0.0
+        row: dict[str, object] = {"optimizer": kind, "steps done": 0.0}
+        self.settings.append(row)
+        if not isinstance(steps, Tensor):
+            row["steps done"] = float(steps) if isinstance(steps, (int, float)) else 0.0
+        elif (known := self.context.number(steps)) is not None:
+            row["steps done"] = known
+        else:
+            self.entries.add_number(row, "steps done", steps)
 
     def _add_state(self, name: str, number: int, state: Any) -> None:
         for key, value in state.items() if type(state) is dict else ():
@@ -222,24 +239,19 @@ class Fingerprint(Plugin):
 
     @hookimpl
     def step_done(self, step: int) -> None:
-        """Send the record of the step."""
-        if self.is_open:
+        """End the record of the step, and send those whose numbers have arrived."""
+        if self._is_wanted() and self.is_open:
             if self.has_update:
                 self._add_buffers()
-            head = {
-                "step": step,
-                "is_absolute": self.context.is_step_absolute,
-                "mark": self.context.mark,
-                "settings": self.settings,
-            }
-            if not self.entries.is_full and self._send(self.entries.record(head)):
-                self.entries.know()
-                self.steps.inc()
-                self.before = step
-                self.last.set(step)
-            else:
+            head = {"is_absolute": self.context.is_step_absolute, "mark": self.context.mark, "settings": self.settings}
+            record = self.entries.close(step, head)
+            if record.is_full:
                 self.lost.inc()
+            else:
+                self.waiting.append(record)
+                self.before = step
             self._end()
+        self._send_complete()
         is_due = self._is_next_due(step)
         if self.every > 1:
             self.context.hold(1 if is_due else None)
@@ -253,6 +265,20 @@ class Fingerprint(Plugin):
         if passed > 0:
             return (mark + passed) % (self.every * passed) < passed
         return step % self.every == 0
+
+    def _send_complete(self) -> None:
+        """Send the records that wait for no number, in their order; of too many, also the first, without what it waits for."""
+        self._is_wanted()  # by the tool that the records are for
+        while self.waiting and (not self.waiting[0].waiting or len(self.waiting) > MOST_WAITING):
+            record = self.waiting.popleft()
+            if self._send(record.encoded()):
+                record.know()
+                self.steps.inc()
+                self.sent = record.step
+                self.last.set(record.step)
+            else:
+                self.lost.inc()
+                self.before = self.sent
 
     def _send(self, record: bytes) -> bool:
         if self.context.reader:
@@ -280,11 +306,18 @@ class Fingerprint(Plugin):
         self.settings = []
         self.entries.clear()
 
+    def _forget(self) -> None:
+        """Forget the stream: the next tool knows nothing of it."""
+        self.before = self.sent = -1
+        self.entries.begin_stream()
+        self.waiting.clear()
+        self.kept.clear()
+
     @hookimpl
     def unconfigure(self) -> None:
         """Forget what belongs to the training."""
         self._end()
-        self.kept.clear()
+        self._forget()
 
 
 def _states(optimizer: Optimizer) -> dict[int, Any]:

@@ -1,42 +1,25 @@
-"""Collect the digests of a step, and encode them for the tool.
-
-A record is the length of a JSON object in four bytes, the object, and the entries. The object has the step, its mark (see `Context.mark`), the settings of the
-optimizers, the number of tensors that could not be read, and the keys that are new: a key is a list of phase, name, number of the call
-in the step, slot, dtype and shape. `at` is the number of the first new key; earlier keys with that number or a higher one are forgotten.
-"""
+"""Collect the digests of a step."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import Parameter
 
 from hookd import of_tensor, tensor_ref
+from hookd_fingerprint.records import Keys, Reading, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
 
-    from hookd import Context, Digest
+    from hookd import Context
 
-ENTRY = Struct("=IIQddd")
-"""An entry: the number of its key, elements that are not finite, digest, norm, least and greatest finite element; 0 without numbers."""
-
-NOTHING = (0.0, 0.0, 0.0)
-MOST_BYTES, MOST_KEYS = 32 << 20, 1 << 17
-"""Limits on the entries of a step, and on the keys of a stream."""
-MOST = 0xFFFFFFFF
-"""The largest number of elements that are not finite."""
-
-Key = tuple[str, str, int, str, str, "tuple[int, ...]"]
-"""A `Place`, with the dtype and the shape of what was there."""
-
-
+MOST_KEYS = 1 << 17
+"""Limit on the keys of a stream."""
 PLAIN = (Tensor, Parameter)
 
 
@@ -62,17 +45,19 @@ class Place(NamedTuple):
 
 
 class Entries:
-    """The entries of the step in progress, and the keys of the stream."""
+    """The entries of the step in progress, and the keys of the stream.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._keys: dict[Key, int] = {}
-        self._new: list[Key] = []
-        self._entries = bytearray()
+    Args:
+        context: of the plugin.
+        complete: called when a record that was closed is complete.
+    """
+
+    def __init__(self, context: Context, complete: Callable[[], None]) -> None:
+        self._context, self._complete = context, complete
+        self._keys = Keys()
+        self._record = Record(self._keys, complete)
         self._calls: dict[str, int] = {}
-        self._unread = 0
-        self.is_full = False  # whether the step has more entries than are kept
-        self._known: dict[int, tuple[Callable[[], Any], int, Digest | None]] = {}  # by the id of a tensor of this step
+        self._known: dict[int, tuple[Callable[[], Any], int, Reading]] = {}  # by the id of a tensor of this step
 
     def begin_call(self, name: str) -> int:
         """Return the number of a call in this step, from 0."""
@@ -83,69 +68,66 @@ class Entries:
         """Return the number of the last call that has begun."""
         return self._calls.get(name, 0)
 
-    def add_bits(self, place: Place, bits: int) -> None:
-        """Add an entry that only has a digest."""
-        self._append((*place, "", ()), bits)
+    def add_state(self, place: Place, state: Tensor) -> None:
+        """Add the state of a generator, whose type and shape mean nothing."""
+        self._read(state).add((*place, "", ()))
 
     def add(self, place: Place, tensor: Any) -> None:
         """Add a tensor. One that the training computes is read once, though it comes out of one module and goes into others."""
         is_plain = type(tensor) in PLAIN  # then an attribute is torch's own, without the detour of `of_tensor`
         node = tensor.grad_fn if is_plain else of_tensor(tensor, "grad_fn")
-        digest = self._context.digest(tensor) if node is None else self._digest_once(tensor)
-        if digest is None:
-            self._unread += 1
+        reading = self._read(tensor) if node is None else self._read_once(tensor)
+        if reading.is_lost:  # a nested tensor, for example, has no shape
+            self._record.unread += 1
             return
         dtype, shape = (
             (tensor.dtype, tensor.shape) if is_plain else (of_tensor(tensor, "dtype"), of_tensor(tensor, "shape"))
         )
-        key = (*place, _name(dtype), tuple(shape))
-        found = digest.summary
-        if found is None:
-            self._append(key, digest.bits)
-            return
-        bad = found.nans + found.infs
-        ends = NOTHING if bad == found.count else (found.norm, found.min, found.max)
-        self._append(key, digest.bits, min(bad, MOST), ends)
+        reading.add((*place, _name(dtype), tuple(shape)))
 
-    def _digest_once(self, tensor: Any) -> Digest | None:
+    def add_number(self, row: dict[str, object], name: str, number: Tensor) -> None:
+        """Put a number on a device into a row of the step's settings, once it has arrived."""
+        record = self._record
+
+        def arrive(numbers: list[float]) -> None:
+            row[name] = numbers[0]
+            record.arrive()
+
+        if self._context.is_readable(number) and number.numel() == 1:
+            record.wait()
+            copy = number.detach().clone()  # the optimizer is about to change it
+            self._context.later([copy], arrive, record.arrive)
+
+    def _read(self, tensor: Any) -> Reading:
+        reading = Reading(self._record)
+        self._context.digest(tensor, reading.arrive, reading.lose)
+        return reading
+
+    def _read_once(self, tensor: Any) -> Reading:
         version = of_tensor(tensor, "_version")
-        ref, then, digest = self._known.get(id(tensor), (None, 0, None))
-        if ref is None or ref() is not tensor or then != version:
-            digest = self._context.digest(tensor)
-            self._known[id(tensor)] = tensor_ref(tensor), version, digest
-        return digest
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version:
+            return known[2]
+        reading = self._read(tensor)
+        self._known[id(tensor)] = tensor_ref(tensor), version, reading
+        return reading
 
-    def _append(self, key: Key, bits: int, bad: int = 0, ends: tuple[float, float, float] = NOTHING) -> None:
-        if len(self._entries) >= MOST_BYTES:
-            self.is_full = True
-            return
-        number = self._keys.get(key)
-        if number is None:
-            number = self._keys[key] = len(self._keys)
-            self._new.append(key)
-        self._entries += ENTRY.pack(number, bad, bits, *ends)
-
-    def record(self, head: Mapping[str, object]) -> bytes:
-        """Return the record of the step."""
-        at = len(self._keys) - len(self._new)
-        whole = json.dumps({**head, "unread": self._unread, "at": at, "keys": self._new}).encode()
-        return len(whole).to_bytes(4, "little") + whole + self._entries
-
-    def know(self) -> None:
-        """Note that the tool has the keys of the last record."""
-        self._new = []
+    def close(self, step: int, head: Mapping[str, object]) -> Record:
+        """End the step, and return its record."""
+        record = self._record
+        record.close(step, head)
         if len(self._keys) > MOST_KEYS:  # shapes that change without end
             self.begin_stream()
+        self.clear()
+        return record
 
     def begin_stream(self) -> None:
         """Forget the keys: the next reader knows none."""
-        self._keys.clear()
-        self._new = []
+        self._keys = Keys()
+        self.clear()
 
     def clear(self) -> None:
         """Forget the step."""
-        self._entries.clear()
+        self._record = Record(self._keys, self._complete)
         self._calls.clear()
         self._known.clear()
-        self.is_full = False
-        self._unread = 0

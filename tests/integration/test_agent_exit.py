@@ -84,6 +84,27 @@ assert begun.wait(60)
 """
 
 
+WITH_NUMBERS_ON_A_DEVICE = """
+from hookd.target.tensors import deferred, statistics
+statistics.on_host, statistics.LOOKS_IN_C = lambda tensor: False, False
+asked = []
+deferred._Copy.is_over = lambda copy: asked.append(copy) or len(asked) > 5
+
+class Sums(Plugin):
+    name = "sums"
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+
+    @hookimpl
+    def forward(self, output):
+        self.context.summary(output, lambda summary: print(summary.count, flush=True))
+
+start("sums")
+torch.nn.Linear(3, 2)(torch.ones(4, 3)).sum().backward()
+"""
+
+
 def ended(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", PREAMBLE + code + "sys.exit(7)"], cwd=REPOSITORY, env=tool_environment(),
@@ -102,3 +123,8 @@ def test_the_process_ends_with_its_own_status(code) -> None:
 def test_a_handler_of_the_end_may_still_detach() -> None:
     process = ended(IN_A_HANDLER_THAT_DETACHES)
     assert (process.stdout, process.stderr, process.returncode) == ("unconfigured\nidentity\n", "", 7)
+
+
+def test_numbers_that_a_device_still_has_at_the_end_arrive() -> None:
+    process = ended(WITH_NUMBERS_ON_A_DEVICE)
+    assert (process.stdout, process.stderr, process.returncode) == ("8\n", "", 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -11,7 +12,8 @@ from torch import nn
 
 from hookd import Plugin, hookimpl
 from hookd.api.summary import Summary
-from hookd.target.tensors import statistics
+from hookd.target.tensors import device_digest, statistics
+from hookd.tool.fingerprints.steps import Decoder
 from tests.support.agent import running
 from tests.support.cuda import nothing_waits
 
@@ -66,6 +68,45 @@ def test_the_sums_are_those_of_the_host(dtype):
     tensor[1::1000] = -float("inf")
     there = Summary.of_sums(statistics.device_sums(tensor.cuda()).tolist())
     assert list(there) == pytest.approx(list(Summary.of_sums(statistics.host_sums(tensor))), rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("size", [1, 100_001, 9_000_000])
+def test_the_digest_is_that_of_the_same_operations_on_the_host_and_of_the_kernel(dtype, size):
+    tensor = (torch.randn(size) * 3).to(dtype)
+    there = tensor.cuda()
+    with nothing_waits():
+        parts = device_digest.digest_parts(there)
+    assert torch.equal(parts.cpu(), device_digest.digest_parts(tensor))
+    if importlib.util.find_spec("triton") is not None:
+        from hookd.target.tensors.device_kernel import WIDTHS, launch
+
+        launch(there, has_sums=dtype in WIDTHS)  # compiles it
+        with nothing_waits():
+            parts, rows = launch(there, has_sums=dtype in WIDTHS)
+        assert torch.equal(parts.cpu(), device_digest.digest_parts(tensor))
+        if rows is not None:
+            expected = statistics.device_sums(there)
+            torch.testing.assert_close(statistics._combined(rows), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_step_waits_for_a_fingerprint_and_all_steps_are_recorded():
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.1), nn.Linear(64, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    batches = [torch.randn(32, 64).cuda() for _ in range(6)]
+    with running("fingerprint", options={"every": "1", "buffer": "64"}) as agent:
+        for batch in batches:
+            with nothing_waits():
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        torch.cuda.synchronize()
+        agent.parts.numeric.later.finish(0.0)
+        steps, decoder = agent.plugin("fingerprint").kept, Decoder()
+        found = [decoder.step(record) for record in steps]
+    assert [step.number for step in found] == [1, 2, 3, 4, 5]
+    assert not any(step.unread for step in found)
+    assert {key.slot for key in found[0].entries if key.phase == "random"} >= {"torch", "cuda:0"}
 
 
 @pytest.mark.parametrize("plugins", [(Sums,), ("activations",)], ids=["sums", "activations"])

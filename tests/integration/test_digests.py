@@ -1,9 +1,11 @@
-"""Digests of tensors, held against another implementation of XXH3."""
+"""Digests of tensors, compared with other implementations of XXH3 and mix64."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import random
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 import xxhash
 
 from hookd.api.summary import Summary
+from hookd.target.tensors import device_digest, statistics
 from hookd.target.tensors.statistics import Numeric
 
 DTYPES = [
@@ -64,15 +67,13 @@ def random_tensor(rng):
 
 
 def test_ten_thousand_tensors_have_the_digest_of_a_contiguous_copy_and_their_summary(numeric):
-    import random
-
     rng = random.Random(0)
     torch.manual_seed(0)
     context = SimpleNamespace()
     for _ in range(10_000):
         tensor = random_tensor(rng)
         copied = tensor.resolve_conj().contiguous()
-        digest = numeric.digest(tensor)
+        digest = numeric.digest(None, tensor, None, None)
         assert digest.bits == xxhash.xxh3_64_intdigest(bytes_of(copied)), (tensor.dtype, tensor.shape, tensor.stride())
         if digest.summary is not None:
             known = numeric.summary(context, copied, None)
@@ -80,17 +81,31 @@ def test_ten_thousand_tensors_have_the_digest_of_a_contiguous_copy_and_their_sum
             assert repr(digest.summary) == repr(known)
 
 
-def test_a_digest_changes_nothing_and_is_none_where_there_are_no_elements(numeric):
+def freed():
+    tensor = torch.randn(5)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_a_digest_changes_nothing_and_is_lost_where_there_are_no_elements(numeric, place):
     tensor = torch.randn(33, 17, requires_grad=True) * 2
     before = tensor._version, tensor.detach().clone()
-    numeric.digest(tensor)
+    seen = []
+    numeric.digest(None, tensor, lambda digest: seen.append(digest.summary.count), None)
+    for missing in (torch.randn(3, 3).to_sparse(), torch.empty(3, device="meta"), freed()):
+        assert numeric.digest(None, missing, seen.append, lambda: seen.append("lost")) is None
+    numeric.later.end_step()
+    assert sorted(seen, key=str) == [33 * 17, "lost", "lost", "lost"]
     assert tensor._version == before[0]
     assert torch.equal(tensor, before[1])
-    assert numeric.digest(torch.randn(3, 3).to_sparse()) is None
-    assert numeric.digest(torch.empty(3, device="meta")) is None
-    freed = torch.randn(5)
-    freed.untyped_storage().resize_(0)
-    assert numeric.digest(freed) is None
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request, monkeypatch):
+    """Where tensors seem to be."""
+    if request.param == "device":
+        monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
+    return request.param
 
 
 def test_two_tensors_that_differ_in_one_bit_never_have_one_digest(numeric):
@@ -102,3 +117,82 @@ def test_two_tensors_that_differ_in_one_bit_never_have_one_digest(numeric):
         seen.add(calls.digest(data.data_ptr(), 4096, level))
         data[bit // 8] = 0
     assert len(seen) == 1 + len(range(0, 4096 * 8, 3))
+
+
+def mixed(x):
+    for factor in (0xD6E8FEB86659FD93, 0xD6E8FEB86659FD93, 1):
+        x = (x ^ (x >> 32)) * factor % 2**64
+    return x
+
+
+def mix64(data):
+    """The definition of mix64, in Python's integers."""
+    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+    terms = (mixed((word + 0x9E3779B97F4A7C15 * at) % 2**64) for at, word in enumerate(words, 1))
+    return mixed((0x9E3779B97F4A7C15 * len(data) + sum(terms)) % 2**64)
+
+
+@pytest.mark.parametrize("chunk", [device_digest.CHUNK, 64])
+def test_on_a_device_each_tensor_has_the_digest_of_a_contiguous_copy_and_its_summary_a_step_later(
+    numeric, monkeypatch, chunk
+):
+    monkeypatch.setattr(device_digest, "CHUNK", chunk)
+    rng = random.Random(0)
+    torch.manual_seed(0)
+    expected = [(torch.arange(size, dtype=torch.uint8), None) for size in (0, 1, 7, 8, 9, 63, 64, 65)]
+    found = []
+    for _ in range(1000):
+        tensor = random_tensor(rng)
+        expected.append((tensor, numeric.digest(None, tensor, None, None).summary))
+    monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
+    for tensor, _ in expected:
+        assert numeric.digest(None, tensor, found.append, lambda: found.append(None)) is None
+    assert found == []
+    numeric.later.end_step()
+    for (tensor, summary), digest in zip(expected, found, strict=True):
+        assert digest.algorithm == "mix64"
+        assert digest.bits == mix64(bytes_of(tensor.resolve_conj().contiguous())), (tensor.dtype, tensor.shape)
+        assert (digest.summary is None) == (summary is None)
+        if summary is not None:
+            exact = ("count", "min", "max", "zeros", "nans", "infs", "negative_infs")
+            got, want = ([getattr(one, name) for name in exact] for one in (digest.summary, summary))
+            assert got == pytest.approx(want, rel=0, abs=0, nan_ok=True)
+            if tensor.dtype not in (torch.float64, torch.complex128):  # their squares overflow
+                assert digest.summary.norm == pytest.approx(summary.norm, rel=1e-5)
+
+
+def of_device(tensor):
+    size = tensor.numel() * tensor.element_size()
+    return device_digest.digest_of_parts(device_digest.digest_parts(tensor).tolist(), size)
+
+
+def changed(tensor):
+    """Yield copies of [n] float32 that differ where sums and checksums often do not notice it."""
+    bits, half = tensor.view(torch.int32), len(tensor) // 2
+    for at in range(64):
+        yield bits ^ (torch.arange(len(bits)) == at).int()  # one ulp
+    for pair in combinations(range(40), 2):
+        flipped = bits.clone()
+        flipped[list(pair)] ^= -(2**31)  # both signs
+        yield flipped
+        swapped = bits.clone()
+        swapped[list(pair)] = bits[list(reversed(pair))]
+        yield swapped
+    yield torch.cat([bits[half:], bits[:half]])
+    yield bits.flip(0)
+    yield bits.roll(1)
+    yield bits[:-1]
+    yield torch.cat([bits, bits[:1] * 0])
+    yield bits.neg()
+    for _ in range(200):
+        yield bits[torch.randperm(len(bits))]
+
+
+@pytest.mark.parametrize("make", [torch.randn, torch.ones, torch.arange], ids=["random", "constant", "ascending"])
+def test_changes_that_sums_do_not_notice_change_the_digest_on_a_device(make):
+    torch.manual_seed(0)
+    tensor = make(1000).float()
+    other = {tuple(one.tolist()) for one in changed(tensor)} - {tuple(tensor.view(torch.int32).tolist())}
+    digests = {of_device(torch.tensor(one, dtype=torch.int32)) for one in other}
+    assert of_device(tensor) not in digests
+    assert len(digests) == len(other)

@@ -6,7 +6,9 @@ import functools
 
 import pytest
 
+from hookd.target.tensors import statistics
 from hookd.tool.fingerprints import comparison
+from tests.faults import partings
 from tests.faults.partings import PARTINGS, Data, Net, adam, compared, learn, recorded
 
 
@@ -23,6 +25,44 @@ def test_in_equal_trainings_nothing_is_found(parting, tmp_path):
     found = comparison.compare(*runs)
     assert (found.code, found.notes) == (comparison.EQUAL, [])
     assert found.compared >= 13
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Return a function that makes all tensors seem to be on a device."""
+
+    def pretend():
+        monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
+        monkeypatch.setattr(statistics, "LOOKS_IN_C", False)
+
+    return pretend
+
+
+@pytest.mark.parametrize("train", [partings.one_ulp, partings.dropout_state, partings.forgotten_optimizer])
+def test_on_a_device_the_place_is_named_and_in_equal_trainings_nothing_is_found(device, tmp_path, train):
+    device()
+    parting = next(one for one in PARTINGS if one.train is train)
+    plain, *changed = (
+        recorded(functools.partial(train, is_changed=name != "a"), tmp_path / name) for name in ("a", "b", "c")
+    )
+    found = comparison.compare(plain, changed[0])
+    assert (found.code, found.phase, found.name) == (comparison.DIFFERENT, parting.phase, parting.name), found.sentence
+    assert parting.words in found.sentence
+    same = comparison.compare(*changed)
+    assert (same.code, same.notes, same.compared) == (comparison.EQUAL, [], 13)
+
+
+@pytest.mark.parametrize("train", [partings.seed, partings.clipping, partings.layer_in_bfloat16])
+def test_a_run_on_a_device_is_compared_with_one_in_host_memory_by_norms_and_ends(device, tmp_path, train):
+    parting = next(one for one in PARTINGS if one.train is train)
+    host = recorded(functools.partial(train, is_changed=False), tmp_path / "host")
+    device()
+    same, changed = (recorded(functools.partial(train, is_changed=x), tmp_path / str(x)) for x in (False, True))
+    for found in comparison.compare(host, same), comparison.compare(same, host):
+        assert (found.code, found.compared) == (comparison.EQUAL, len(same.steps)), found.sentence
+        assert "digests are of two kinds" in found.notes[0]
+    found = comparison.compare(host, changed)
+    assert (found.code, found.phase, found.name) == (comparison.DIFFERENT, parting.phase, parting.name), found.sentence
 
 
 def training(steps, data_at=0, state=None):

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 AGREED_END_S = 5.0
 """How long a detach waits for the step at which all ranks stop the plugins that change the training."""
+LAST_NUMBERS_S = 2.0
+"""Timeout, at the end of the process, of numbers that are still on a device: it may hang."""
 TICK_END_S = 2.0
 """How long the end of the process waits for the current work of hookd's own threads."""
 ORPHAN_S = 60.0
@@ -422,6 +424,8 @@ class Agent:
             self.parts.steps.finish()
             self.parts.tracing.exiting()
             self._queries.exiting()
+        with contextlib.suppress(*Failure):
+            self.parts.numeric.later.finish(LAST_NUMBERS_S)
         self.parts.background.finish(EXIT_S)
         self._work.end(TICK_END_S)
         with contextlib.suppress(Exception):

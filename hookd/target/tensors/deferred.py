@@ -18,7 +18,7 @@ import torch
 
 from hookd.target.tensors import torch_state
 from hookd.target.tensors.host_memory import PLAIN, is_readable
-from hookd.wire.originals import RLock
+from hookd.wire.originals import RLock, clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -194,6 +194,14 @@ class Later:
                     torch_state.set_grad_enabled(was)
                 finally:
                     torch_state.leave(undo)
+
+    def finish(self, seconds: float) -> None:
+        """Deliver the numbers that arrive within this time: no step follows."""
+        deadline = clock.monotonic() + seconds
+        self.end_step()
+        while self._sent and clock.monotonic() < deadline:
+            clock.sleep(0.002)
+            self.end_step()
 
     def collect(self) -> None:
         """Deliver and send between two calls, if many numbers wait: code that makes no steps must not fill the memory."""

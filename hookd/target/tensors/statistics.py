@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookd.api.digest import Digest
+from hookd.api.digest import MIX64, Digest
 from hookd.api.passive import of_tensor
 from hookd.api.summary import Largest, Summary
 from hookd.target.tensors import kernel
 from hookd.target.tensors.deferred import Later
+from hookd.target.tensors.device_digest import PARTS, digest_of_parts, digest_parts
+from hookd.target.tensors.fused import Fused
 from hookd.target.tensors.host_memory import PLAIN, STRIDED, is_readable, locate_all
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Numeric:
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
         self.kernel = kernel.load()
         self.later = Later(deliver)
+        self._fused = Fused()
         self.ask = self.later.ask  # of `Context.later`
         self.at_once: Callable[[list[Tensor], bool, int], float | None] = _nothing
         self.number_at_once: Callable[[Tensor], float | None] = _no_number
@@ -85,15 +88,54 @@ class Numeric:
             then(summary)
         return summary
 
-    def digest(self, tensor: Tensor) -> Digest | None:
+    def digest(
+        self,
+        context: Context,
+        tensor: Tensor,
+        then: Callable[[Digest], None] | None,
+        lost: Callable[[], None] | None,
+    ) -> Digest | None:
         """Implement `Context.digest`."""
+        plain = tensor if self._is_common(tensor) else _contiguous(tensor)
+        if plain is not None and not on_host(plain):
+            if then is not None:
+                self._digest_later(context, plain, then, lost)
+            return None
         made = self.kernel
-        plain = tensor if made is None or self._is_common(tensor) else _contiguous(tensor)
         found = None if made is None or plain is None else made.digest(plain)
         if found is None:
+            if lost is not None:
+                lost()
             return None
         bits, sums = found
-        return Digest(bits, None if sums is None else Summary.of_sums(sums))
+        digest = Digest(bits, None if sums is None else Summary.of_sums(sums))
+        if then is not None:
+            then(digest)
+        return digest
+
+    def _digest_later(
+        self, context: Context, block: Tensor, then: Callable[[Digest], None], lost: Callable[[], None] | None
+    ) -> None:
+        """Request a digest of a contiguous tensor on a device."""
+        size = block.numel() * block.element_size()
+        has_sums = size > 0 and block.dtype in kernel.DTYPES
+        try:
+            fused = self._fused.run(context, block, has_sums=has_sums) if size else None
+            if fused is not None:
+                parts, rows = fused
+                sums = None if rows is None else _combined(rows)
+            else:
+                parts, sums = digest_parts(block), device_sums(block) if has_sums else None
+        except RuntimeError:  # the device's memory is full, or it lacks one of the operations
+            if lost is not None:
+                lost()
+            return
+
+        def arrive(numbers: list[float]) -> None:
+            summary = Summary.of_sums(numbers[:-PARTS]) if has_sums else None
+            then(Digest(digest_of_parts(numbers[-PARTS:], size), summary, MIX64))
+
+        self.later.ask(context, [parts] if sums is None else [sums, parts], arrive, lost)
 
     def is_finite(self, tensor: Tensor, *, masks: bool) -> bool | Tensor:
         """Implement `Context.is_finite`."""
@@ -283,13 +325,16 @@ def real(tensor: Tensor) -> Tensor | None:
 
 
 def _contiguous(tensor: Tensor) -> Tensor | None:
-    """Return a tensor in host memory as one block of real numbers or others, a copy if it has gaps; None if it is not there."""
+    """Return a tensor as one block of real numbers or others, a copy if it has gaps; None if its elements are not there."""
     plain = tensor if type(tensor) in PLAIN else _stored(tensor)
     if plain is None or plain.layout is not STRIDED or of_tensor(plain, "is_nested"):
         return None
-    if not on_host(plain) or plain.is_meta or (plain.numel() and not is_readable(plain)):
+    if plain.is_meta or (plain.numel() and not is_readable(plain)):
         return None
-    plain = plain.detach().resolve_conj().resolve_neg().contiguous()
+    try:
+        plain = plain.detach().resolve_conj().resolve_neg().contiguous()
+    except RuntimeError:  # there is no memory for a copy
+        return None
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
@@ -396,7 +441,11 @@ def device_sums(tensor: Tensor) -> Tensor:
 
     A large tensor is reduced in parts, so that the temporaries fit on a device that is nearly full.
     """
-    parts = torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)])
+    return _combined(torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)]))
+
+
+def _combined(parts: Tensor) -> Tensor:
+    """Return the [9] sums of a tensor, given the [n, 9] sums of its parts."""
     if len(parts) == 1:
         return parts[0]
     counts, means = parts[:, 0], parts[:, 1]

@@ -37,7 +37,7 @@ class RecordedFile(TypedDict):
     lost: int
     """Number of steps that came faster than they could be written."""
     unread: int
-    """Number of tensors of the last step that were not in host memory."""
+    """Number of tensors of the last step that could not be read."""
     bytes: int
     """Size of the file."""
     is_ended: bool

@@ -29,6 +29,13 @@ class Pair(NamedTuple):
     b: Entry | None
     kinds: tuple[str, str]
     """Dtype and shape of both, in words."""
+    algorithms: tuple[str, str]
+    """Those of both digests; "" where one lacks it."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether both have a digest, of two algorithms, so that the digests say nothing."""
+        return all(self.algorithms) and self.algorithms[0] != self.algorithms[1]
 
 
 def offset(a: Fingerprint, b: Fingerprint) -> tuple[int, str]:
@@ -126,7 +133,8 @@ def pairs(a: Step, b: Step) -> list[Pair]:
     found = []
     for spot in spots:
         (first, one), (second, other) = ours.get(spot, (None, None)), theirs.get(spot, (None, None))
-        found.append(Pair(spot, one, other, (_kind(first), _kind(second))))
+        algorithms = "" if first is None else first.algorithm, "" if second is None else second.algorithm
+        found.append(Pair(spot, one, other, (_kind(first), _kind(second)), algorithms))
     return found
 
 

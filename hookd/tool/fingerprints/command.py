@@ -113,5 +113,5 @@ def message(path: Path, recorded: Recorded) -> str:
         text += f"; {recorded.lost} steps are missing, since they came faster than they could be written: see --every, --modules"
     if recorded.unread:
         what = "tensor" if recorded.unread == 1 else "tensors"
-        text += f"; {recorded.unread} {what} of a step could not be read: on a device, or sparse"
+        text += f"; {recorded.unread} {what} of a step could not be read: sparse, or lost on a device"
     return text

@@ -20,6 +20,8 @@ EQUAL, DIFFERENT, INCOMPARABLE = 0, 1, 2
 """Exit codes of `hookd diff`."""
 CALLS = ("data", "forward", "loss", "backward")
 """Phases of which each call counts."""
+ROUNDING = 1e-5
+"""Relative difference of norms that a device and a processor compute of equal elements, which they add up in another order."""
 LOOKED_AT = 20
 """Equal steps before the first difference in which a generator that differs shows that nothing depends on it."""
 
@@ -140,6 +142,7 @@ class _Comparer:
         self._tolerance, self._phases, self._names = terms.tolerance, terms.phases, dict(terms.names)
         self._only: set[tuple[str, str]] = set()  # phases and names that only one of the runs ever has
         self._unused: set[str] = set()  # generators that nothing draws from
+        self._is_mixed = False  # whether the digests of the runs are of two algorithms
 
     def guess(self, common: list[int]) -> list[str]:
         """Find modules that B calls otherwise, from the first step with entries; return notes on them."""
@@ -165,7 +168,21 @@ class _Comparer:
                 )
         if unread := max(one.unread, other.unread):
             what = "tensor of a step was" if unread == 1 else "tensors of a step were"
-            notes.append(f"{unread} {what} not read, and not compared: on a device, or sparse.")
+            notes.append(f"{unread} {what} not read, and not compared: sparse, or lost on a device.")
+        return notes + self._mixed(common)
+
+    def _mixed(self, common: Sequence[int]) -> list[str]:
+        """Find tensors of which the runs have digests of two algorithms; return notes on them."""
+        whole = [step for step in common if self.is_whole(step)]
+        most = max((sum(pair.is_mixed for pair in self.pairs(step)) for step in whole[:LOOKED_AT]), default=0)
+        if not most:
+            return []
+        self._is_mixed = True
+        what = "1 tensor" if most == 1 else f"{most} tensors"
+        how = "the norm, the least and the greatest element were compared, and nothing of integers"
+        notes = [f"Only one run computed {what} of a step on a device, so that the digests are of two kinds: {how}."]
+        if dropped := len(common) - len(whole):
+            notes.append(f"Of {dropped} steps only digests were kept; they were not compared.")
         return notes
 
     def _constant(self, steps: Sequence[int]) -> set[str]:
@@ -223,7 +240,7 @@ class _Comparer:
         if self._a.digests[step] == self._b.digests[step + self._later]:
             return True
         if not self.is_whole(step):
-            return False
+            return self._is_mixed
         pairs = [pair for pair in self.pairs(step) if pair.spot[0] != "random"]
         return not self.settings(step) and all(map(self.is_same, pairs))
 
@@ -245,11 +262,19 @@ class _Comparer:
             if phase == "gradients":  # of a parameter that both have
                 return ("weights", name) in self._only
             return phase not in CALLS or (phase, name) in self._only
-        if one.bits == other.bits and (self._tolerance or pair.kinds[0] == pair.kinds[1]):
+        is_one_kind = pair.kinds[0] == pair.kinds[1]
+        if pair.is_mixed:
+            return one.bad == other.bad and self._is_near(one, other) and bool(self._tolerance or is_one_kind)
+        if one.bits == other.bits and (self._tolerance or is_one_kind):
             return True
         if not self._tolerance or one.bad != other.bad or not (one.norm or other.norm):
             return False
         return _relative(one, other) <= self._tolerance
+
+    def _is_near(self, a: Entry, b: Entry) -> bool:
+        """Whether the numbers of two entries are equal, but for the rounding of their norms."""
+        ends = (a.least, a.greatest) == (b.least, b.greatest)
+        return (ends and _relative(a, b) <= ROUNDING) or _relative(a, b) <= self._tolerance
 
     def growth(self, step: int) -> Growth:
         """Return how different a step is."""

@@ -181,8 +181,8 @@ class _Step:
         return all(phase in self._pairs for phase in phases)
 
     def _draws_otherwise(self) -> bool:
-        """Whether torch's generator differs; modules draw from no other."""
-        return any(pair.spot[3] == "torch" for pair in self._differing.get("random", ()))
+        """Whether a generator of torch differs; modules draw from no other."""
+        return any(pair.spot[3].startswith(("torch", "cuda:")) for pair in self._differing.get("random", ()))
 
     # -- what the model computes
 

@@ -1,7 +1,9 @@
 """The file of a fingerprint: lines of JSON, which any program can read.
 
     {"hookd fingerprint": 1, "run": …, "rank": …, …}       the first line; the number is the version of the format
-    {"keys": [[phase, name, call, slot, dtype, shape], …]}  keys that are new; they are counted from 0 through the file
+    {"keys": [[phase, name, call, slot, dtype, shape], …]}  keys that are new; they are counted from 0 through the file. A key of a tensor
+                                                            on a device has the algorithm of its digest, "mix64", at its end; the
+                                                            others are XXH3 with 64 bits: see `hookd.Digest`
     {"step": 17, "is_absolute": true, "digest": "…", "mark": 0, "settings": […], "unread": 0,
      "entries": [[key, digest, bad, norm, least, greatest], …]}     a step, see `steps.Step`
     {"step": 16, "digest": "…"}                             a step whose entries were dropped to keep the file small
@@ -108,7 +110,7 @@ class Writer:
         new = [key for key in step.entries if key not in self._keys]
         if new:
             self._keys.update({key: len(self._keys) + at for at, key in enumerate(new)})
-            self._line({"keys": new})
+            self._line({"keys": [key.row() for key in new]})
         digest = step.digest()
         entries = [[self._keys[key], f"{one.bits:016x}", *one[1:]] for key, one in step.entries.items()]
         self._line({
@@ -153,16 +155,16 @@ class Writer:
         self, steps: Mapping[int, bytes], lines: list[bytes], whole: set[int], listed: set[int]
     ) -> Iterator[bytes]:
         """Yield the lines of the steps that are kept, with the keys that they need."""
-        keys = [tuple(key) for line in lines if line.startswith(b'{"keys"') for key in json.loads(line)["keys"]]
+        keys = [key_of(key) for line in lines if line.startswith(b'{"keys"') for key in json.loads(line)["keys"]]
         self._keys = {}
         for step, line in steps.items():
             row = json.loads(line) if step in whole or step in listed else {}
             if step in whole and "entries" in row:
-                found = [key_of([*keys[entry[0]][:5], list(keys[entry[0]][5])]) for entry in row["entries"]]
+                found = [keys[entry[0]] for entry in row["entries"]]
                 new = [key for key in dict.fromkeys(found) if key not in self._keys]
                 self._keys.update({key: len(self._keys) + at for at, key in enumerate(new)})
                 if new:
-                    yield _encoded({"keys": new})
+                    yield _encoded({"keys": [key.row() for key in new]})
                 row["entries"] = [
                     [self._keys[key], *entry[1:]] for key, entry in zip(found, row["entries"], strict=True)
                 ]

@@ -42,7 +42,7 @@ class Recorded:
         first, last: numbers of the first and the last step; 0 if there are none.
         steps: number of steps in the file.
         lost: steps that were not read in time.
-        unread: tensors of the last step that were not in host memory.
+        unread: tensors of the last step that could not be read.
         bytes: size of the file.
         is_ended: whether the process ended meanwhile.
         is_detached: whether hookd was detached from it meanwhile.

@@ -1,6 +1,6 @@
 """The digests of one training step, and how they arrive from the target.
 
-Plugin `fingerprint` sends them: `plugins/hookd_fingerprint/entries.py` describes the records. What the target sends is not trusted.
+Plugin `fingerprint` sends them: `plugins/hookd_fingerprint/records.py` describes the records. What the target sends is not trusted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ COMPARED = (*PHASES, "settings")
 """What `hookd diff` compares: the phases, and the settings of the optimizers."""
 BEFORE_UPDATE = ("random", "data", "forward", "loss", "backward", "gradients")
 """The parts that every step has."""
-_ENTRY = struct.Struct("=IIQddd")
+ALGORITHMS = XXH3, MIX64 = "xxh3", "mix64"
+"""Algorithms of digests, see `hookd.Digest`."""
+_ENTRY = struct.Struct("=IIBQddd")
+_UNREAD = 255
+"""The algorithm of a tensor whose digest did not arrive from its device."""
 _MOST_KEYS, _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 20, 1000, 64
 
 
@@ -38,6 +42,7 @@ class Key(NamedTuple):
         slot: `input 0`, `output 0`, `grad of output 0`, `value`, `grad`, or what a generator or an optimizer calls it.
         dtype: as torch names it; "" for what is not a tensor.
         shape: of the tensor.
+        algorithm: of the digest, one of ALGORITHMS; the tensor was on a device if it is not XXH3.
     """
 
     phase: str
@@ -46,6 +51,11 @@ class Key(NamedTuple):
     slot: str
     dtype: str
     shape: tuple[int, ...]
+    algorithm: str = XXH3
+
+    def row(self) -> list[object]:
+        """Return the key as a file has it, in which XXH3 goes without saying."""
+        return list(self[:6] if self.algorithm == XXH3 else self)
 
 
 class Entry(NamedTuple):
@@ -73,7 +83,7 @@ class Step:
         is_absolute: whether it counts from the beginning of the training, rather than from the attach.
         mark: the same for a step on all ranks of a job, which may count otherwise; 0 if there is none. See `hookd.Context.mark`.
         settings: those of the optimizers, a mapping for each group.
-        unread: number of tensors that are missing, since they were not in host memory.
+        unread: number of tensors that are missing, since they could not be read.
         entries: in the order in which they were read.
     """
 
@@ -88,7 +98,7 @@ class Step:
         """Return the digest of the step, 16 hexadecimal digits: equal for steps with equal entries and settings."""
         whole = blake2b(digest_size=8)
         for key, entry in self.entries.items():
-            whole.update(json.dumps([*key, *entry]).encode())
+            whole.update(json.dumps([*key.row(), *entry]).encode())
         whole.update(json.dumps(list(self.settings), sort_keys=True).encode())
         return whole.hexdigest()
 
@@ -136,8 +146,14 @@ class Decoder:
             count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"]),
             mark=count(head["mark"]),
         )  # fmt: skip
-        for number, bad, bits, *ends in _ENTRY.iter_unpack(record[end:]):
-            step.entries[self._keys[number]] = Entry(bits, bad, *(one if math.isfinite(one) else 0.0 for one in ends))
+        for number, bad, algorithm, bits, *ends in _ENTRY.iter_unpack(record[end:]):
+            if algorithm == _UNREAD:
+                step.unread += 1
+                continue
+            key = self._keys[number]
+            if algorithm:
+                key = key._replace(algorithm=ALGORITHMS[algorithm])
+            step.entries[key] = Entry(bits, bad, *(one if math.isfinite(one) else 0.0 for one in ends))
         return step
 
 
@@ -147,10 +163,12 @@ def key_of(row: Any) -> Key:
     Raises:
         ValueError, TypeError: it is not one.
     """
-    phase, name, call, slot, dtype, shape = row
-    if phase not in PHASES or not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+    phase, name, call, slot, dtype, shape, *more = row
+    algorithm = more[0] if len(more) == 1 else XXH3
+    is_shape = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
+    if phase not in PHASES or not is_shape or len(more) > 1 or algorithm not in ALGORITHMS:
         raise ValueError(f"not a key: {row!r:.100}")
-    return Key(phase, text(name), count(call), text(slot), text(dtype), tuple(map(count, shape)))
+    return Key(phase, text(name), count(call), text(slot), text(dtype), tuple(map(count, shape)), algorithm)
 
 
 def text(value: Any) -> str:

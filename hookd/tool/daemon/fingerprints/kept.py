@@ -45,7 +45,7 @@ class Digests(NamedTuple):
         found, count = blake2b(digest_size=_DIGEST), 0
         for key, entry in step.entries.items():
             if key.phase in SHARED:
-                found.update(json.dumps([*key, *entry]).encode())
+                found.update(json.dumps([*key.row(), *entry]).encode())
                 count += 1
         return cls(whole, found.hexdigest() if count else "", step.mark)
 
