@@ -97,6 +97,8 @@ class Fingerprint(Plugin):
         self.before = self.sent = -1  # the last step that was recorded in this stream, and the last that was sent
         self.versions: dict[str, int] = {}  # torch's counts of changes of the parameters, after the optimizer's step
         self.is_open = False  # whether the step in progress is being recorded
+        self.models = 0  # those that were looked through for parameters that no optimizer has
+        self.has_others = False  # whether there are any
 
     @hookimpl
     def select(self, module: Module) -> set[str]:
@@ -186,8 +188,8 @@ class Fingerprint(Plugin):
         for name, parameter in parameters if self.has_update else ():
             if not is_next or self.versions.get(name) != of_tensor(parameter, "_version"):
                 self.entries.add(Place("weights", name, number, "value"), parameter)
-        if self.has_update and not is_next:
-            self._add_others(optimizer, number)
+        if self.has_update and number == 0:
+            self._add_others(optimizer, is_next=is_next)
         if self.has_gradients:
             for name, parameter in parameters:
                 if (grad := of_tensor(parameter, "grad")) is not None:
@@ -197,18 +199,27 @@ class Fingerprint(Plugin):
             for name, parameter in parameters:
                 self._add_state(name, number, states.get(id(parameter)))
 
-    def _add_others(self, optimizer: Optimizer, number: int) -> None:
-        """Record the parameters that no optimizer has: frozen ones, and those of a teacher."""
+    def _add_others(self, optimizer: Optimizer, *, is_next: bool) -> None:
+        """Record the parameters that no optimizer has and that were written: frozen ones, and those of a teacher."""
+        models = self.context.models()
+        if is_next and not self.has_others and len(models) == self.models:
+            return
+        self.models = len(models)
         owned = {
             id(p)
             for one in (optimizer, *self.context.optimizers())
             for group in groups_of(one)
             for p in group["params"]
         }
-        for root, model in self.context.models():
+        for root, model in models:
             for path, parameter in parameters_in(model):
-                if id(parameter) not in owned:
-                    self.entries.add(Place("weights", name_within(root.name, path), number, "value"), parameter)
+                if id(parameter) in owned:
+                    continue
+                self.has_others = True
+                name, version = name_within(root.name, path), of_tensor(parameter, "_version")
+                if not is_next or self.versions.get(name) != version:
+                    self.entries.add(Place("weights", name, 0, "value"), parameter)
+                    self.versions[name] = version
 
     def _add_steps_done(self, optimizer: Optimizer, kind: str) -> None:
         """Record how many steps the optimizer itself has counted, which is 0 for one that was made anew or does not count."""

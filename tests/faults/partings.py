@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hookd.tool.fingerprints import comparison, file, recording
-from hookd.tool.fingerprints.steps import PHASES
+from hookd.tool.fingerprints.steps import COMPARED
 from hookd.wire.descriptors import Descriptor
 from tests.support import titled_rows
 from tests.support.agent import running
@@ -318,6 +318,21 @@ def frozen_layer(*, is_changed: bool) -> None:
         learn(model, optimizer, data.batch())
 
 
+def average_of_a_teacher(*, is_changed: bool) -> None:
+    """Moves the weights of a teacher further towards those of the student, after one step."""
+    model, teacher, data = Net(), Net().requires_grad_(False), Data()
+    optimizer = adam(model)
+    for step in range(1, STEPS + 1):
+        x, y = data.batch()
+        optimizer.zero_grad()
+        hint = teacher(x)
+        (cross_entropy(model(x), y) + 0.1 * (model(x) - hint).square().mean()).backward()
+        optimizer.step()
+        share = 0.2 if is_changed and step == PLANTED - 1 else 0.1
+        for ours, theirs in zip(teacher.parameters(), model.parameters(), strict=True):
+            ours.lerp_(theirs.detach(), share)
+
+
 def renamed_layer(*, is_changed: bool) -> None:
     """Calls a layer otherwise, and has another weight decay."""
     model, data = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), Data()
@@ -458,7 +473,7 @@ class Parting(NamedTuple):
     phase: str
     name: str
     words: str
-    phases: tuple[str, ...] = PHASES
+    phases: tuple[str, ...] = COMPARED
     has_backward: bool = False
 
 
@@ -501,6 +516,12 @@ PARTINGS = [
     Parting(swapped_layers, "forward", "one", "the input of one differs"),
     Parting(scaled_loss, "loss", "", "0.5 times"),
     Parting(frozen_layer, "gradients", "second.weight", "second.weight gets no gradient in B"),
+    Parting(
+        average_of_a_teacher,
+        "weights",
+        "#Net.first.weight",
+        f"Step {PLANTED}: the weights differ before it, and did not after the step before",
+    ),
     Parting(renamed_layer, "settings", "weight_decay", "weight_decay 0.0 against 0.1"),
     Parting(change_between, "forward", "second", "the input of second differs"),
     Parting(noise_in_a_gradient, "gradients", "second.weight", "the gradient of second.weight differs"),
