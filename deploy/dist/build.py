@@ -54,7 +54,7 @@ def release(directory: Path) -> list[Path]:
 def _export(tree: Path) -> None:
     """Write the files of the last commit."""
     if _said("git", "status", "--porcelain"):
-        print("not everything is committed; the release is of the last commit", file=sys.stderr)
+        sys.stderr.write("not everything is committed; the release is of the last commit\n")
     archive = tree.with_suffix(".tar")
     _run("git", "archive", "--output", archive, "HEAD")
     shutil.unpack_archive(archive, tree)
@@ -73,9 +73,7 @@ def _said(*command: str) -> str:
 
 
 def _run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> None:
-    subprocess.run(
-        command, cwd=cwd, env=env, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    subprocess.run(command, cwd=cwd, env=env, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def main() -> None:
@@ -87,7 +85,7 @@ def main() -> None:
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
             for path in made:
-                print(shutil.copy(path, target))
+                sys.stdout.write(f"{shutil.copy(path, target)}\n")
     except subprocess.CalledProcessError as error:
         sys.exit(f"no release: {shlex.join(map(str, error.cmd))} failed: {error.stderr or error.stdout}")
     except (OSError, ValueError) as error:

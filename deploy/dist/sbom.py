@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import venv
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def write(source: Path, path: Path, environment: dict[str, str]) -> None:
@@ -22,6 +24,7 @@ def write(source: Path, path: Path, environment: dict[str, str]) -> None:
 
     Args:
         source: the unpacked source distribution.
+        path: of the file.
         environment: variables, with SOURCE_DATE_EPOCH, which becomes the time of the SBOM.
 
     Raises:
@@ -31,7 +34,9 @@ def write(source: Path, path: Path, environment: dict[str, str]) -> None:
         venv.create(home, with_pip=False)
         locked = source / "deploy" / "docker" / "requirements.txt"
         pip = [sys.executable, "-m", "pip", "--python", home, "--quiet", "--disable-pip-version-check"]
-        _said([*pip, "install", "--only-binary", ":all:", "--require-hashes", "--requirement", str(locked)], environment)
+        _said(
+            [*pip, "install", "--only-binary", ":all:", "--require-hashes", "--requirement", str(locked)], environment
+        )
         reads = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--pyproject"]
         bom = json.loads(_said([*reads, str(source / "pyproject.toml"), home], environment))
     bom["metadata"]["component"] |= _hookd(source)

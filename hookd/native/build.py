@@ -52,11 +52,12 @@ def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) 
 
 
 def build(directory: Path = HERE, machine: str | None = None) -> list[Path]:
-    """Compile the shared objects into `directory`, and return their paths.
+    """Compile the shared objects, and return their paths.
 
     Each file is replaced atomically: a concurrent reader gets the old one or the new one.
 
     Args:
+        directory: where they are put.
         machine: one of MACHINES, to compile with ziglang for it, the same bytes on every machine; None: this kind of machine.
 
     Raises:
