@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from types import SimpleNamespace
 
@@ -129,7 +130,19 @@ def test_versions_are_compared_by_their_minor_and_named_when_they_are_newer():
 def a_torch(**changed):
     """Return torch with another version, and with some of its parts changed."""
     parts = {name: getattr(torch, name) for name in ("nn", "optim", "autograd", "Tensor", "_C")}
-    return SimpleNamespace(__version__="9.9.0", **{**parts, **changed})
+    return SimpleNamespace(**{"__version__": "9.9.0", **parts, **changed})
+
+
+@pytest.mark.parametrize("version", ["1.13.0a0", "2.0.1+cu117"])
+def test_an_older_torch_is_refused_even_if_it_has_all_parts(version):
+    with pytest.raises(TargetUnsupported, match=f"torch {re.escape(version)} is too old; .* 2.1 and newer") as caught:
+        of_torch.require(a_torch(__version__=version))
+    assert caught.value.reason == "torch-version"
+
+
+def test_the_oldest_torch_and_one_without_a_version_are_not_refused():
+    of_torch.require(a_torch(__version__="2.1.0"))
+    of_torch.require(a_torch(__version__="unknown"))
 
 
 def test_a_newer_torch_that_has_all_parts_is_not_refused():
