@@ -122,7 +122,7 @@ build/dist/.tools: deploy/dist/requirements.txt
 	@touch $@
 
 .venv/.long: .venv/.dev
-	$(PIP) --editable '.[integrations]' --group dev --group docs --group trainers
+	$(PIP) --editable '.[integrations]' --group dev --group docs --group long
 	@touch $@
 
 .venv/.bench: .venv/.dev
