@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hookd.errors import TargetUnsupported
+from hookd.target.boot import bootstrap
 from hookd.target.boot import foundation as of_torch
 from hookd.tool.inject import debug_table, foundation, remote_debug
 from hookd.tool.inject.interpreter import DEBUG_COOKIE, RUNTIME, Interpreter
@@ -131,6 +133,13 @@ def a_torch(**changed):
     """Return torch with another version, and with some of its parts changed."""
     parts = {name: getattr(torch, name) for name in ("nn", "optim", "autograd", "Tensor", "_C")}
     return SimpleNamespace(**{"__version__": "9.9.0", **parts, **changed})
+
+
+def test_a_free_threaded_build_is_refused_in_the_process_too(monkeypatch):
+    monkeypatch.setattr(sys, "abiflags", "t")
+    with pytest.raises(TargetUnsupported) as caught:
+        bootstrap.start({})
+    assert caught.value.reason == "free-threaded"
 
 
 @pytest.mark.parametrize("version", ["1.13.0a0", "2.0.1+cu117"])
