@@ -7,14 +7,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.compat.trainings import Training, watched
-from tests.support.environment import bare_python, target_environment
+from tests.support.environment import TARGETS, bare_python, target_environment
 from tests.support.tool import Page, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.load, pytest.mark.usefixtures("attachable")]
 
@@ -59,6 +64,24 @@ def moved(tmp_path) -> list[str | Path]:
 
 def test_a_moved_prefix(tmp_path, moved):
     with watched(Training(moved, tmp_path), "nan", "timing"):
+        pass
+
+
+@pytest.fixture
+def frozen() -> Iterator[list[str | Path]]:
+    """Freeze the training into a directory with a Python and a torch of its own; return what starts it in place of a script."""
+    pytest.importorskip("PyInstaller")
+    with tempfile.TemporaryDirectory(prefix="frozen-") as name:  # more than 1 GB, which pytest would keep
+        home = Path(name)
+        places = [f"--{kind}path={home / kind}" for kind in ("dist", "work", "spec")]
+        command = [sys.executable, "-m", "PyInstaller", "--log-level=ERROR", *places, TARGETS / "mlp.py"]
+        subprocess.run(command, check=True, timeout=1500, cwd=home, env=target_environment())
+        yield ["sh", "-c", f'shift; exec {home / "dist" / "mlp" / "mlp"} "$@"', "sh"]
+
+
+@pytest.mark.timeout(1800)
+def test_a_program_that_was_frozen_by_pyinstaller(tmp_path, frozen):
+    with watched(Training(frozen, tmp_path), "nan", "timing", "activations", "learning"):
         pass
 
 
