@@ -77,8 +77,8 @@ def _run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = No
 
 
 def main() -> None:
-    """Replace dist/ of the repository, or another directory that is named, by a release."""
-    target = Path(*sys.argv[1:] or [ROOT / "dist"])
+    """Replace dist/ by a release; leave it as it is if there is none."""
+    target = ROOT / "dist"
     try:
         with tempfile.TemporaryDirectory() as scratch:
             made = release(Path(scratch))
