@@ -85,5 +85,5 @@ def test_a_tool_that_manages_tools_installs_hookd(command, wheel, tmp_path):
     places = ("PIPX_HOME", "PIPX_BIN_DIR", "PIPX_MAN_DIR", "UV_TOOL_DIR", "UV_TOOL_BIN_DIR")
     env = target_environment(**{name: tmp_path / name for name in places})
     subprocess.run([program, *command[1:], wheel], check=True, timeout=600, env=env)
-    (hookd,) = tmp_path.glob("*/hookd")
+    (hookd,) = tmp_path.glob("*_BIN_DIR/hookd")
     demo(hookd)
