@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel demo check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
+.PHONY: help dist demo check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -68,10 +68,11 @@ attacks: .venv/.dev ## attack hookd as other users, targets and network peers wo
 # Compiled for every Python and processor that hookd supports.
 LOCK = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.10 \
 	--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock" --upgrade
-lock: .venv/.dev ## renew the versions and hashes of what the container image is made of: deploy/docker/*.txt
+lock: .venv/.dev ## renew the versions and hashes of what the container image and a release are made of: deploy/docker/*.txt, deploy/dist/requirements.txt
 	$(PIP) uv==0.13.9
 	$(LOCK) pyproject.toml --output-file deploy/docker/requirements.txt > /dev/null
 	echo hatchling | $(LOCK) - --output-file deploy/docker/build.txt > /dev/null
+	printf '%s\n' cyclonedx-bom hatchling pyelftools twine ziglang | $(LOCK) - --output-file deploy/dist/requirements.txt > /dev/null
 
 screenshots: .venv/.dev ## make the pictures of docs/screenshots from real runs (needs Debian's chromium; 4 minutes)
 	$(BIN)/python -m tests.screenshots $(ARGS)
@@ -86,10 +87,8 @@ SOURCES ?=
 torch-tests: .venv/.dev ## torch's own tests, plain and with all observers, compared by name, into docs/torch-tests.md (an hour, as root)
 	$(BIN)/python -m tests.torch_tests --root $(ROOT) $(if $(SOURCES),--sources $(SOURCES)) $(ARGS)
 
-wheel: ## one wheel for all kinds of machines, into dist/ (with a compiler for them from the package index, 100 MB)
-	$(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check hatchling ziglang
-	build/wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+dist: build/dist/.tools ## a release of the last commit, into dist/: sdist, a wheel for each kind of machine, SBOM, checksums (reproducible; a minute, and once 100 MB)
+	build/dist/bin/python deploy/dist/build.py
 
 docs: .venv/.dev ## the documentation as a site, in site/; its pages about commands, metrics and hooks are made anew
 	$(BIN)/python docs/generate.py
@@ -101,6 +100,12 @@ docs-serve: .venv/.dev ## the same on http://127.0.0.1:8000, made anew at every 
 clean: ## remove what was made
 	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+build/dist/.tools: deploy/dist/requirements.txt
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 with venv found: apt-get install python3-venv, or PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear build/dist
+	build/dist/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes --requirement $<
+	@touch $@
 
 # A stamp file for each part of the installation: the second call is quick, and the demo does without the test tools.
 .venv/.runtime: pyproject.toml $(wildcard hookd/native/*.c hookd/native/*.h)
@@ -117,7 +122,7 @@ clean: ## remove what was made
 	@touch $@
 
 .venv/.long: .venv/.dev
-	$(PIP) --editable '.[integrations]' --group dev --group docs --group trainers
+	$(PIP) --editable '.[integrations]' --group dev --group docs --group long
 	@touch $@
 
 .venv/.bench: .venv/.dev

@@ -6,8 +6,8 @@ An installation runs this (hatch_build.py). In a source tree that is used throug
 
     python hookd/native/build.py
 
-The system's compiler builds them for this kind of machine. If the package `ziglang` is installed, its compiler builds them
-for all of MACHINES.
+They are built for this kind of machine, by the compiler that CC names, else by that of the package `ziglang`, if it is
+installed, else by the system's. `make dist` asks for one of MACHINES, which takes ziglang.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 SOURCES = {"kernel": ("kernel.c",), "entry": ("entry.c", "calls.c", "tensors.c", "graph.c", "spans.c", "notify.c")}
 """Source files by shared object."""
 MACHINES = ("x86_64", "aarch64")
+"""The kinds of machine for which ziglang compiles, named as by `uname -m`."""
 FLAGS = ("-O3", "-shared", "-fPIC", "-s", "-std=gnu11", "-nostdlib", "-nostartfiles", "-ffreestanding",
          "-fno-stack-protector", "-fno-strict-aliasing", "-fno-math-errno", "-fvisibility=hidden")  # fmt: skip
 """The shared objects are linked to no library, so that one file works with glibc and musl.
@@ -50,21 +51,21 @@ def place(name: str, machine: str = os.uname().machine, directory: Path = HERE) 
     return directory / f"{name}-{machine}.so"
 
 
-def build(directory: Path = HERE) -> list[Path]:
-    """Compile the shared objects into `directory`, and return their paths.
-
-    They are compiled for each machine that has a compiler.
+def build(directory: Path = HERE, machine: str | None = None) -> list[Path]:
+    """Compile the shared objects, and return their paths.
 
     Each file is replaced atomically: a concurrent reader gets the old one or the new one.
+
+    Args:
+        directory: where they are put.
+        machine: one of MACHINES, to compile with ziglang for it, the same bytes on every machine; None: this kind of machine.
 
     Raises:
         OSError: there is no compiler, or it failed; the message is for a person. An installation continues without them.
     """
-    found = compilers()
-    if not found:
-        raise FileNotFoundError("no C compiler found: install gcc, clang or ziglang, or set CC")
+    compiler = _own() if machine is None else _of_ziglang(machine)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = [_compiled(compiler, name, Path(scratch)) for compiler in found for name in SOURCES]
+        made = [_compiled(compiler, name, Path(scratch)) for name in SOURCES]
         return [path.replace(directory / path.name) for path in made]
 
 
@@ -73,16 +74,26 @@ def has_compiler() -> bool:
     return _of_system() is not None
 
 
-def compilers() -> list[Compiler]:
-    """Return one compiler for each machine that has any. The one in CC comes first, then ziglang."""
+def _own() -> Compiler:
     own, of_system = os.uname().machine, _of_system()
-    system = [Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)] if of_system else []
-    zig = []
-    if importlib.util.find_spec("ziglang") is not None:
-        command = (sys.executable, "-m", "ziglang", "cc", "-target")
-        zig = [Compiler(machine, (*command, f"{machine}-linux-gnu.2.17"), OF_ZIG) for machine in MACHINES]
-    found = {compiler.machine: compiler for compiler in (zig + system if "CC" in os.environ else system + zig)}
-    return list(found.values())
+    if "CC" not in os.environ and own in MACHINES and _has_ziglang():
+        return _of_ziglang(own)
+    if of_system is None:
+        raise FileNotFoundError("no C compiler found: install gcc, clang or ziglang, or set CC")
+    return Compiler(own, tuple(shlex.split(of_system)), OF_SYSTEM)
+
+
+def _of_ziglang(machine: str) -> Compiler:
+    if machine not in MACHINES:
+        raise ValueError(f"no wheel is made for {machine!r}; the machines are {' and '.join(MACHINES)}")
+    if not _has_ziglang():
+        raise FileNotFoundError("the package ziglang is not installed, which compiles for other kinds of machines")
+    command = (sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.2.17")
+    return Compiler(machine, command, OF_ZIG)
+
+
+def _has_ziglang() -> bool:
+    return importlib.util.find_spec("ziglang") is not None
 
 
 def _of_system() -> str | None:

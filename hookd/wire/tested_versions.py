@@ -1,6 +1,6 @@
-"""Versions of Python and torch that hookd has been tested with. Imports nothing of hookd; used on both sides.
+"""Versions of Python and torch that hookd supports. Imports nothing of hookd; used on both sides.
 
-A newer version is not refused. The attach checks the internals that it relies on: those of the interpreter from outside
+An older version is refused. A newer version is not refused. The attach checks the internals that it relies on: those of the interpreter from outside
 (`hookd/tool/inject/foundation.py`), those of torch from inside (`hookd/target/boot/foundation.py`).
 """
 
@@ -10,6 +10,7 @@ import re
 
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 15)
+OLDEST_TORCH = (2, 1)
 NEWEST_TORCH = (2, 15)
 
 

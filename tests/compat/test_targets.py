@@ -17,12 +17,11 @@ import pytest
 
 from hookd.errors import TargetUnsupported
 from hookd.wire import tested_versions
-from tests.compat.trainings import assert_nothing_is_left, training_on
+from tests.compat.trainings import training_on, watched
 from tests.support import interpreters, made_up, stub
 from tests.support.environment import REPOSITORY, TARGETS, target_environment
 from tests.support.importing import assert_modules_stay, lay_widths
 from tests.support.processes import Process, wait_until
-from tests.support.tool import Attachment
 from tests.targets.no_memory import PROGRAMS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("attachable")]
@@ -86,24 +85,15 @@ def test_a_version_that_nobody_knows_is_refused_where_its_table_has_another_size
 )
 def test_a_training_is_watched_and_ends_as_if_nobody_had_been_there(where):
     python = interpreters.with_torch(where)
-    with training_on(python) as training:
-        plain = training.checksum()
-        with training.start("--pause", "0.01") as target:
-            target.expect("^step 20 ")
-            with Attachment(
-                [target.pid], "-p", "nan", "-p", "timing", "-p", "activations", "-p", "learning"
-            ) as attachment:
-                wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 3, what="steps are counted")
-                metrics = attachment.metrics()
-                assert metrics.labels("hookd_timing_forward_seconds_total", "module") >= {"0", "1", "2"}
-                assert metrics.labels("hookd_target_info", "python") == {".".join(map(str, python.version))}
-                assert metrics.labels("hookd_target_info", "torch") == {python.torch}
-                assert metrics.total("hookd_attach_pause_seconds_count") == 1
-                # Without a stop from 3.14 on.
-                assert (metrics.total("hookd_attach_pause_seconds_sum") == 0) == (python.minor >= (3, 14))
-                attachment.detach()
-            assert_nothing_is_left(target.pid)
-            assert target.finish()[-1] == plain
+    plugins = ("nan", "timing", "activations", "learning")
+    with training_on(python) as training, watched(training, *plugins) as attachment:
+        metrics = attachment.metrics()
+        assert metrics.labels("hookd_timing_forward_seconds_total", "module") >= {"0", "1", "2"}
+        assert metrics.labels("hookd_target_info", "python") == {".".join(map(str, python.version))}
+        assert metrics.labels("hookd_target_info", "torch") == {python.torch}
+        assert metrics.total("hookd_attach_pause_seconds_count") == 1
+        # Without a stop from 3.14 on.
+        assert (metrics.total("hookd_attach_pause_seconds_sum") == 0) == (python.minor >= (3, 14))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compat import tools
 from tests.compat.trainings import assert_nothing_is_left, training_on
 from tests.support import interpreters
 from tests.support.environment import REPOSITORY, target_environment
@@ -23,29 +23,12 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.e2e, pytest.mark.compat, pytest.mark.usefixtures("attachable"), pytest.mark.timeout(900),
 ]  # fmt: skip
-TOOLS = [pytest.param(minor, id=f"{minor[0]}.{minor[1]}") for minor in interpreters.VERSIONS]
 
 
-@pytest.fixture(scope="module", params=TOOLS)
+@pytest.fixture(scope="module", params=tools.MINORS)
 def tool(request, tmp_path_factory) -> Path:
     """Return the Python of a new environment into which hookd was installed."""
-    minor = request.param
-    found = [one for one in interpreters.found() if one.minor == minor and one.root == interpreters.HERE]
-    usable = [
-        one for one in found if subprocess.run([*one.command, "-c", "import ensurepip"], check=False).returncode == 0
-    ]
-    if not usable:
-        pytest.skip(f"no CPython {minor[0]}.{minor[1]} with ensurepip here; HOOKD_COMPAT_PYTHONS can name one")
-    home = tmp_path_factory.mktemp(f"tool-{minor[0]}.{minor[1]}")
-    subprocess.run([*usable[0].command, "-m", "venv", home], check=True, timeout=300, env=target_environment())
-    python = home / "bin" / "python"
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", REPOSITORY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"pip cannot install hookd here: {done.stderr.strip().splitlines()[-1]}")
-    absent = "import importlib.util as u; assert not u.find_spec('torch')"
-    subprocess.run([python, "-c", absent], check=True, timeout=60)
-    return python
+    return tools.install(request.param, tmp_path_factory.mktemp("tool"), REPOSITORY)
 
 
 def run(tool: Path, *arguments: str) -> dict[str, object]:

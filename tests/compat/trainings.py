@@ -13,9 +13,10 @@ import psutil
 from hookd.tool.linux import proc
 from tests.support.environment import TARGETS, target_environment
 from tests.support.processes import PATIENCE_S, Process, wait_until
+from tests.support.tool import Attachment, plugin_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.support.interpreters import Interpreter
 
@@ -27,14 +28,15 @@ class Training:
     """`tests/targets/mlp.py` on some Python, with and without hookd.
 
     Args:
-        python: one with torch.
-        home: a directory of its file system, as we see it.
+        command: what starts a script on it, up to the script.
+        home: a directory for the script, as we see it.
+        inside: the same directory, as that Python sees it.
     """
 
-    def __init__(self, python: Interpreter, home: Path) -> None:
+    def __init__(self, command: Sequence[str | Path], home: Path, inside: Path | None = None) -> None:
         for name in ("mlp.py", "_steps.py"):
             shutil.copy(TARGETS / name, home)
-        self._command = [*python.command, python.inside(home / "mlp.py"), "--steps", "1500"]
+        self._command = [*command, (inside or home) / "mlp.py", "--steps", "1500"]
         self._home = home
 
     def start(self, *more: str) -> Process:
@@ -49,7 +51,30 @@ class Training:
 @contextlib.contextmanager
 def training_on(python: Interpreter) -> Iterator[Training]:
     with python.directory() as home:
-        yield Training(python, home)
+        yield Training(python.command, home, python.inside(home))
+
+
+@contextlib.contextmanager
+def watched(
+    training: Training, *plugins: str, pid_of: Callable[[Process], int] = lambda one: one.pid
+) -> Iterator[Attachment]:
+    """Attach to a run and wait for some steps; at the end detach, and check that it goes as one that nobody watched.
+
+    Args:
+        training: what is run, once without hookd.
+        plugins: names of those to load.
+        pid_of: finds the target, given what was started.
+    """
+    plain = training.checksum()
+    with training.start("--pause", "0.01") as started:
+        started.expect("^step 20 ")
+        pid = pid_of(started)
+        with Attachment([pid], *plugin_options(plugins)) as attachment:
+            wait_until(lambda: attachment.metrics().total("hookd_steps_total") > 3, what="steps are counted")
+            yield attachment
+            attachment.detach()
+        assert_nothing_is_left(pid)
+        assert started.finish()[-1] == plain
 
 
 def assert_nothing_is_left(pid: int) -> None:

@@ -29,7 +29,7 @@ def tree(tmp_path):
     skip = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("hookd", "plugins", "examples"):
         shutil.copytree(REPOSITORY / name, there / name, ignore=skip)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+    for name in (".gitignore", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, there)
     return there
 
@@ -71,20 +71,46 @@ sys.exit(subprocess.run(["cc", *(one for one in arguments if one not in {ZIG_ONL
 """
 
 
-def test_with_a_compiler_for_all_machines_there_is_one_wheel_for_all(tree, tmp_path, monkeypatch):
+@pytest.fixture
+def ziglang(tmp_path):
+    """Return a directory for PYTHONPATH in whose `ziglang` the system's compiler builds whatever it is asked for."""
+    there = tmp_path / "path" / "ziglang"
+    there.mkdir(parents=True)
+    (there / "__init__.py").touch()
+    of_zig = runpy.run_path(str(SCRIPT))["OF_ZIG"]
+    (there / "__main__.py").write_text(ZIG.replace("{ZIG_ONLY!r}", repr(of_zig)))
+    return str(there.parent)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_wheel_of_a_release_is_for_the_machine_that_is_named(tree, tmp_path, ziglang, machine):
     build(tmp_path)  # or skip
-    script = runpy.run_path(str(SCRIPT))
-    (tmp_path / "path" / "ziglang").mkdir(parents=True)
-    (tmp_path / "path" / "ziglang" / "__init__.py").touch()
-    (tmp_path / "path" / "ziglang" / "__main__.py").write_text(ZIG.replace("{ZIG_ONLY!r}", repr(script["OF_ZIG"])))
-    name, files, _ = wheel(tree, PYTHONPATH=str(tmp_path / "path"))
-    assert name.endswith("-py3-none-any.whl")
-    assert {f"hookd/native/{one}-{machine}.so" for one in script["SOURCES"] for machine in script["MACHINES"]} <= files
+    build(tree / "hookd" / "native")  # what is left of another build stays out
+    name, files, _ = wheel(tree, PYTHONPATH=ziglang, HOOKD_WHEEL_MACHINE=machine)
+    assert name.endswith(f"-py3-none-manylinux_2_17_{machine}.manylinux2014_{machine}.musllinux_1_1_{machine}.whl")
+    assert {one for one in files if one.endswith(".so")} == {
+        f"hookd/native/{one}-{machine}.so" for one in ("entry", "kernel")
+    }
+
+
+def test_a_wheel_of_a_release_is_not_made_without_ziglang(tree):
+    code = "from hatchling.build import build_wheel; build_wheel('out')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, env={**os.environ, "HOOKD_WHEEL_MACHINE": "aarch64"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "the package ziglang is not installed" in done.stderr
+    assert done.returncode == 1
+
+
+def test_only_the_shared_objects_of_its_own_machine_are_carried(monkeypatch, tree, tmp_path):
+    build(tree / "hookd" / "native")
+    build(tree / "hookd" / "native", "entry")
+    for name in ("entry", "kernel"):
+        (tree / "hookd" / "native" / f"{name}-riscv64.so").touch()
     monkeypatch.setattr(payload.hookd, "__file__", str(tree / "hookd" / "__init__.py"))
     native = [one for one in carried() if one.endswith(".so")]
-    assert native == [f"hookd/native/{one}-{os.uname().machine}.so" for one in ("entry", "kernel")], (
-        "those of others stay"
-    )
+    assert native == [f"hookd/native/{one}-{os.uname().machine}.so" for one in ("entry", "kernel")]
 
 
 @pytest.mark.parametrize(("path", "expected"), [("/nowhere", ["ziglang"]), (os.environ["PATH"], [])])

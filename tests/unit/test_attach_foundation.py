@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hookd.errors import TargetUnsupported
+from hookd.target.boot import bootstrap
 from hookd.target.boot import foundation as of_torch
 from hookd.tool.inject import debug_table, foundation, remote_debug
 from hookd.tool.inject.interpreter import DEBUG_COOKIE, RUNTIME, Interpreter
@@ -129,7 +132,26 @@ def test_versions_are_compared_by_their_minor_and_named_when_they_are_newer():
 def a_torch(**changed):
     """Return torch with another version, and with some of its parts changed."""
     parts = {name: getattr(torch, name) for name in ("nn", "optim", "autograd", "Tensor", "_C")}
-    return SimpleNamespace(__version__="9.9.0", **{**parts, **changed})
+    return SimpleNamespace(**{"__version__": "9.9.0", **parts, **changed})
+
+
+def test_a_free_threaded_build_is_refused_in_the_process_too(monkeypatch):
+    monkeypatch.setattr(sys, "abiflags", "t")
+    with pytest.raises(TargetUnsupported) as caught:
+        bootstrap.start({})
+    assert caught.value.reason == "free-threaded"
+
+
+@pytest.mark.parametrize("version", ["1.13.0a0", "2.0.1+cu117"])
+def test_an_older_torch_is_refused_even_if_it_has_all_parts(version):
+    with pytest.raises(TargetUnsupported, match=f"torch {re.escape(version)} is too old; .* 2.1 and newer") as caught:
+        of_torch.require(a_torch(__version__=version))
+    assert caught.value.reason == "torch-version"
+
+
+def test_the_oldest_torch_and_one_without_a_version_are_not_refused():
+    of_torch.require(a_torch(__version__="2.1.0"))
+    of_torch.require(a_torch(__version__="unknown"))
 
 
 def test_a_newer_torch_that_has_all_parts_is_not_refused():

@@ -53,6 +53,26 @@ def test_without_one_of_the_rights_the_processes_of_others_stay_closed(missing, 
     assert missing in output
 
 
+# ---- releases
+
+WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+
+
+def test_the_workflow_of_releases_follows_the_published_schema():
+    code, output = run(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", WORKFLOW)
+    assert code == 0, output
+
+
+def test_the_workflow_reads_the_version_of_the_code():
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    (step,) = [one for one in workflow["jobs"]["build"]["steps"] if one.get("id") == "version"]
+    command = re.search(r"\$\(python (.*)\)", step["run"])[1]
+    done = subprocess.run(
+        f"{sys.executable} {command}", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{__version__}\n"
+
+
 # ---- systemd
 
 

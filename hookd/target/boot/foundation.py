@@ -1,6 +1,7 @@
 """Checks of the parts of torch that the agent depends on.
 
-Versions of torch that hookd was tested with are known to have these parts. With a newer version, the agent starts only if all
+An older torch than hookd supports lacks parts that are not checked (nodes of its graph have no sequence number), so that it is
+refused. The versions that hookd was tested with are known to have all parts. With a newer version, the agent starts only if all
 checks hold; otherwise the refusal names the first that fails. `hookd/tool/inject/foundation.py` does the same for the
 interpreter.
 """
@@ -11,7 +12,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookd.errors import TargetUnsupported
-from hookd.wire.tested_versions import NEWEST_TORCH, minor, version_text
+from hookd.wire.tested_versions import NEWEST_TORCH, OLDEST_TORCH, minor, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,14 +50,17 @@ def checks(torch: Any) -> Iterator[Check]:
 
 
 def require(torch: Any) -> None:
-    """Raise if torch is too new and a check fails.
-
-    A version is too new if it is newer than any that hookd was tested with.
+    """Raise if torch is too old, or newer than any that hookd was tested with and a check fails.
 
     Raises:
         TargetUnsupported: reason "torch-version".
     """
     version = str(getattr(torch, "__version__", ""))
+    if (0, 0) < minor(version) < OLDEST_TORCH:
+        raise TargetUnsupported(
+            f"torch {version} is too old; hookd supports torch {version_text(OLDEST_TORCH)} and newer",
+            reason="torch-version", hint="The training needs a newer torch.",
+        )  # fmt: skip
     if minor(version) <= NEWEST_TORCH:
         return
     for check in checks(torch):
