@@ -12,6 +12,7 @@ import pytest
 
 from hookd.tool.fingerprints import file
 from tests.support import tool, training
+from tests.support.processes import wait_until
 from tests.support.tool import Attachment
 from tests.support.training import Job
 
@@ -90,13 +91,15 @@ def test_of_a_job_that_is_killed_everything_up_to_its_last_step_is_there(tmp_pat
         tool.start_hookd("fingerprint", str(process.pid), "-o", path, "--json") as recording,
     ):
         recording.expect("recording process")
-        before = len(process.out)
-        process.expect(f"^step {before + 8} ")
+        wait_until(lambda: path.exists() and len(file.read(path).steps) >= 5, what="five steps")
         os.kill(process.pid, signal.SIGKILL)
+        process.wait()
         assert recording.wait() == 0, recording.describe()
+    printed = int(process.out[-1].split()[1])
     reported = json.loads("\n".join(recording.out))
     assert reported["is_ended"]
-    assert reported["steps"] == len(file.read(path).steps) >= 5
+    assert reported["steps"] == len(file.read(path).steps)
+    assert reported["last"] >= printed - 1
 
 
 def test_a_recording_ends_when_hookd_is_detached(tmp_path):

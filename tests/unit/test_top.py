@@ -304,8 +304,13 @@ def test_the_loss_is_shown_where_the_page_has_it(job):
 # Cost
 
 
+def write_lines(count):
+    """Sort numbers, and write a line of each: what any program must do, on this machine."""
+    return [f"{n:>8,} {n / 7:.3g}" for n in sorted(range(count), key=lambda n: n * 7919 % 20_011)]
+
+
 @pytest.mark.alone
-def test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second(stack):
+def test_a_refresh_of_ten_thousand_modules_takes_little_more_than_writing_them(stack):
     """The median processor time for reading the page, for the table (sorted, as a tree, filtered), and for the lines."""
     names = ["(root)"] + [
         f"layers.{n // 10}" if n % 10 == 0 else f"layers.{n // 10}.part{n % 10}" for n in range(9_999)
@@ -321,15 +326,17 @@ def test_a_refresh_of_ten_thousand_modules_takes_less_than_a_tenth_of_a_second(s
     async def story(pilot):
         for keys in ((), ("t",), ("t", "/", *"part3", "enter")):
             await pilot.press(*keys)
-            spent = []
+            spent, written = [], []
             for second in range(5):
+                began = time.process_time()
+                write_lines(20_000)
+                written.append(time.process_time() - began)
                 job.call([1.0 + n % 7 for n in range(10_000)], [2.0] * 10_000)
                 began = time.process_time()
                 state.refresh(10.0 + second)
                 pilot.app.show()
                 await pilot.pause()
                 spent.append(time.process_time() - began)
-            print(f"{keys}: {sorted(spent)[2] * 1e3:.1f} ms")
-            assert sorted(spent)[2] < 0.1
+            assert sorted(spent)[2] < 4 * sorted(written)[2], (keys, spent, written)
 
     on_screen(state, story, 120, 40)
