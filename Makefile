@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help dist demo check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
+.PHONY: help dist demo gpu gpu-kit check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -86,6 +86,16 @@ ROOT ?= /
 SOURCES ?=
 torch-tests: .venv/.dev ## torch's own tests, plain and with all observers, compared by name, into docs/torch-tests.md (an hour, as root)
 	$(BIN)/python -m tests.torch_tests --root $(ROOT) $(if $(SOURCES),--sources $(SOURCES)) $(ARGS)
+
+gpu-kit: .venv/.dev ## what `make gpu` needs beside the checkout, into build/gpu-kit, for a machine without a registry (ARGS="--python 3.13")
+	$(BIN)/python -m tests.gpu.kit $(ARGS)
+
+# GPU_PYTHON: an interpreter with torch and CUDA, which need not have hookd: build/gpu-kit has the rest.
+GPU_PYTHON ?= python3
+gpu: ## all that has to be measured on a GPU, into docs/gpu.md and gpu.json; no network (half an hour; ARGS=--dry does the same on the processor)
+	@test -d build/gpu-kit || { echo "build/gpu-kit is missing: run make gpu-kit where there is a package registry, and copy it here" >&2; exit 1; }
+	cp -n build/gpu-kit/native/*.so hookd/native/
+	PYTHONPATH=.:plugins:build/gpu-kit $(GPU_PYTHON) -m tests.gpu $(ARGS)
 
 dist: build/dist/.tools ## a release of the last commit, into dist/: sdist, a wheel for each kind of machine, SBOM, checksums (reproducible; a minute, and once 100 MB)
 	build/dist/bin/python deploy/dist/build.py

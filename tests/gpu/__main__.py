@@ -9,8 +9,10 @@ made on the processor, with tiny models, and the document is not written.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,13 +64,19 @@ def _run(name: str, *, is_dry: bool) -> Table:
     began = time.monotonic()
     words = [sys.executable, "-m", "tests.gpu", "--part", name, *(["--dry"] if is_dry else [])]
     environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    try:
-        made = subprocess.run(
-            words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=PARTS[name], check=True
-        )
-        table = Table(**json.loads(made.stdout.splitlines()[-1]))
-    except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        table = Table(name, "", ("",), failures=[f"{name}: {error}"])
+    if is_dry:
+        environment["OMP_NUM_THREADS"] = "1"  # tiny models: threads of a busy machine wait for each other
+    with subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            made, _ = process.communicate(timeout=PARTS[name])
+            table = Table(**json.loads(made.splitlines()[-1]))
+        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+            table = Table(name, "", ("",), failures=[f"{name} (exit code {process.poll()}): {error}"])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started
     print(f"{time.monotonic() - began:6.1f} s  {name}: {len(table.failures)} failures", file=sys.stderr, flush=True)
     return table
 

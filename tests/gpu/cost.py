@@ -1,4 +1,4 @@
-"""What hookd costs a training on a GPU: time of a step, time of the launches, synchronizations, memory, kernels."""
+"""Measure the cost of hookd for a training on a GPU: time of a step, time of the launches, synchronizations, memory, kernels."""
 
 from __future__ import annotations
 

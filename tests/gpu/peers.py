@@ -1,4 +1,4 @@
-"""What other tools cost on the same training, beside hookd."""
+"""Measure the cost of other tools on the same training, beside hookd."""
 
 from __future__ import annotations
 

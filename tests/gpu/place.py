@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ LIMIT_S = 240.0
 
 @dataclass
 class Table:
-    """What a part has found.
+    """The findings of a part.
 
     Attributes:
         title, text: above the table.
@@ -96,16 +95,8 @@ class Place:
     def start(self, words: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command whose output is read line by line."""
         return subprocess.Popen(
-            words, env=self.environment, cwd=self.scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            preexec_fn=_ends_with_us,
-        )  # fmt: skip
-
-
-def _ends_with_us() -> None:
-    """Have the kernel end this process with its parent; prctl(2), PR_SET_PDEATHSIG."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+            words, env=self.environment, cwd=self.scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
 
 def described() -> dict[str, str]:

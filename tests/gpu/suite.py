@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from tests.gpu.place import Place
 
 FILES = (
-    "tests/integration/test_agent_numeric_gpu.py", "tests/integration/test_agent_numeric.py", "tests/integration/test_agent_later.py",
-    "tests/integration/test_device_kernel.py", "tests/integration/test_digests.py", "tests/plugins/test_nan_cuda.py",
+    "tests/integration/test_agent_numeric_gpu.py", "tests/integration/test_agent_later.py", "tests/integration/test_device_kernel.py",
+    "tests/plugins/test_nan_cuda.py",
     "tests/plugins/test_timing_device.py", "tests/plugins/test_timing_spans.py", "tests/plugins/test_drift_device.py",
-    "tests/plugins/test_memory.py", "tests/plugins/test_fingerprint.py",
+    "tests/plugins/test_memory.py", "tests/plugins/test_fingerprint.py", "tests/integration/test_fingerprint_device.py",
 )  # fmt: skip
 LIMIT_S = 400.0
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
@@ -36,5 +36,5 @@ def part(place: Place) -> Table:
         table.rows.append([file, str(counts.get("passed", 0)), str(counts.get("skipped", 0)), str(failed)])
         table.figures[file] = counts
         if found.returncode not in (0, 5) or failed:
-            table.failures.append(f"{file}: {found.stdout[-800:]}")
+            table.failures.append(f"{file}: {(found.stdout + found.stderr)[-800:]}")
     return table

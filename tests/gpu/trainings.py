@@ -82,7 +82,7 @@ class Transformer(nn.Module):
 
 
 class Job:
-    """What a training needs.
+    """A device, a number of steps and a size, for a training.
 
     Attributes:
         device: on which it runs.
