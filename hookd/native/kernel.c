@@ -35,6 +35,9 @@ typedef struct { /* of a block: the sums of the elements' differences from `shif
 typedef struct { /* functions for one instruction set */
     void (*f32)(const float *, int, double, Block *);
     void (*f64)(const double *, int, double, Block *);
+    void (*ends_f32)(const float *, int, double, Block *);
+    void (*ends_f64)(const double *, int, double, Block *);
+    void (*ends_brain)(const uint16_t *, int, Block *);
     void (*half)(const uint16_t *, int, float *);
     void (*brain)(const uint16_t *, int, float *);
     uint64_t (*most_16)(const void *, int);
@@ -56,8 +59,8 @@ static inline float from_bits(uint32_t u) {
  * slower. */
 #define LANES _Pragma("GCC unroll 1")
 
-/* Sum n elements, finite or not, about `shift`. */
-#define FOLD(set, with, name, type, integer, lanes)                                                                   \
+/* Sum n elements, finite or not, about `shift`; without `all`, only their squares about 0, and their ends. */
+#define FOLD(set, with, name, type, integer, lanes, all)                                                              \
     with static void name##_##set(const type *restrict x, int n, double about, Block *b) {                            \
         type sum[lanes], low[lanes], high[lanes], square[lanes], shift = (type)about;                                 \
         integer zero[lanes];                                                                                          \
@@ -65,29 +68,27 @@ static inline float from_bits(uint32_t u) {
             sum[j] = square[j] = 0, zero[j] = 0, low[j] = (type)INF, high[j] = (type)-INF;                            \
         int whole = n - n % lanes;                                                                                    \
         for (int i = 0; i < whole; i += lanes)                                                                        \
-            LANES for (int j = 0; j < lanes; j++) {                                                                   \
-                type v = x[i + j], d = v - shift;                                                                     \
-                sum[j] += d;                                                                                          \
-                square[j] += d * d;                                                                                   \
-                low[j] = v < low[j] ? v : low[j];                                                                     \
-                high[j] = v > high[j] ? v : high[j];                                                                  \
-                zero[j] = v == 0 ? zero[j] + 1 : zero[j];                                                             \
-            }                                                                                                         \
-        for (int i = whole, j = 0; i < n; i++, j++) {                                                                 \
-            type v = x[i], d = v - shift;                                                                             \
-            sum[j] += d;                                                                                              \
-            square[j] += d * d;                                                                                       \
-            low[j] = v < low[j] ? v : low[j];                                                                         \
-            high[j] = v > high[j] ? v : high[j];                                                                      \
-            zero[j] += v == 0;                                                                                        \
-        }                                                                                                             \
-        Block all = {0, 0, INF, -INF, 0, shift};                                                                      \
+            LANES for (int j = 0; j < lanes; j++)                                                                     \
+                FOLD_ONE(x[i + j], all)                                                                               \
+        for (int i = whole, j = 0; i < n; i++, j++)                                                                   \
+            FOLD_ONE(x[i], all)                                                                                       \
+        Block total = {0, 0, INF, -INF, 0, shift};                                                                    \
         for (int j = 0; j < lanes; j++) {                                                                             \
-            all.sum += sum[j], all.squares += square[j], all.zeros += (double)zero[j];                                \
-            all.min = low[j] < all.min ? low[j] : all.min;                                                            \
-            all.max = high[j] > all.max ? high[j] : all.max;                                                          \
+            total.sum += sum[j], total.squares += square[j], total.zeros += (double)zero[j];                          \
+            total.min = low[j] < total.min ? low[j] : total.min;                                                      \
+            total.max = high[j] > total.max ? high[j] : total.max;                                                    \
         }                                                                                                             \
-        *b = all;                                                                                                     \
+        *b = total;                                                                                                   \
+    }
+
+#define FOLD_ONE(element, all)                                                                                        \
+    {                                                                                                                 \
+        __typeof__(sum[0]) v = element, d = all ? v - shift : v;                                                      \
+        square[j] += d * d;                                                                                           \
+        low[j] = v < low[j] ? v : low[j];                                                                             \
+        high[j] = v > high[j] ? v : high[j];                                                                          \
+        if (all)                                                                                                      \
+            sum[j] += d, zero[j] -= -(v == 0);                                                                        \
     }
 
 /* Convert in pairs, which fills a register at once; the order of the elements does not matter. */
@@ -101,6 +102,39 @@ static inline float from_bits(uint32_t u) {
         }                                                                                                             \
         if (n % 2)                                                                                                    \
             to[n - 1] = from_bits((uint32_t)x[n - 1] << 16);                                                          \
+    }
+
+/* The same as `ends_f32` of the converted elements, of which there is no array. */
+#define ENDS_BRAIN(set, with, lanes)                                                                                  \
+    with static void ends_brain_##set(const uint16_t *restrict x, int n, Block *b) {                                  \
+        const Pair *restrict pairs = (const Pair *)(const void *)x;                                                   \
+        float square[lanes], low[lanes], high[lanes];                                                                 \
+        for (int j = 0; j < lanes; j++)                                                                               \
+            square[j] = 0, low[j] = (float)INF, high[j] = (float)-INF;                                                \
+        int whole = n / 2 / lanes * lanes;                                                                            \
+        for (int i = 0; i < whole; i += lanes)                                                                        \
+            LANES for (int j = 0; j < lanes; j++) {                                                                   \
+                float v = from_bits(pairs[i + j] << 16), w = from_bits(pairs[i + j] & 0xffff0000u);                   \
+                square[j] += v * v;                                                                                   \
+                square[j] += w * w;                                                                                   \
+                low[j] = v < low[j] ? v : low[j];                                                                     \
+                low[j] = w < low[j] ? w : low[j];                                                                     \
+                high[j] = v > high[j] ? v : high[j];                                                                  \
+                high[j] = w > high[j] ? w : high[j];                                                                  \
+            }                                                                                                         \
+        Block total = {0, 0, INF, -INF, 0, 0};                                                                        \
+        for (int i = 2 * whole; i < n; i++) {                                                                         \
+            float v = from_bits((uint32_t)x[i] << 16);                                                                \
+            total.squares += v * v;                                                                                   \
+            total.min = v < total.min ? v : total.min;                                                                \
+            total.max = v > total.max ? v : total.max;                                                                \
+        }                                                                                                             \
+        for (int j = 0; j < lanes; j++) {                                                                             \
+            total.squares += square[j];                                                                               \
+            total.min = low[j] < total.min ? low[j] : total.min;                                                      \
+            total.max = high[j] > total.max ? high[j] : total.max;                                                    \
+        }                                                                                                             \
+        *b = total;                                                                                                   \
     }
 
 /* Exact for denormals too. A magnitude beyond 65504 is an infinity or NaN and keeps its bits. */
@@ -149,14 +183,17 @@ __attribute__((target("avx512f"))) static void half_avx512(const uint16_t *restr
     }
 
 #define SET(set, with, bytes)                                                                                         \
-    FOLD(set, with, f32, float, int32_t, (bytes / 2))                                                                 \
-    FOLD(set, with, f64, double, int64_t, (bytes / 4))                                                                \
+    FOLD(set, with, f32, float, int32_t, (bytes / 2), 1)                                                              \
+    FOLD(set, with, f64, double, int64_t, (bytes / 4), 1)                                                             \
+    FOLD(set, with, ends_f32, float, int32_t, (bytes / 2), 0)                                                           \
+    FOLD(set, with, ends_f64, double, int64_t, (bytes / 4), 0)                                                        \
     BRAIN(set, with)                                                                                                  \
+    ENDS_BRAIN(set, with, (bytes / 4))                                                                                \
     MOST(set, with, 16, int16_t, (2 * bytes))                                                                         \
     MOST(set, with, 32, int32_t, bytes)                                                                               \
     MOST(set, with, 64, int64_t, (bytes / 2))                                                                         \
-    static const Set set = {f32_##set,     f64_##set,     half_##set,   brain_##set,                                  \
-                            most_16_##set, most_32_##set, most_64_##set};
+    static const Set set = {f32_##set,  f64_##set,   ends_f32_##set, ends_f64_##set, ends_brain_##set,                \
+                            half_##set, brain_##set, most_16_##set,  most_32_##set,  most_64_##set};
 
 SET(plain, , 16)
 #if defined(__x86_64__)
@@ -269,6 +306,47 @@ static void block_f32(const Set *set, const float *x, int n, double *out) {
     add(out, &b, n);
 }
 
+/* Add the squares of n elements about 0, and their ends, to those of all previous ones. */
+static void extent_wide(const Set *set, const double *x, int n, double *out) {
+    double kept[BLOCK];
+    Block b;
+    set->ends_f64(x, n, 0, &b);
+    if (is_odd(&b)) {
+        n = finite_f64(x, n, kept, out);
+        set->ends_f64(kept, n, 0, &b);
+    }
+    out[COUNT] += n, out[SQUARES] += b.squares;
+    out[MIN] = b.min < out[MIN] ? b.min : out[MIN];
+    out[MAX] = b.max > out[MAX] ? b.max : out[MAX];
+}
+
+static void extent(const Set *set, const void *x, int n, int dtype, double *out) {
+    float narrow[BLOCK];
+    double wide[BLOCK];
+    Block b;
+    if (dtype == F64) {
+        extent_wide(set, x, n, out);
+        return;
+    }
+    if (dtype == F16)
+        set->half(x, n, narrow), x = narrow;
+    if (dtype == BF16)
+        set->ends_brain(x, n, &b);
+    else
+        set->ends_f32(x, n, 0, &b);
+    if (is_safe(&b) && !is_odd(&b)) {
+        out[COUNT] += n, out[SQUARES] += b.squares;
+        out[MIN] = b.min < out[MIN] ? b.min : out[MIN];
+        out[MAX] = b.max > out[MAX] ? b.max : out[MAX];
+        return;
+    }
+    if (dtype == BF16)
+        brain_plain(x, n, narrow), x = narrow;
+    for (int i = 0; i < n; i++)
+        wide[i] = ((const float *)x)[i];
+    extent_wide(set, wide, n, out);
+}
+
 static void block(const Set *set, const void *x, int n, int dtype, double *out) {
     float wide[BLOCK];
     if (dtype == F64)
@@ -283,7 +361,7 @@ static void block(const Set *set, const void *x, int n, int dtype, double *out) 
 
 /* Return the version of this interface; hookd/target/tensors/kernel.py compares it. */
 EXPORTED int hookd_version(void) {
-    return 3;
+    return 4;
 }
 
 /* Return the instruction set that this processor has and the system supports: 0 for any, 1 for AVX2 with FMA and F16C,
@@ -476,10 +554,13 @@ static inline void add_stripe(uint64_t *lanes, const uint8_t *x, const uint8_t *
         lanes[i] += data[i ^ 1] + (mix[i] & 0xffffffffu) * (mix[i] >> 32);
 }
 
-static void chunks_plain(uint64_t *lanes, const uint8_t *x, int64_t chunks) {
+/* Add chunks of memory to the lanes, and ask for the memory that is `ahead` of each stripe, so that it has come when it is needed. */
+static void chunks_plain(uint64_t *lanes, const uint8_t *x, int64_t chunks, int64_t ahead) {
     for (; chunks > 0; chunks--, x += CHUNK) {
-        for (int s = 0; s < STRIPES; s++)
+        for (int s = 0; s < STRIPES; s++) {
+            __builtin_prefetch(x + STRIPE * s + ahead);
             add_stripe(lanes, x + STRIPE * s, secret + 8 * s);
+        }
         for (int i = 0; i < 8; i++)
             lanes[i] = (lanes[i] ^ lanes[i] >> 47 ^ WORD(secret + SECRET - STRIPE + 8 * i)) * PRIME32_1;
     }
@@ -488,19 +569,22 @@ static void chunks_plain(uint64_t *lanes, const uint8_t *x, int64_t chunks) {
 #if defined(__x86_64__)
 /* The same in registers of `width` bytes. No compiler finds the multiplication of halves by itself. */
 #define CHUNKS(set, width, type, load, store, with)                                                                   \
-    with static void chunks_##set(uint64_t *to, const uint8_t *x, int64_t chunks) {                                   \
+    with static void chunks_##set(uint64_t *to, const uint8_t *x, int64_t chunks, int64_t ahead) {                    \
         enum { REGISTERS = STRIPE / width };                                                                          \
         type lanes[REGISTERS], prime = _mm##width##_SET(PRIME32_1);                                                   \
         for (int r = 0; r < REGISTERS; r++)                                                                           \
             lanes[r] = load((const void *)(to + width / 8 * r));                                                      \
         for (; chunks > 0; chunks--, x += CHUNK) {                                                                    \
-            _Pragma("GCC unroll 16") for (int s = 0; s < STRIPES; s++)                                                \
+            _Pragma("GCC unroll 16") for (int s = 0; s < STRIPES; s++) {                                              \
+                __builtin_prefetch(x + STRIPE * s + ahead);                                                           \
                 for (int r = 0; r < REGISTERS; r++) {                                                                 \
                     type data = load((const void *)(x + STRIPE * s + width * r));                                     \
                     type mix = _mm##width##_XOR(data, load((const void *)(secret + 8 * s + width * r)));              \
                     type product = _mm##width##_MUL(mix, _mm##width##_SHR(mix, 32));                                  \
                     lanes[r] = _mm##width##_ADD(lanes[r], _mm##width##_ADD(product, _mm##width##_SWAP(data)));        \
+                    __asm__("" : "+x"(lanes[r])); /* else gcc adds all 16 at the end, which takes more registers than there are */ \
                 }                                                                                                     \
+            }                                                                                                         \
             for (int r = 0; r < REGISTERS; r++) {                                                                     \
                 type key = load((const void *)(secret + SECRET - STRIPE + width * r));                                \
                 type mix = _mm##width##_XOR(_mm##width##_XOR(lanes[r], _mm##width##_SHR(lanes[r], 47)), key);         \
@@ -531,15 +615,15 @@ CHUNKS(avx2, 32, __m256i, _mm256_loadu_si256, _mm256_storeu_si256, __attribute__
 CHUNKS(avx512, 64, __m512i, _mm512_loadu_si512, _mm512_storeu_si512, __attribute__((target("avx512f"))))
 #endif
 
-static void add_chunks(uint64_t *lanes, const uint8_t *x, int64_t chunks, int level) {
+static void add_chunks(uint64_t *lanes, const uint8_t *x, int64_t chunks, int64_t ahead, int level) {
 #if defined(__x86_64__)
     if (level) {
-        (level == 2 ? chunks_avx512 : chunks_avx2)(lanes, x, chunks);
+        (level == 2 ? chunks_avx512 : chunks_avx2)(lanes, x, chunks, ahead);
         return;
     }
 #endif
     (void)level;
-    chunks_plain(lanes, x, chunks);
+    chunks_plain(lanes, x, chunks, ahead);
 }
 
 /* Finish the digest of n bytes, more than 240, of which all whole chunks but one at the very end are in `lanes`. */
@@ -563,24 +647,29 @@ EXPORTED uint64_t hookd_digest(const uint8_t *x, int64_t n, int level) {
     uint64_t lanes[8];
     for (int i = 0; i < 8; i++)
         lanes[i] = lanes_at_first[i];
-    add_chunks(lanes, x, (n - 1) / CHUNK, level);
+    add_chunks(lanes, x, (n - 1) / CHUNK, 0, level);
     return finished(lanes, x, n);
 }
 
-/* Summarize n adjacent elements as `hookd_summary` does, and return the digest of their bytes, in one pass over the memory. */
-EXPORTED uint64_t hookd_digest_summary(const uint8_t *x, int64_t n, int dtype, int level, double *out) {
+/* Return the digest of n adjacent elements, and the sums of `Extent.of_sums`, in one pass over the memory. */
+EXPORTED uint64_t hookd_digest_extent(const uint8_t *x, int64_t n, int dtype, int level, double *to) {
     const Set *set = set_of(level);
     int64_t width = size_of(dtype), bytes = n * width, chunks = (bytes - 1) / CHUNK;
     uint64_t lanes[8];
+    double out[FIELDS];
     for (int i = 0; i < 8; i++)
         lanes[i] = lanes_at_first[i];
     clear(out);
     for (int64_t i = 0; i < n; i += BLOCK) {
-        int64_t from = i * width / CHUNK, to = (i + BLOCK) * width / CHUNK;
-        block(set, x + i * width, (int)(n - i < BLOCK ? n - i : BLOCK), dtype, out);
+        int64_t from = i * width / CHUNK, until = (i + BLOCK) * width / CHUNK;
+        /* A request for memory behind the end would search for pages that are not there. */
+        int64_t ahead = n - i > 2 * BLOCK ? BLOCK * width : 0;
+        extent(set, x + i * width, (int)(n - i < BLOCK ? n - i : BLOCK), dtype, out);
         if (bytes > 240)
-            add_chunks(lanes, x + i * width, (to < chunks ? to : chunks) - from, level);
+            add_chunks(lanes, x + i * width, (until < chunks ? until : chunks) - from, ahead, level);
     }
+    to[0] = out[COUNT], to[1] = out[SQUARES], to[2] = out[MIN], to[3] = out[MAX];
+    to[4] = out[NANS] + out[INFS] + out[NEGATIVE_INFS];
     return bytes > 240 ? finished(lanes, x, bytes) : hookd_digest(x, bytes, level);
 }
 

@@ -170,9 +170,8 @@ class Reading:
 
 
 def _packed(number: int, digest: Digest) -> bytes:
-    found, algorithm = digest.summary, ALGORITHMS.index(digest.algorithm)
+    found, algorithm = digest.extent, ALGORITHMS.index(digest.algorithm)
     if found is None:
         return ENTRY.pack(number, 0, algorithm, digest.bits, *NOTHING)
-    bad = found.nans + found.infs
-    ends = NOTHING if bad == found.count else (found.norm, found.min, found.max)
-    return ENTRY.pack(number, min(bad, MOST), algorithm, digest.bits, *ends)
+    ends = (found.norm, found.min, found.max) if found.finite else NOTHING
+    return ENTRY.pack(number, min(found.nonfinite, MOST), algorithm, digest.bits, *ends)

@@ -60,7 +60,9 @@ for wanted in "10":
     numbers.later.end_step()
 for ours, theirs in zip(found[:5], found[5:], strict=True):
     assert (ours.bits, ours.algorithm) == (theirs.bits, theirs.algorithm)
-    assert (ours.summary is None) == (theirs.summary is None)
+    assert (ours.extent is None) == (theirs.extent is None)
+    for one, other in zip(ours.extent or (), theirs.extent or (), strict=True):
+        assert math.isclose(one, other, rel_tol=1e-5)
 assert not log, log
 """
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import random
-from itertools import combinations
+from itertools import combinations, product
 from types import SimpleNamespace
 
 import pytest
 import torch
 import xxhash
 
-from hookd.api.summary import Summary
-from hookd.target.tensors import device_digest, statistics
+from hookd.api.digest import Extent
+from hookd.target.tensors import device_digest, kernel, statistics
 from hookd.target.tensors.statistics import Numeric
 
 DTYPES = [
@@ -66,7 +67,16 @@ def random_tensor(rng):
     return made
 
 
-def test_ten_thousand_tensors_have_the_digest_of_a_contiguous_copy_and_their_summary(numeric):
+def assert_agree(extent, summary, dtype):
+    """Compare an extent with all statistics of the same elements."""
+    got = (extent.finite, extent.min, extent.max, extent.nonfinite)
+    want = (summary.finite, summary.min, summary.max, summary.nonfinite)
+    assert got == pytest.approx(want, rel=0, abs=0, nan_ok=True)
+    if dtype not in (torch.float64, torch.complex128):  # their squares overflow
+        assert extent.norm == pytest.approx(summary.norm, rel=1e-5)
+
+
+def test_ten_thousand_tensors_have_the_digest_of_a_contiguous_copy_and_their_extent(numeric):
     rng = random.Random(0)
     torch.manual_seed(0)
     context = SimpleNamespace()
@@ -75,10 +85,22 @@ def test_ten_thousand_tensors_have_the_digest_of_a_contiguous_copy_and_their_sum
         copied = tensor.resolve_conj().contiguous()
         digest = numeric.digest(None, tensor, None, None)
         assert digest.bits == xxhash.xxh3_64_intdigest(bytes_of(copied)), (tensor.dtype, tensor.shape, tensor.stride())
-        if digest.summary is not None:
-            known = numeric.summary(context, copied, None)
-            assert isinstance(digest.summary, Summary)
-            assert repr(digest.summary) == repr(known)
+        if digest.extent is not None:
+            assert_agree(digest.extent, numeric.summary(context, copied, None), tensor.dtype)
+
+
+def test_large_tensors_have_their_extent_with_every_instruction_set(numeric):
+    torch.manual_seed(0)
+    calls = numeric.kernel._brief
+    for dtype, (size, odd) in product(kernel.DTYPES, [(2048, ()), (6147, ()), (8200, (0, 2047, 5000)), (100_001, (100_000,))]):
+        tensor = (torch.randn(size) * 3 + 1).to(dtype)
+        tensor[list(odd)] = torch.tensor([math.nan, math.inf, -math.inf][: len(odd)], dtype=dtype)
+        tensor[3] = torch.finfo(dtype).tiny
+        summary = numeric.summary(None, tensor, None)
+        for level in range(numeric.kernel.level + 1):
+            sums = kernel._Ends()
+            calls.digest_extent(tensor.data_ptr(), size, kernel.DTYPES[dtype], level, ctypes.addressof(sums))
+            assert_agree(Extent.of_sums(sums), summary, torch.float32)
 
 
 def freed():
@@ -91,7 +113,7 @@ def test_a_digest_changes_nothing_and_is_lost_where_there_are_no_elements(numeri
     tensor = torch.randn(33, 17, requires_grad=True) * 2
     before = tensor._version, tensor.detach().clone()
     seen = []
-    numeric.digest(None, tensor, lambda digest: seen.append(digest.summary.count), None)
+    numeric.digest(None, tensor, lambda digest: seen.append(digest.extent.finite), None)
     for missing in (torch.randn(3, 3).to_sparse(), torch.empty(3, device="meta"), freed()):
         assert numeric.digest(None, missing, seen.append, lambda: seen.append("lost")) is None
     numeric.later.end_step()
@@ -133,7 +155,7 @@ def mix64(data):
 
 
 @pytest.mark.parametrize("chunk", [device_digest.CHUNK, 64])
-def test_on_a_device_each_tensor_has_the_digest_of_a_contiguous_copy_and_its_summary_a_step_later(
+def test_on_a_device_each_tensor_has_the_digest_of_a_contiguous_copy_and_its_extent_a_step_later(
     numeric, monkeypatch, chunk
 ):
     monkeypatch.setattr(device_digest, "CHUNK", chunk)
@@ -143,22 +165,20 @@ def test_on_a_device_each_tensor_has_the_digest_of_a_contiguous_copy_and_its_sum
     found = []
     for _ in range(1000):
         tensor = random_tensor(rng)
-        expected.append((tensor, numeric.digest(None, tensor, None, None).summary))
+        expected.append((tensor, numeric.digest(None, tensor, None, None).extent))
     monkeypatch.setattr(statistics, "on_host", lambda _tensor: False)
     for tensor, _ in expected:
         assert numeric.digest(None, tensor, found.append, lambda: found.append(None)) is None
     assert found == []
     numeric.later.end_step()
-    for (tensor, summary), digest in zip(expected, found, strict=True):
+    for (tensor, extent), digest in zip(expected, found, strict=True):
         assert digest.algorithm == "mix64"
         assert digest.bits == mix64(bytes_of(tensor.resolve_conj().contiguous())), (tensor.dtype, tensor.shape)
-        assert (digest.summary is None) == (summary is None)
-        if summary is not None:
-            exact = ("count", "min", "max", "zeros", "nans", "infs", "negative_infs")
-            got, want = ([getattr(one, name) for name in exact] for one in (digest.summary, summary))
-            assert got == pytest.approx(want, rel=0, abs=0, nan_ok=True)
-            if tensor.dtype not in (torch.float64, torch.complex128):  # their squares overflow
-                assert digest.summary.norm == pytest.approx(summary.norm, rel=1e-5)
+        assert (digest.extent is None) == (extent is None)
+        if extent is not None:
+            is_wide = tensor.dtype in (torch.float64, torch.complex128)  # their squares overflow
+            got, want = (one._replace(norm=0.0 if is_wide else one.norm) for one in (digest.extent, extent))
+            assert got == pytest.approx(want, rel=1e-5, nan_ok=True)
 
 
 def of_device(tensor):

@@ -27,11 +27,12 @@ WIDTHS = {torch.float32: 4, torch.float64: 8, torch.float16: 2, torch.bfloat16: 
 BRIEF = 1 << 16
 """Up to this number of elements the interpreter's lock is kept: for some microseconds, in which no other Python thread can
 free the memory. To get the lock back from a busy thread can take 5 ms."""
-VERSION = 3
+VERSION = 4
 """The result of `hookd_version` for a kernel with the functions and signatures used below."""
 SUMS = 9
 FINITE, MASKED, BAD = range(3)
 """Results of the gate: no infinity or NaN; only -inf; any other."""
+_Ends = ctypes.c_double * 5
 _Sums = ctypes.c_double * (SUMS + 1)  # the last one is for the kernel's internal use
 
 
@@ -43,7 +44,7 @@ class _Calls(NamedTuple):
     gate: Any
     largest: Any
     digest: Any
-    digest_summary: Any
+    digest_extent: Any
 
 
 class Kernel:
@@ -81,7 +82,7 @@ class Kernel:
         return out[:SUMS] if address else None
 
     def digest(self, tensor: Tensor) -> tuple[int, list[float] | None] | None:
-        """Return the digest of a contiguous tensor, and its [9] sums as `sums` does, None for other dtypes than DTYPES.
+        """Return the digest of a contiguous tensor, and the [5] sums of `Extent.of_sums`, None for other dtypes than DTYPES.
 
         None if its memory is not there.
         """
@@ -95,9 +96,9 @@ class Kernel:
         if dtype is None:
             size = elements * tensor.element_size()
             return self._for(size).digest(address, size, self.level), None
-        out = _Sums()
-        bits = self._for(elements).digest_summary(address, elements, dtype, self.level, ctypes.addressof(out))
-        return bits, out[:SUMS]
+        out = _Ends()
+        bits = self._for(elements).digest_extent(address, elements, dtype, self.level, ctypes.addressof(out))
+        return bits, list(out)
 
     def gate(self, tensor: Tensor) -> int:
         """Return whether a tensor is FINITE, MASKED or BAD; FINITE if it is empty or its memory is not there."""
@@ -147,15 +148,15 @@ def _calls(library: Any) -> _Calls:
     largest = native.function(library, "hookd_largest", place, place, number, number, number)
     largest.restype = ctypes.c_double
     digest = native.function(library, "hookd_digest", place, size, number)
-    digest_summary = native.function(library, "hookd_digest_summary", place, size, number, number, place)
-    digest.restype = digest_summary.restype = ctypes.c_uint64
+    digest_extent = native.function(library, "hookd_digest_extent", place, size, number, number, place)
+    digest.restype = digest_extent.restype = ctypes.c_uint64
     return _Calls(
         native.function(library, "hookd_summary", place, size, number, number, place),
         native.function(library, "hookd_summary_strided", place, number, place, place, number, number, place),
         native.function(library, "hookd_is_finite", place, size, number, number),
         largest,
         digest,
-        digest_summary,
+        digest_extent,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookd.api.digest import MIX64, Digest
+from hookd.api.digest import MIX64, Digest, Extent
 from hookd.api.passive import of_tensor
 from hookd.api.summary import Largest, Summary
 from hookd.target.tensors import kernel
@@ -77,7 +77,7 @@ class Numeric:
         if not on_host(numbers):
             if then is not None:
                 act = then
-                self.later.ask(context, [device_sums(numbers)], lambda sums: act(Summary.of_sums(sums)))
+                self.later.ask(context, [self._sums_there(context, numbers)], lambda sums: act(Summary.of_sums(sums)))
             return None
         made = self.kernel
         sums = host_sums(numbers) if made is None else made.sums(numbers)
@@ -87,6 +87,11 @@ class Numeric:
         if then is not None:
             then(summary)
         return summary
+
+    def _sums_there(self, context: Context, numbers: Tensor) -> Tensor:
+        """Return the [9] sums of `Summary.of_sums` on a device, by the kernel of Triton where it is wanted and works."""
+        fused = self._fused.run(context, numbers, has_sums=True) if numbers.is_contiguous() else None
+        return device_sums(numbers) if fused is None or fused[1] is None else _combined(fused[1])
 
     def digest(
         self,
@@ -108,7 +113,7 @@ class Numeric:
                 lost()
             return None
         bits, sums = found
-        digest = Digest(bits, None if sums is None else Summary.of_sums(sums))
+        digest = Digest(bits, None if sums is None else Extent.of_sums(sums))
         if then is not None:
             then(digest)
         return digest
@@ -123,17 +128,17 @@ class Numeric:
             fused = self._fused.run(context, block, has_sums=has_sums) if size else None
             if fused is not None:
                 parts, rows = fused
-                sums = None if rows is None else _combined(rows)
+                sums = None if rows is None else _extent_of(_combined(rows))
             else:
-                parts, sums = digest_parts(block), device_sums(block) if has_sums else None
+                parts, sums = digest_parts(block), device_extent(block) if has_sums else None
         except RuntimeError:  # the device's memory is full, or it lacks one of the operations
             if lost is not None:
                 lost()
             return
 
         def arrive(numbers: list[float]) -> None:
-            summary = Summary.of_sums(numbers[:-PARTS]) if has_sums else None
-            then(Digest(digest_of_parts(numbers[-PARTS:], size), summary, MIX64))
+            extent = Extent.of_sums(numbers[:-PARTS]) if has_sums else None
+            then(Digest(digest_of_parts(numbers[-PARTS:], size), extent, MIX64))
 
         self.later.ask(context, [parts] if sums is None else [sums, parts], arrive, lost)
 
@@ -442,6 +447,33 @@ def device_sums(tensor: Tensor) -> Tensor:
     A large tensor is reduced in parts, so that the temporaries fit on a device that is nearly full.
     """
     return _combined(torch.stack([_part_sums(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)]))
+
+
+def device_extent(tensor: Tensor) -> Tensor:
+    """Return the [5] sums of `Extent.of_sums` on the tensor's own device, in the same way."""
+    parts = [_part_extent(part) for part in torch.split(_flat(tensor), DEVICE_CHUNK)]
+    if len(parts) == 1:
+        return parts[0]
+    finite, squares, low, high, odd = torch.stack(parts).unbind(1)
+    return torch.stack([finite.sum(), squares.sum(), low.amin(), high.amax(), odd.sum()])
+
+
+def _part_extent(flat: Tensor) -> Tensor:
+    """Return these [5] sums of [n] elements, by as few operations as possible."""
+    wide = flat if flat.dtype is torch.float64 else flat.float()
+    long = torch.float32 if wide.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    is_odd = (wide * 0).ne(0)  # infinity * 0 is NaN, which equals nothing
+    odd = is_odd.sum()
+    # In float64 squares of float32 neither overflow nor underflow.
+    norm = torch.linalg.vector_norm(wide.masked_fill(is_odd, 0.0), dtype=long)
+    low, high = wide.masked_fill(is_odd, INF).amin(), wide.masked_fill(is_odd, -INF).amax()
+    return torch.stack([one.to(long) for one in (wide.numel() - odd, norm * norm, low, high, odd)])
+
+
+def _extent_of(sums: Tensor) -> Tensor:
+    """Return the [5] sums of `Extent.of_sums`, given the [9] of `Summary.of_sums`."""
+    squares = sums[2] + sums[0] * sums[1].square()
+    return torch.stack([sums[0], squares, sums[3], sums[4], sums[6:].sum()])
 
 
 def _combined(parts: Tensor) -> Tensor:
