@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import stat
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
@@ -24,7 +26,6 @@ from hookd.tool.fingerprints.recording import NAME, Received, about, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
@@ -158,7 +159,7 @@ class Keeper(Watcher):
                 self._try_open(target)
         for target, recording in list(self._recordings.items()):
             is_over = not _is_wanted(target)  # first, so that what it wrote last is read below
-            if not self._take(target, recording) or is_over:
+            if not self._try_take(target, recording) or is_over:
                 self._end(target)
         self._forget(targets)
         self._parted.compare({target: self._kept[target] for target in targets if target in self._kept})
@@ -174,6 +175,9 @@ class Keeper(Watcher):
             self._due[target] = self._clock() + RETRY_S
             if getattr(exc, "reason", "") not in ("busy", "gone", "not-attached"):
                 _log.warning("no fingerprint of process %d is kept: %s", target.pid, exc)
+        except Exception:  # noqa: BLE001  a bug here must not stop the recordings of other targets
+            self._due[target] = self._clock() + RETRY_S
+            _log.exception("no fingerprint of process %d is kept", target.pid)
 
     def _open(self, target: Target) -> None:
         assert self._directory is not None  # see `poll`
@@ -193,20 +197,29 @@ class Keeper(Watcher):
             self._recordings[target] = _Recording(kept, reader, received, resources.pop_all())
         self._kept[target] = kept
 
-    def _take(self, target: Target, recording: _Recording) -> bool:
+    def _try_take(self, target: Target, recording: _Recording) -> bool:
         """Take the records that have arrived; return whether the recording goes on."""
-        until = time.monotonic() + TURN_S
+        recording.kept.run, recording.kept.rank = target.claim.run, target.claim.rank  # not known before torch.distributed began
         try:
-            for record in recording.reader.records():
-                recording.received.add(record)
-                if time.monotonic() > until:
-                    break
+            self._take(recording)
         except HookdError as exc:
             _log.warning("the fingerprint of process %d ends here: %s", target.pid, exc)
-            self._due[target] = self._clock() + RETRY_S
-            return False
+        except Exception:  # noqa: BLE001  a bug here must not stop the recordings of other targets
+            _log.exception("the fingerprint of process %d ends here", target.pid)
+        else:
+            return True
+        self._due[target] = self._clock() + RETRY_S
+        return False
+
+    @staticmethod
+    def _take(recording: _Recording) -> None:
+        """Take records for TURN_S at most."""
+        until = time.monotonic() + TURN_S
+        for record in recording.reader.records():
+            recording.received.add(record)
+            if time.monotonic() > until:
+                break
         recording.kept.lost = min(recording.reader.dropped, 1 << 32)
-        return True
 
     def _end(self, target: Target) -> None:
         recording = self._recordings.pop(target)
@@ -214,6 +227,10 @@ class Keeper(Watcher):
             recording.received.close()
         recording.kept.is_live = False
         recording.resources.close()
+        if not recording.kept.steps:  # such as one for each attempt while the disk is full
+            with contextlib.suppress(OSError):
+                recording.kept.path.unlink()
+            del self._kept[target]
 
     def _forget(self, targets: Sequence[Target]) -> None:
         """Forget targets that the daemon does not know any more; their fingerprints stay."""
@@ -231,28 +248,39 @@ class Keeper(Watcher):
         Raises:
             HookdError: reason "cannot-write": all room is taken by files that are being written.
         """
+        assert self._directory is not None  # see `poll`
+        for part in self._directory.glob(".*.part"):  # of a daemon that was killed
+            part.unlink(missing_ok=True)
         live = {recording.kept.path for recording in self._recordings.values()}
-        share, files = self._max_bytes // SHARE, self._files()
-        ended = [path for path in files if path not in live]
-        used = share * (len(live) + 1) + sum(path.stat().st_size for path in ended)
+        ended = {path: size for path, size in self._files().items() if path not in live}
+        used = self._max_bytes // SHARE * (len(live) + 1) + sum(ended.values())
+        deleted = set[Path]()
         for path in reversed(ended):
             if used <= self._max_bytes:
                 break
-            used -= path.stat().st_size
+            used -= ended[path]
             path.unlink(missing_ok=True)
+            deleted.add(path)
+        with self._lock:
+            if self._earlier is not None:
+                self._earlier = [kept for kept in self._earlier if kept.path not in deleted]
         if used > self._max_bytes:
             raise HookdError(f"{self._max_bytes >> 20} MB are room for {SHARE} of them", reason="cannot-write")
 
-    def _files(self) -> list[Path]:
-        """Return the files that there are, the newest first."""
+    def _files(self) -> dict[Path, int]:
+        """Return the files that there are with their sizes, the newest first."""
         assert self._directory is not None  # see `poll`
-        found = [(path.stat().st_mtime, path) for path in self._directory.glob("*.jsonl")]
-        return [path for _, path in sorted(found, reverse=True)]
+        found = []
+        for path in self._directory.glob("*.jsonl"):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                status = path.lstat()
+                found += [(status.st_mtime, path, status.st_size)] if stat.S_ISREG(status.st_mode) else []
+        return {path: size for _, path, size in sorted(found, reverse=True)}
 
     def _read_earlier(self) -> list[Kept]:
         """Read the files that earlier daemons have written. Locked."""
         self._earlier, known = [], {kept.path for kept in self._kept.values()}
-        for path in self._files()[:MOST_EARLIER] if self._directory is not None else ():
+        for path in list(self._files())[:MOST_EARLIER] if self._directory is not None else ():
             if path not in known:
                 with contextlib.suppress(HookdError, OSError):  # deleted meanwhile, or not a fingerprint
                     self._earlier.append(Kept.of_file(path))
