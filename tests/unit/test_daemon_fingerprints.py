@@ -199,6 +199,15 @@ def test_what_one_target_says_of_itself_does_not_stop_the_recording_of_others(ke
     assert [kept.pid for kept in keeper.every()] == [9]
 
 
+def test_a_daemon_that_ends_does_not_wait_for_each_target_that_is_silent(keep):
+    targets = [Recorded(8), Recorded(9)]
+    keeper = keep(*targets)
+    keeper.round()
+    targets[0].request = lambda *_, **__: keeper._over.set()
+    keeper.round()
+    assert targets[1].writer is None
+
+
 def test_a_recording_without_a_step_leaves_no_file(keep, tmp_path):
     target = Recorded(8)
     keeper = keep(target)

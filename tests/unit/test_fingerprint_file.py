@@ -132,6 +132,15 @@ def test_a_file_whose_first_line_cannot_be_written_leaves_nothing(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_was_deleted_meanwhile_is_an_error_of_hookd(tmp_path):
+    with file.Writer(tmp_path / "a", ABOUT, 2000) as writer:
+        writer.add(step(1))
+        (tmp_path / "a").unlink()
+        with pytest.raises(HookdError, match="No such file"):
+            for number in range(2, 20):
+                writer.add(step(number))
+
+
 def test_what_was_dropped_is_said(tmp_path):
     many = [step(number, number) for number in range(1, 2001)]
     a = write(tmp_path / "a", many, 150_000)

@@ -139,7 +139,10 @@ class Writer:
 
     def _shrink(self) -> None:
         """Write the file again, with fewer of the old steps: entries take 0.3 of its largest size at most, and all of it 0.8."""
-        head, *lines = self._path.read_bytes().splitlines(keepends=True)
+        try:
+            head, *lines = self._path.read_bytes().splitlines(keepends=True)
+        except OSError as exc:  # somebody has deleted it
+            raise _cannot_write(self._path, exc) from exc
         steps = {int(found.group(1)): line for line in lines if (found := _STEP.match(line))}
         data = head
         for whole in _thinned(steps):

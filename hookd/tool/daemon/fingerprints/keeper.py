@@ -155,6 +155,8 @@ class Keeper(Watcher):
         """Open and end recordings, take what has arrived, and compare replicas."""
         targets = self._targets
         for target in targets:
+            if self._over.is_set():  # an attempt waits for CONNECT_S if the target does not answer
+                return
             if target not in self._recordings and _is_wanted(target) and self._is_due(target):
                 self._try_open(target)
         for target, recording in list(self._recordings.items()):
