@@ -41,9 +41,7 @@ def test_a_file_that_cannot_be_read_is_not_called_different_and_nothing_is_recor
     assert "not a fingerprint" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(AttachError("timeout"), 2), (NoSuchTarget("there is no process 7"), 4)]
-)
+@pytest.mark.parametrize(("error", "code"), [(AttachError("timeout"), 2), (NoSuchTarget("there is no process 7"), 4)])
 def test_an_attach_that_fails_is_not_called_different(record, monkeypatch, error, code):
     def fail(*_):
         raise error

@@ -201,7 +201,10 @@ class Keeper(Watcher):
 
     def _try_take(self, target: Target, recording: _Recording) -> bool:
         """Take the records that have arrived; return whether the recording goes on."""
-        recording.kept.run, recording.kept.rank = target.claim.run, target.claim.rank  # not known before torch.distributed began
+        recording.kept.run, recording.kept.rank = (
+            target.claim.run,
+            target.claim.rank,
+        )  # not known before torch.distributed began
         try:
             self._take(recording)
         except HookdError as exc:
