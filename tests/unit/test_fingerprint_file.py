@@ -43,6 +43,17 @@ def test_a_file_is_read_as_it_was_written_also_by_two_lines(tmp_path):
     assert digests == found.digests == {one.number: one.digest() for one in steps}
 
 
+def test_the_entries_of_earlier_steps_are_not_read_if_nobody_wants_them(tmp_path, monkeypatch):
+    steps = [step(number, number, names=("a", f"{number}")) for number in range(1, 6)]
+    path = write(tmp_path / "a", steps)
+    parsed = []
+    monkeypatch.setattr(file, "settings_of", lambda rows: parsed.append(rows) or rows)
+    found = file.read(path, 4)
+    assert list(found.steps.values()) == steps[3:]
+    assert list(found.digests) == [4, 5]
+    assert len(parsed) == 2
+
+
 def test_of_a_writer_that_was_killed_at_any_byte_all_whole_lines_count(tmp_path):
     path = write(tmp_path / "a", [step(1), step(2), step(3)])
     whole = path.read_bytes()

@@ -214,15 +214,19 @@ def _encoded(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def read(path: Path) -> Fingerprint:
+def read(path: Path, first: int = 0) -> Fingerprint:
     """Read a file.
+
+    Args:
+        path: of the file.
+        first: steps with a lower number are left out, which takes no time.
 
     Raises:
         HookdError: reason "cannot-read" or "damaged"; the message names the line.
     """
     try:
         with path.open("rb") as file:
-            return _read(path, file)
+            return _read(path, file, first)
     except OSError as exc:
         raise _cannot_read(path, exc) from exc
 
@@ -244,22 +248,15 @@ def digests(path: Path) -> tuple[About, dict[int, str]]:
         raise _foreign(path) from exc
 
 
-def since(one: Fingerprint, step: int) -> Fingerprint:
-    """Return the part of a fingerprint from a step on."""
-    return Fingerprint(
-        one.about,
-        {number: found for number, found in one.steps.items() if number >= step},
-        {number: digest for number, digest in one.digests.items() if number >= step},
-    )
-
-
-def _read(path: Path, file: Any) -> Fingerprint:
+def _read(path: Path, file: Any, first: int) -> Fingerprint:
     keys: list[Key] = []
     found: Fingerprint | None = None
     number = 0
     while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
         number += 1
         try:
+            if (step := _STEP.match(line)) and int(step.group(1)) < first:
+                continue
             row = json.loads(line)
             if found is None:
                 found = Fingerprint(_about(row))
