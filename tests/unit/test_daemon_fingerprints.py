@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookd.errors import HookdError
+from hookd.errors import ControlError, HookdError
 from hookd.tool.attach import Control
 from hookd.tool.daemon.fingerprints.keeper import DIRECTORY, SHARE, Keeper
 from hookd.tool.daemon.fingerprints.kept import Kept, agreement, file_name
@@ -206,6 +206,20 @@ def test_a_daemon_that_ends_does_not_wait_for_each_target_that_is_silent(keep):
     targets[0].request = lambda *_, **__: keeper._over.set()
     keeper.round()
     assert targets[1].writer is None
+
+
+def test_a_target_that_does_not_answer_is_asked_less_and_less(keep):
+    def refuse(*_, **__):
+        asked.append(True)
+        raise ControlError("the agent does not answer", reason="gone")
+
+    asked, silent, good = [], Recorded(8), Recorded(9)
+    silent.request = refuse
+    keeper = keep(silent, good)
+    for _ in range(100):
+        keeper.round()
+    assert 10 < len(asked) < 25  # in 10,000 s and more
+    assert good.writer is not None
 
 
 def test_a_recording_without_a_step_leaves_no_file(keep, tmp_path):

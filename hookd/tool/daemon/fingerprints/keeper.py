@@ -44,8 +44,8 @@ TURN_S = 0.2
 """Longest time for the records of one target in a round."""
 SETTLE_S = 2.0
 """Time for a tool that has loaded the plugin, such as `hookd fingerprint`, to read its records itself."""
-RETRY_S = 30.0
-"""Pause after a stream could not be opened, or a file not be written."""
+RETRY_S, MOST_RETRY_S = 30.0, 960.0
+"""Pause after a stream could not be opened, or a file not be written, which doubles each time, and its maximum."""
 CONNECT_S = 3.0
 MOST_EARLIER = 64
 """Number of files of earlier targets that are compared with, the newest."""
@@ -97,6 +97,7 @@ class Keeper(Watcher):
         self._parted = Parted(fleet)
         self._targets: Sequence[Target] = ()
         self._due: dict[Target, float] = {}  # when a stream is opened, by the clock
+        self._pauses: dict[Target, float] = {}  # before the next attempt
         self._recordings: dict[Target, _Recording] = {}
         self._kept: dict[Target, Kept] = {}
         self._earlier: list[Kept] | None = None  # not looked for yet
@@ -144,21 +145,24 @@ class Keeper(Watcher):
     def _run(self) -> None:
         took = 0.0
         while not self._over.wait(max(ROUND_S, BUSY * took)):
-            start = time.monotonic()
+            start = time.thread_time()  # without the time that a target takes to answer
             try:
                 self.round()
             except Exception:  # noqa: BLE001  a bug here must not stop the daemon
                 _log.exception("fingerprints")
-            took = time.monotonic() - start
+            took = time.thread_time() - start
 
     def round(self) -> None:
         """Open and end recordings, take what has arrived, and compare replicas."""
         targets = self._targets
         for target in targets:
-            if self._over.is_set():  # an attempt waits for CONNECT_S if the target does not answer
-                return
             if target not in self._recordings and _is_wanted(target) and self._is_due(target):
+                start = time.monotonic()
                 self._try_open(target)
+                if self._over.is_set():
+                    return
+                if time.monotonic() - start > TURN_S:  # it does not answer: others are read first
+                    break
         for target, recording in list(self._recordings.items()):
             is_over = not _is_wanted(target)  # first, so that what it wrote last is read below
             if not self._try_take(target, recording) or is_over:
@@ -174,12 +178,19 @@ class Keeper(Watcher):
         try:
             self._open(target)
         except (HookdError, OSError) as exc:
-            self._due[target] = self._clock() + RETRY_S
-            if getattr(exc, "reason", "") not in ("busy", "gone", "not-attached"):
+            reason = getattr(exc, "reason", "")
+            self._retry_later(target, is_busy=reason == "busy")
+            if reason not in ("busy", "gone", "not-attached"):
                 _log.warning("no fingerprint of process %d is kept: %s", target.pid, exc)
         except Exception:  # noqa: BLE001  a bug here must not stop the recordings of other targets
-            self._due[target] = self._clock() + RETRY_S
+            self._retry_later(target)
             _log.exception("no fingerprint of process %d is kept", target.pid)
+
+    def _retry_later(self, target: Target, *, is_busy: bool = False) -> None:
+        """Open the stream after a pause; a tool that reads it may end at any time."""
+        pause = RETRY_S if is_busy else self._pauses.get(target, RETRY_S)
+        self._pauses[target] = min(2 * pause, MOST_RETRY_S)
+        self._due[target] = self._clock() + pause
 
     def _open(self, target: Target) -> None:
         assert self._directory is not None  # see `poll`
@@ -212,8 +223,10 @@ class Keeper(Watcher):
         except Exception:  # noqa: BLE001  a bug here must not stop the recordings of other targets
             _log.exception("the fingerprint of process %d ends here", target.pid)
         else:
+            if recording.kept.steps:
+                self._pauses.pop(target, None)
             return True
-        self._due[target] = self._clock() + RETRY_S
+        self._retry_later(target)
         return False
 
     @staticmethod
@@ -246,6 +259,7 @@ class Keeper(Watcher):
                 if self._earlier is not None:
                     self._earlier = [kept, *self._earlier][:MOST_EARLIER]
         self._due = {target: due for target, due in self._due.items() if target in targets}
+        self._pauses = {target: pause for target, pause in self._pauses.items() if target in targets}
 
     def _make_room(self) -> None:
         """Delete the oldest files of ended targets, until there is room for one more.
