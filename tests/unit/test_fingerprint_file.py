@@ -252,3 +252,27 @@ def test_the_keys_that_a_process_sends_take_bounded_memory(monkeypatch):
     decoder.step(record(0))  # keys that are forgotten do not count
     with pytest.raises(HookdError, match="keys"):
         decoder.step(record(3))
+
+
+@pytest.mark.parametrize(
+    ("later", "is_absolute", "code"),
+    [(40, False, comparison.INCOMPARABLE), (2, False, comparison.EQUAL), (40, True, comparison.DIFFERENT)],
+)
+def test_steps_that_count_from_the_attach_and_have_no_batch_in_common_are_not_called_different(
+    tmp_path, later, is_absolute, code
+):
+    def written(name, first):
+        batches = range(first, first + 5)
+        many = [
+            Step(
+                number,
+                is_absolute=is_absolute,
+                entries={Key("data", "(root)", 0, "input 0", "float32", (2,)): Entry(batch, 0, 1.0, 0.0, 1.0)},
+            )
+            for number, batch in enumerate(batches, 5)
+        ]
+        return file.read(write(tmp_path / name, many))
+
+    found = comparison.compare(written("a", 100), written("b", 100 + later))
+    assert found.code == code
+    assert ("unknown which steps" in found.sentence) is (code == comparison.INCOMPARABLE)

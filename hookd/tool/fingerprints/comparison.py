@@ -87,6 +87,9 @@ class Terms:
 def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
     """Compare two fingerprints step by step."""
     later, why = alignment.offset(a, b)
+    if later is None:
+        return Comparison(INCOMPARABLE, f"It is unknown which steps of the files are the same: {why}.",
+                          advice="Record both from the beginning, with `hookd run --fingerprint`.")  # fmt: skip
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
