@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from hookd.errors import HookdError
+from hookd.errors import ControlError, HookdError
+from hookd.tool.attach import Control
 from hookd.tool.daemon.fingerprints.keeper import DIRECTORY, SHARE, Keeper
 from hookd.tool.daemon.fingerprints.kept import Kept, agreement, file_name
 from hookd.tool.daemon.fingerprints.parted import Parted
 from hookd.tool.fingerprints import file
 from hookd.tool.fingerprints.steps import Entry, Key, Step
+from hookd.wire.stream import StreamWriter
 from tests.support.pages import Ranks, new_fleet
 
 
@@ -136,3 +139,122 @@ def test_the_name_of_a_file_is_plain_whatever_the_run_is_called():
     assert file_name("train.py@3fa29b1c", "0", 7, 1.5) == "train.py@3fa29b1c-rank0-7-5dc.jsonl"
     assert file_name("../../etc/passwd\n", "1", 7, 0.0) == "_.._etc_passwd_-rank1-7-0.jsonl"
     assert len(file_name("a" * 500, "0", 7, 0.0)) < 120
+
+
+class Recorded:
+    """A target with the plugin, of which a test is the agent."""
+
+    def __init__(self, pid, **identity):
+        self.pid, self.ended, self.claim = pid, None, SimpleNamespace(run="train.py", rank="0")
+        self.identity, self.ongoing = SimpleNamespace(world_size=1), {}
+        self.snapshot = SimpleNamespace(identity={"plugins": {"fingerprint": {"options": {}}}, **identity})
+        self.writer = None
+
+    def last(self):
+        return self.snapshot
+
+    def request(self, op, *, fds, name):
+        assert (op, name) == ("stream", "fingerprint")
+        self.writer = StreamWriter(fds[0], os.fstat(fds[0]).st_size)
+
+    def send(self, number):
+        head = {"step": number, "is_absolute": True, "mark": 0, "settings": [], "unread": 0, "at": 0, "keys": []}
+        data = json.dumps(head).encode()
+        self.writer.write(len(data).to_bytes(4, "little") + data)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.writer is not None:
+            self.writer.close()
+
+
+@pytest.fixture
+def keep(stack, tmp_path, monkeypatch):
+    """Return a keeper of these targets, whose thread is the test."""
+
+    def keep(*targets):
+        by_pid = {target.pid: target for target in targets}
+        monkeypatch.setattr(Control, "connect", lambda pid, _: by_pid[pid])
+        now = iter(range(0, 1_000_000, 100))
+        keeper = Keeper(new_fleet(stack), tmp_path, 1 << 30, clock=lambda: next(now))
+        keeper._targets = targets
+        stack.callback(keeper.close)
+        return keeper
+
+    return keep
+
+
+def test_what_one_target_says_of_itself_does_not_stop_the_recording_of_others(keep):
+    hostile, good = Recorded(8, rank="first"), Recorded(9, rank=3)
+    keeper = keep(hostile, good)
+    for _ in range(2):
+        keeper.round()
+    good.send(1)
+    good.send(2)
+    hostile.writer.write(b"nonsense")
+    keeper.round()
+    assert keeper.of(good).steps == 2
+    assert [kept.pid for kept in keeper.every()] == [9]
+
+
+def test_a_daemon_that_ends_does_not_wait_for_each_target_that_is_silent(keep):
+    targets = [Recorded(8), Recorded(9)]
+    keeper = keep(*targets)
+    keeper.round()
+    targets[0].request = lambda *_, **__: keeper._over.set()
+    keeper.round()
+    assert targets[1].writer is None
+
+
+def test_a_target_that_does_not_answer_is_asked_less_and_less(keep):
+    def refuse(*_, **__):
+        asked.append(True)
+        raise ControlError("the agent does not answer", reason="gone")
+
+    asked, silent, good = [], Recorded(8), Recorded(9)
+    silent.request = refuse
+    keeper = keep(silent, good)
+    for _ in range(100):
+        keeper.round()
+    assert 10 < len(asked) < 25  # in 10,000 s and more
+    assert good.writer is not None
+
+
+def test_a_recording_without_a_step_leaves_no_file(keep, tmp_path):
+    target = Recorded(8)
+    keeper = keep(target)
+    for _ in range(2):
+        keeper.round()
+    assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
+    target.ended = 1.0
+    keeper.round()
+    assert not list((tmp_path / DIRECTORY).iterdir())
+    assert keeper.every() == []
+
+
+def test_what_is_not_a_file_of_fingerprints_in_the_directory_is_left_alone(keep, tmp_path):
+    directory = tmp_path / DIRECTORY
+    directory.mkdir(mode=0o700)
+    (directory / "folder.jsonl").mkdir()
+    (directory / "link.jsonl").symlink_to("nowhere")
+    (directory / ".a.jsonl.7.part").write_text("of a daemon that was killed")
+    target = Recorded(8)
+    keeper = keep(target)
+    assert keeper.every() == []
+    for _ in range(2):
+        keeper.round()
+    assert [kept.pid for kept in keeper.every()] == [8]
+    assert sorted(path.name for path in directory.iterdir())[:2] == ["folder.jsonl", "link.jsonl"]
+
+
+def test_a_file_that_was_deleted_to_make_room_is_not_listed(tmp_path):
+    directory = tmp_path / DIRECTORY
+    directory.mkdir()
+    with file.Writer(directory / "a.jsonl", {"run": "a.py"}, 1 << 20) as writer:
+        writer.add(step(1))
+    keeper = Keeper(None, tmp_path, 1)
+    assert len(keeper.every()) == 1
+    keeper._make_room()
+    assert keeper.every() == []

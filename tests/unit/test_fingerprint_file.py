@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from hookd.errors import HookdError
-from hookd.tool.fingerprints import comparison, file, recording
+from hookd.tool.fingerprints import comparison, file, recording, steps
 from hookd.tool.fingerprints.steps import Decoder, Entry, Key, Step
 
 ABOUT = {"run": "train.py", "rank": 0}
@@ -39,6 +41,17 @@ def test_a_file_is_read_as_it_was_written_also_by_two_lines(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     digests = {row["step"]: row["digest"] for row in rows if "step" in row}
     assert digests == found.digests == {one.number: one.digest() for one in steps}
+
+
+def test_the_entries_of_earlier_steps_are_not_read_if_nobody_wants_them(tmp_path, monkeypatch):
+    steps = [step(number, number, names=("a", f"{number}")) for number in range(1, 6)]
+    path = write(tmp_path / "a", steps)
+    parsed = []
+    monkeypatch.setattr(file, "settings_of", lambda rows: parsed.append(rows) or rows)
+    found = file.read(path, 4)
+    assert list(found.steps.values()) == steps[3:]
+    assert list(found.digests) == [4, 5]
+    assert len(parsed) == 2
 
 
 def test_of_a_writer_that_was_killed_at_any_byte_all_whole_lines_count(tmp_path):
@@ -100,6 +113,41 @@ def test_a_file_keeps_to_its_size_in_long_runs_and_with_shapes_that_change(tmp_p
     whole = [one for one in found.steps.values() if one is not None]
     assert [one.number for one in whole][-file.LAST :] == list(range(8001 - file.LAST, 8001))
     assert all(key.shape == (one.number,) for one in whole for key in one.entries)
+
+
+@pytest.mark.parametrize("names", [30, 600])
+def test_a_file_keeps_to_its_size_also_if_its_last_steps_are_larger_than_that(tmp_path, names):
+    most = 30_000
+    many = [step(number, number, names=[f"layers.{at}" for at in range(names)]) for number in range(1, 60)]
+    path = write(tmp_path / "a", many, most)
+    assert path.stat().st_size <= most
+    found = file.read(path)
+    assert list(found.digests) == list(range(1, 60))
+    assert (found.steps[59] == many[-1]) is (names == 30)
+
+
+def test_a_step_with_the_number_0_between_others_does_not_keep_the_writer(tmp_path):
+    path = write(tmp_path / "a", [step(number, number) for number in (5, 0, *range(6, 60))], 5000)
+    assert set(file.read(path).digests) == {0, *range(5, 60)}
+
+
+def test_a_file_whose_first_line_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file.os, "write", full)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(HookdError, match="No space left"):
+        file.Writer(tmp_path / "a", ABOUT, 1 << 20)
+    assert os.listdir("/proc/self/fd") == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_was_deleted_meanwhile_is_an_error_of_hookd(tmp_path):
+    with file.Writer(tmp_path / "a", ABOUT, 1) as writer:
+        (tmp_path / "a").unlink()
+        with pytest.raises(HookdError, match="No such file"):
+            writer.add(step(1))
 
 
 def test_what_was_dropped_is_said(tmp_path):
@@ -188,3 +236,43 @@ def test_a_generator_from_which_nothing_draws_is_not_mentioned(tmp_path, states,
         paths.append(write(tmp_path / name, steps))
     found = comparison.compare(*map(file.read, paths))
     assert (found.code, found.notes) == (0, note)
+
+
+def test_the_keys_that_a_process_sends_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(steps, "_MOST_TEXT", 10_000)
+    decoder = Decoder()
+    keys = [["data", "x" * 900, call, "y" * 900, "float32", [1]] for call in range(3)]
+
+    def record(at):
+        head = {"step": 1, "is_absolute": False, "mark": 0, "settings": [], "unread": 0, "at": at, "keys": keys}
+        data = json.dumps(head).encode()
+        return len(data).to_bytes(4, "little") + data
+
+    decoder.step(record(0))
+    decoder.step(record(0))  # keys that are forgotten do not count
+    with pytest.raises(HookdError, match="keys"):
+        decoder.step(record(3))
+
+
+@pytest.mark.parametrize(
+    ("later", "is_absolute", "code"),
+    [(40, False, comparison.INCOMPARABLE), (2, False, comparison.EQUAL), (40, True, comparison.DIFFERENT)],
+)
+def test_steps_that_count_from_the_attach_and_have_no_batch_in_common_are_not_called_different(
+    tmp_path, later, is_absolute, code
+):
+    def written(name, first):
+        batches = range(first, first + 5)
+        many = [
+            Step(
+                number,
+                is_absolute=is_absolute,
+                entries={Key("data", "(root)", 0, "input 0", "float32", (2,)): Entry(batch, 0, 1.0, 0.0, 1.0)},
+            )
+            for number, batch in enumerate(batches, 5)
+        ]
+        return file.read(write(tmp_path / name, many))
+
+    found = comparison.compare(written("a", 100), written("b", 100 + later))
+    assert found.code == code
+    assert ("unknown which steps" in found.sentence) is (code == comparison.INCOMPARABLE)

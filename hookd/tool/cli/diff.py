@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 import click
 
+from hookd.errors import HookdError
 from hookd.tool.cli import options, output
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ class Parting(TypedDict):
     """The steps with entries in both files, from the first different one on."""
 
 
+class CannotCompareError(HookdError):
+    """An error whose exit code does not say that the runs differ."""
+
+    exit_code = 2
+
+
 FIRST, LAST = 5, 3
 """Steps that the table shows after the first difference, and at the end."""
 
@@ -92,8 +99,13 @@ def diff(
         raise click.BadParameter(
             f"{', '.join(sorted(unknown))}: choose from {', '.join(COMPARED)}", param_hint="--what"
         )
-    with _files((a, b), steps, host) as (one, other):
-        found = compared(one, other, comparison.Terms(tolerance, names, frozenset(phases)))
+    try:
+        with _files((a, b), steps, host) as (one, other):
+            found = compared(one, other, comparison.Terms(tolerance, names, frozenset(phases)))
+    except HookdError as error:
+        if error.exit_code != comparison.DIFFERENT:
+            raise
+        raise CannotCompareError(error.message, reason=error.reason, hint=error.hint) from error
     if as_json:
         output.emit(found)
     else:
@@ -104,21 +116,27 @@ def diff(
 @contextlib.contextmanager
 def _files(words: tuple[str, str], steps: int, host: str | None) -> Iterator[list[Path]]:
     """Yield the files to compare. Those of processes that nobody records are recorded now, together, into files that are deleted."""
-    from hookd.tool.cli.fingerprint import kept_of
+    from hookd.tool.cli.fingerprint import kept_of, undone_by_sigterm
+    from hookd.tool.fingerprints import file
     from hookd.tool.fingerprints.live import record_together
 
-    with tempfile.TemporaryDirectory(prefix="hookd-diff-") as scratch:
+    with undone_by_sigterm(), tempfile.TemporaryDirectory(prefix="hookd-diff-") as scratch:
         found: dict[str, Path] = {}
         for word in words:
             pid = None if Path(word).exists() else options.number(word)
             if pid is None and not Path(word).is_file():
                 raise click.UsageError(f"'{word}' is neither a file nor a process id.")
             kept = None if pid is None else kept_of(pid, host)
-            found[word] = Path(word) if pid is None else kept or Path(scratch, word)
-        pids = {int(word): path for word, path in found.items() if path.parent == Path(scratch)}
+            found[word] = Path(word) if pid is None else kept or Path(scratch, str(pid))
+            if pid is None:
+                file.digests(Path(word))  # before anything is recorded
+        pids = {int(path.name): path for path in found.values() if path.parent == Path(scratch)}
         if pids:
             output.say(f"recording {steps} steps of {' and '.join(f'process {pid}' for pid in pids)}")
-            record_together(pids, steps)
+            for pid, one in zip(pids, record_together(pids, steps), strict=True):
+                if one.is_ended or one.is_detached:
+                    why = "it has ended" if one.is_ended else "hookd was detached from it"
+                    output.say(f"of process {pid} only {one.steps} steps were recorded: {why}")
         yield [found[word] for word in words]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from hookd.tool.cli import options, output
 from hookd.tool.reports.wording import moment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hookd.tool.attach import AttachResult
     from hookd.wire.fingerprint import KeptRow
 
@@ -192,14 +195,20 @@ def _options(every: int, modules: str, what: str) -> dict[str, str]:
 
 def _run(words: list[str]) -> int:
     """Run a command to its end, also if this process is asked to end meanwhile: then the command is, too."""
+    with undone_by_sigterm(), subprocess.Popen(words, stdout=sys.stderr) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+
+
+@contextlib.contextmanager
+def undone_by_sigterm() -> Iterator[None]:
+    """Raise SystemExit in the block at SIGTERM, so that what was begun is undone."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with subprocess.Popen(words, stdout=sys.stderr) as process:
-            try:
-                return process.wait()
-            except BaseException:
-                process.terminate()
-                raise
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -38,8 +38,8 @@ class Pair(NamedTuple):
         return all(self.algorithms) and self.algorithms[0] != self.algorithms[1]
 
 
-def offset(a: Fingerprint, b: Fingerprint) -> tuple[int, str]:
-    """Return by how much the numbers of B's steps are larger than those of the same steps of A, and why, in words.
+def offset(a: Fingerprint, b: Fingerprint) -> tuple[int | None, str]:
+    """Return by how much the numbers of B's steps are larger than those of the same steps of A, or None if unknown, and why, in words.
 
     Ranks of one job are matched by the marks of their steps. A run that begins with the weights that the other has after some
     step, as after a resume, goes on there. Otherwise numbers that count from the beginning of the training are trusted, and others
@@ -62,13 +62,20 @@ def offset(a: Fingerprint, b: Fingerprint) -> tuple[int, str]:
         return 0, ""
     known = {_batch(step): step.number for step in _whole(a)}
     found = Counter(step.number - known[batch] for step in _whole(b) if (batch := _batch(step)) in known)
+    if known and not found and any(_whole(b)) and not _are_ranks(a, b):
+        return None, "they count from the attach, and no two have the same batch or begin with the same weights"
     later = 0 if not found or 0 in found else found.most_common(1)[0][0]
     return later, f"Step N of A is step N{later:+} of B: they have the same batches." if later else ""
 
 
+def _are_ranks(a: Fingerprint, b: Fingerprint) -> bool:
+    """Whether two fingerprints are of two ranks of one job."""
+    return a.about["run"] == b.about["run"] and a.about.get("rank") != b.about.get("rank")
+
+
 def _by_mark(a: Fingerprint, b: Fingerprint) -> int | None:
     """Return the distance of the step numbers of two ranks of one job; None of other runs."""
-    if a.about["run"] != b.about["run"] or a.about.get("rank") == b.about.get("rank"):
+    if not _are_ranks(a, b):
         return None
     marks = {step.mark: step.number for step in a.steps.values() if step is not None and step.mark}
     steps = (step for step in b.steps.values() if step is not None and step.mark in marks)

@@ -87,10 +87,13 @@ class Terms:
 def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
     """Compare two fingerprints step by step."""
     later, why = alignment.offset(a, b)
+    if later is None:
+        return Comparison(INCOMPARABLE, f"It is unknown which steps of the files are the same: {why}.",
+                          advice="Record both from the beginning, with `hookd run --fingerprint`.")  # fmt: skip
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
-                          advice="Record the same steps, with the same --every.")  # fmt: skip
+                          advice=_apart(a, b) or "Record the same steps, with the same --every.")  # fmt: skip
     notes = [why] if later else []
     comparer = _Comparer(a, b, later, terms)
     notes += comparer.guess(common)
@@ -303,6 +306,14 @@ def _shortest(names: Mapping[str, str]) -> dict[str, str]:
 
 def _listed(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _apart(a: Fingerprint, b: Fingerprint) -> str:
+    """Return what to do if one of the files ends before the other one begins; "" otherwise."""
+    for run, one, other in (("A", a, b), ("B", b, a)):
+        if one.steps and other.steps and (missing := min(other.steps) - max(one.steps)) > 0:
+            return f"Record more steps: {run} comes to the first step of the other file {missing} steps later."
+    return ""
 
 
 def _range(one: Fingerprint) -> str:

@@ -25,7 +25,7 @@ from hookd.tool.linux import private_file
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Self
@@ -93,7 +93,12 @@ class Writer:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
-        self._line({FORMAT: VERSION, "hookd": __version__, **about})
+        try:
+            self._line({FORMAT: VERSION, "hookd": __version__, **about})
+        except BaseException:
+            os.close(self._fd)
+            path.unlink(missing_ok=True)  # without its first line it is not a fingerprint
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -134,18 +139,22 @@ class Writer:
 
     def _shrink(self) -> None:
         """Write the file again, with fewer of the old steps: entries take 0.3 of its largest size at most, and all of it 0.8."""
-        head, *lines = self._path.read_bytes().splitlines(keepends=True)
+        try:
+            head, *lines = self._path.read_bytes().splitlines(keepends=True)
+        except OSError as exc:  # somebody has deleted it
+            raise _cannot_write(self._path, exc) from exc
         steps = {int(found.group(1)): line for line in lines if (found := _STEP.match(line))}
-        ends, spacing = {next(iter(steps)), *list(steps)[-LAST:]}, 10
-        whole, listed = set(steps), set(steps)
-        while self._sizes(steps, whole, set()) > 0.3 * self._max_bytes and whole > ends:
-            whole = {step for step in steps if step % spacing == 0} | ends
-            spacing *= 10
-        spacing = 10
-        while self._sizes(steps, whole, listed) > 0.8 * self._max_bytes and listed > ends:
-            listed = {step for step in steps if step % spacing == 0} | ends
-            spacing *= 10
-        self._replace(b"".join([head, *self._rewritten(steps, lines, whole, listed)]))
+        data = head
+        for whole in _thinned(steps):
+            if self._sizes(steps, whole, set()) > 0.3 * self._max_bytes:
+                continue
+            listed = next(
+                (one for one in _thinned(steps) if self._sizes(steps, whole, one) <= 0.8 * self._max_bytes), set[int]()
+            )
+            data = b"".join([head, *self._rewritten(steps, lines, whole, listed)])
+            if len(data) <= 0.9 * self._max_bytes:  # with the keys, which count only now
+                break
+        self._replace(data)
 
     @staticmethod
     def _sizes(steps: Mapping[int, bytes], whole: set[int], listed: set[int]) -> int:
@@ -184,19 +193,40 @@ class Writer:
         self._fd, self.size = fd, len(data)
 
 
+def _thinned(steps: Iterable[int]) -> Iterator[set[int]]:
+    """Yield all steps, each tenth of them, each hundredth and so on, and at last none; and the first and the last ones while they fit."""
+    numbers = list(steps)
+    spacing, largest = 10, max(numbers)
+    ends = {numbers[0], *numbers[-LAST:]}
+    yield set(numbers)
+    while spacing <= largest:
+        yield {step for step in numbers if step % spacing == 0} | ends
+        spacing *= 10
+    last = LAST
+    while last:
+        yield {numbers[0], *numbers[-last:]}
+        last //= 2
+    yield {numbers[-1]}
+    yield set()
+
+
 def _encoded(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def read(path: Path) -> Fingerprint:
+def read(path: Path, first: int = 0) -> Fingerprint:
     """Read a file.
+
+    Args:
+        path: of the file.
+        first: steps with a lower number are left out, which takes no time.
 
     Raises:
         HookdError: reason "cannot-read" or "damaged"; the message names the line.
     """
     try:
         with path.open("rb") as file:
-            return _read(path, file)
+            return _read(path, file, first)
     except OSError as exc:
         raise _cannot_read(path, exc) from exc
 
@@ -218,22 +248,15 @@ def digests(path: Path) -> tuple[About, dict[int, str]]:
         raise _foreign(path) from exc
 
 
-def since(one: Fingerprint, step: int) -> Fingerprint:
-    """Return the part of a fingerprint from a step on."""
-    return Fingerprint(
-        one.about,
-        {number: found for number, found in one.steps.items() if number >= step},
-        {number: digest for number, digest in one.digests.items() if number >= step},
-    )
-
-
-def _read(path: Path, file: Any) -> Fingerprint:
+def _read(path: Path, file: Any, first: int) -> Fingerprint:
     keys: list[Key] = []
     found: Fingerprint | None = None
     number = 0
     while (line := file.readline(_MAX_LINE)).endswith(b"\n"):
         number += 1
         try:
+            if (step := _STEP.match(line)) and int(step.group(1)) < first:
+                continue
             row = json.loads(line)
             if found is None:
                 found = Fingerprint(_about(row))

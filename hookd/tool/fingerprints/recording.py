@@ -105,8 +105,9 @@ def follow(pid: int, path: Path, *, max_bytes: int, is_over: Callable[[int], boo
 
 def about(pid: int, identity: Mapping[str, Any], options: Mapping[str, str]) -> About:
     """Return what a file says of a process."""
+    rank = identity.get("rank")
     return {
-        "run": str(identity.get("run", "")), "rank": int(identity.get("rank") or 0), "pid": pid,
+        "run": str(identity.get("run", "")), "rank": rank if isinstance(rank, int) else 0, "pid": pid,
         "python": str(identity.get("python", "")), "torch": str(identity.get("torch", "")), "options": dict(options),
         "began": time.time(),
     }  # fmt: skip

@@ -30,6 +30,8 @@ _ENTRY = struct.Struct("=IIBQddd")
 _UNREAD = 255
 """The algorithm of a tensor whose digest did not arrive from its device."""
 _MOST_KEYS, _LONGEST_NAME, _MOST_DIMENSIONS = 1 << 20, 1000, 64
+_MOST_TEXT = 64 << 20
+"""Characters in the keys of a stream, a dimension counts as one. Those that hookd sends have a tenth of them at most."""
 
 
 class Key(NamedTuple):
@@ -123,6 +125,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._keys: list[Key] = []
+        self._text = 0  # characters in them
 
     def step(self, record: bytes) -> Step:
         """Decode one record.
@@ -139,9 +142,11 @@ class Decoder:
     def _step(self, record: bytes) -> Step:
         end = 4 + int.from_bytes(record[:4], "little")
         head = json.loads(record[4:end])
-        self._keys[count(head["at"]) :] = map(key_of, head["keys"])
-        if len(self._keys) > _MOST_KEYS:
-            raise ValueError(f"more than {_MOST_KEYS} different keys")
+        new, at = [key_of(row) for row in head["keys"]], count(head["at"])
+        self._text += sum(map(_length, new)) - sum(map(_length, self._keys[at:]))
+        self._keys[at:] = new
+        if len(self._keys) > _MOST_KEYS or self._text > _MOST_TEXT:
+            raise ValueError(f"{len(self._keys)} keys, which are too many or too long")
         step = Step(
             count(head["step"]), head["is_absolute"] is True, settings_of(head["settings"]), count(head["unread"]),
             mark=count(head["mark"]),
@@ -155,6 +160,10 @@ class Decoder:
                 key = key._replace(algorithm=ALGORITHMS[algorithm])
             step.entries[key] = Entry(bits, bad, *(one if math.isfinite(one) else 0.0 for one in ends))
         return step
+
+
+def _length(key: Key) -> int:
+    return len(key.name) + len(key.slot) + len(key.dtype) + len(key.shape)
 
 
 def key_of(row: Any) -> Key:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import stat
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookd.errors import HookdError
@@ -24,7 +26,6 @@ from hookd.tool.fingerprints.recording import NAME, Received, about, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from hookd.tool.daemon.fleet.fleet import Fleet
     from hookd.tool.daemon.fleet.targets import Target
@@ -43,8 +44,8 @@ TURN_S = 0.2
 """Longest time for the records of one target in a round."""
 SETTLE_S = 2.0
 """Time for a tool that has loaded the plugin, such as `hookd fingerprint`, to read its records itself."""
-RETRY_S = 30.0
-"""Pause after a stream could not be opened, or a file not be written."""
+RETRY_S, MOST_RETRY_S = 30.0, 960.0
+"""Pause after a stream could not be opened, or a file not be written, which doubles each time, and its maximum."""
 CONNECT_S = 3.0
 MOST_EARLIER = 64
 """Number of files of earlier targets that are compared with, the newest."""
@@ -96,6 +97,7 @@ class Keeper(Watcher):
         self._parted = Parted(fleet)
         self._targets: Sequence[Target] = ()
         self._due: dict[Target, float] = {}  # when a stream is opened, by the clock
+        self._pauses: dict[Target, float] = {}  # before the next attempt
         self._recordings: dict[Target, _Recording] = {}
         self._kept: dict[Target, Kept] = {}
         self._earlier: list[Kept] | None = None  # not looked for yet
@@ -143,22 +145,27 @@ class Keeper(Watcher):
     def _run(self) -> None:
         took = 0.0
         while not self._over.wait(max(ROUND_S, BUSY * took)):
-            start = time.monotonic()
+            start = time.thread_time()  # without the time that a target takes to answer
             try:
                 self.round()
             except Exception:  # noqa: BLE001  a bug here must not stop the daemon
                 _log.exception("fingerprints")
-            took = time.monotonic() - start
+            took = time.thread_time() - start
 
     def round(self) -> None:
         """Open and end recordings, take what has arrived, and compare replicas."""
         targets = self._targets
         for target in targets:
             if target not in self._recordings and _is_wanted(target) and self._is_due(target):
+                start = time.monotonic()
                 self._try_open(target)
+                if self._over.is_set():
+                    return
+                if time.monotonic() - start > TURN_S:  # it does not answer: others are read first
+                    break
         for target, recording in list(self._recordings.items()):
             is_over = not _is_wanted(target)  # first, so that what it wrote last is read below
-            if not self._take(target, recording) or is_over:
+            if not self._try_take(target, recording) or is_over:
                 self._end(target)
         self._forget(targets)
         self._parted.compare({target: self._kept[target] for target in targets if target in self._kept})
@@ -171,9 +178,19 @@ class Keeper(Watcher):
         try:
             self._open(target)
         except (HookdError, OSError) as exc:
-            self._due[target] = self._clock() + RETRY_S
-            if getattr(exc, "reason", "") not in ("busy", "gone", "not-attached"):
+            reason = getattr(exc, "reason", "")
+            self._retry_later(target, is_busy=reason == "busy")
+            if reason not in ("busy", "gone", "not-attached"):
                 _log.warning("no fingerprint of process %d is kept: %s", target.pid, exc)
+        except Exception:  # noqa: BLE001  a bug here must not stop the recordings of other targets
+            self._retry_later(target)
+            _log.exception("no fingerprint of process %d is kept", target.pid)
+
+    def _retry_later(self, target: Target, *, is_busy: bool = False) -> None:
+        """Open the stream after a pause; a tool that reads it may end at any time."""
+        pause = RETRY_S if is_busy else self._pauses.get(target, RETRY_S)
+        self._pauses[target] = min(2 * pause, MOST_RETRY_S)
+        self._due[target] = self._clock() + pause
 
     def _open(self, target: Target) -> None:
         assert self._directory is not None  # see `poll`
@@ -193,20 +210,34 @@ class Keeper(Watcher):
             self._recordings[target] = _Recording(kept, reader, received, resources.pop_all())
         self._kept[target] = kept
 
-    def _take(self, target: Target, recording: _Recording) -> bool:
+    def _try_take(self, target: Target, recording: _Recording) -> bool:
         """Take the records that have arrived; return whether the recording goes on."""
-        until = time.monotonic() + TURN_S
+        recording.kept.run, recording.kept.rank = (
+            target.claim.run,
+            target.claim.rank,
+        )  # not known before torch.distributed began
         try:
-            for record in recording.reader.records():
-                recording.received.add(record)
-                if time.monotonic() > until:
-                    break
+            self._take(recording)
         except HookdError as exc:
             _log.warning("the fingerprint of process %d ends here: %s", target.pid, exc)
-            self._due[target] = self._clock() + RETRY_S
-            return False
+        except Exception:  # noqa: BLE001  a bug here must not stop the recordings of other targets
+            _log.exception("the fingerprint of process %d ends here", target.pid)
+        else:
+            if recording.kept.steps:
+                self._pauses.pop(target, None)
+            return True
+        self._retry_later(target)
+        return False
+
+    @staticmethod
+    def _take(recording: _Recording) -> None:
+        """Take records for TURN_S at most."""
+        until = time.monotonic() + TURN_S
+        for record in recording.reader.records():
+            recording.received.add(record)
+            if time.monotonic() > until:
+                break
         recording.kept.lost = min(recording.reader.dropped, 1 << 32)
-        return True
 
     def _end(self, target: Target) -> None:
         recording = self._recordings.pop(target)
@@ -214,6 +245,10 @@ class Keeper(Watcher):
             recording.received.close()
         recording.kept.is_live = False
         recording.resources.close()
+        if not recording.kept.steps:  # such as one for each attempt while the disk is full
+            with contextlib.suppress(OSError):
+                recording.kept.path.unlink()
+            del self._kept[target]
 
     def _forget(self, targets: Sequence[Target]) -> None:
         """Forget targets that the daemon does not know any more; their fingerprints stay."""
@@ -224,6 +259,7 @@ class Keeper(Watcher):
                 if self._earlier is not None:
                     self._earlier = [kept, *self._earlier][:MOST_EARLIER]
         self._due = {target: due for target, due in self._due.items() if target in targets}
+        self._pauses = {target: pause for target, pause in self._pauses.items() if target in targets}
 
     def _make_room(self) -> None:
         """Delete the oldest files of ended targets, until there is room for one more.
@@ -231,28 +267,39 @@ class Keeper(Watcher):
         Raises:
             HookdError: reason "cannot-write": all room is taken by files that are being written.
         """
+        assert self._directory is not None  # see `poll`
+        for part in self._directory.glob(".*.part"):  # of a daemon that was killed
+            part.unlink(missing_ok=True)
         live = {recording.kept.path for recording in self._recordings.values()}
-        share, files = self._max_bytes // SHARE, self._files()
-        ended = [path for path in files if path not in live]
-        used = share * (len(live) + 1) + sum(path.stat().st_size for path in ended)
+        ended = {path: size for path, size in self._files().items() if path not in live}
+        used = self._max_bytes // SHARE * (len(live) + 1) + sum(ended.values())
+        deleted = set[Path]()
         for path in reversed(ended):
             if used <= self._max_bytes:
                 break
-            used -= path.stat().st_size
+            used -= ended[path]
             path.unlink(missing_ok=True)
+            deleted.add(path)
+        with self._lock:
+            if self._earlier is not None:
+                self._earlier = [kept for kept in self._earlier if kept.path not in deleted]
         if used > self._max_bytes:
             raise HookdError(f"{self._max_bytes >> 20} MB are room for {SHARE} of them", reason="cannot-write")
 
-    def _files(self) -> list[Path]:
-        """Return the files that there are, the newest first."""
+    def _files(self) -> dict[Path, int]:
+        """Return the files that there are with their sizes, the newest first."""
         assert self._directory is not None  # see `poll`
-        found = [(path.stat().st_mtime, path) for path in self._directory.glob("*.jsonl")]
-        return [path for _, path in sorted(found, reverse=True)]
+        found = []
+        for path in self._directory.glob("*.jsonl"):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                status = path.lstat()
+                found += [(status.st_mtime, path, status.st_size)] if stat.S_ISREG(status.st_mode) else []
+        return {path: size for _, path, size in sorted(found, reverse=True)}
 
     def _read_earlier(self) -> list[Kept]:
         """Read the files that earlier daemons have written. Locked."""
         self._earlier, known = [], {kept.path for kept in self._kept.values()}
-        for path in self._files()[:MOST_EARLIER] if self._directory is not None else ():
+        for path in list(self._files())[:MOST_EARLIER] if self._directory is not None else ():
             if path not in known:
                 with contextlib.suppress(HookdError, OSError):  # deleted meanwhile, or not a fingerprint
                     self._earlier.append(Kept.of_file(path))

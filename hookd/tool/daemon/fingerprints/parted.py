@@ -137,8 +137,7 @@ def _group(family: list[list[Target]]) -> _Group:
 def _explained(right: Kept, odd: Kept, agreed: int, agreed_by_odd: int) -> comparison.Comparison | None:
     """Compare the files from the last equal step on, which each rank counts in its own way; None if that finds nothing."""
     try:
-        one = file.since(file.read(right.path), agreed)
-        other = file.since(file.read(odd.path), agreed_by_odd)
+        one, other = file.read(right.path, agreed), file.read(odd.path, agreed_by_odd)
     except (HookdError, OSError) as exc:
         _log.warning("the fingerprints of two replicas cannot be compared: %s", exc)
         return None

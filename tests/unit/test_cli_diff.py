@@ -1,0 +1,84 @@
+"""`hookd diff`: its exit codes, and what it leaves when it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+
+from hookd.errors import AttachError, NoSuchTarget
+from hookd.tool.cli import fingerprint, main
+from hookd.tool.fingerprints import file, live
+from hookd.tool.fingerprints.steps import Entry, Key, Step
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Return a function that writes the file of a process instead of recording it; no daemon runs."""
+
+    def record(path, steps, **about):
+        with file.Writer(path, {"run": "train.py", **about}, 1 << 20) as writer:
+            for number in steps:
+                entries = {Key("data", "(root)", 0, "input 0", "float32", (2,)): Entry(number, 0, 1.0, 0.0, 1.0)}
+                writer.add(Step(number, is_absolute=True, entries=entries))
+        return SimpleNamespace(steps=writer.steps, is_ended=False, is_detached=False)
+
+    monkeypatch.setattr(fingerprint, "kept_of", lambda *_: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    return record
+
+
+def test_a_file_that_cannot_be_read_is_not_called_different_and_nothing_is_recorded_before(
+    tmp_path, record, monkeypatch, capsys
+):
+    monkeypatch.setattr(live, "record_together", lambda *_: pytest.fail("recorded"))
+    (tmp_path / "foreign").write_text("no fingerprint\n")
+    assert main(["diff", "7", str(tmp_path / "foreign")]) == 2
+    assert "not a fingerprint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(AttachError("timeout"), 2), (NoSuchTarget("there is no process 7"), 4)])
+def test_an_attach_that_fails_is_not_called_different(record, monkeypatch, error, code):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(live, "record_together", fail)
+    assert main(["diff", "7", "8"]) == code
+
+
+def test_a_process_that_ended_early_and_steps_that_do_not_meet_are_said(record, monkeypatch, capsys):
+    def together(paths, _):
+        assert [path.name for path in paths.values()] == ["7", "8"]
+        found = [record(paths[7], range(3, 6), pid=7), record(paths[8], range(26, 29), pid=8)]
+        found[1].is_ended = True
+        return found
+
+    monkeypatch.setattr(live, "record_together", together)
+    assert main(["diff", "07", "8"]) == 2
+    out, err = capsys.readouterr()
+    assert "of process 8 only 3 steps were recorded: it has ended" in err
+    assert "Record more steps: A comes to the first step of the other file 21 steps later." in out
+
+
+def test_sigterm_undoes_what_was_begun(tmp_path, record, monkeypatch):
+    undone = []
+
+    def together(paths, _):
+        try:
+            record(paths[7], [1])
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("not ended")
+        finally:
+            undone.append(True)
+
+    monkeypatch.setattr(live, "record_together", together)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        main(["diff", "7", "8"])
+    assert undone
+    assert not list((tmp_path / "scratch").iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before
