@@ -22,6 +22,7 @@ BENCHES = (
     "side_by_side",
     "claimed",
     "kernel_cost",
+    "fingerprint",
     "timing_oracle",
     "agent_memory",
     "scrape",

@@ -166,6 +166,7 @@ def _list(host: str | None, *, as_json: bool) -> int:
             "the daemon keeps none; with the plugin fingerprint in a target it does: `hookd plugin enable PID fingerprint`"
         )
     else:
+        output.say(f"in {Path(rows[0]['path']).parent}:\n")
         output.show(
             output.fill(
                 output.table("RUN", "RANK", "PID", "STEPS", "LAST", "DIGEST", "BEGAN", "FILE"), map(_cells, rows)
@@ -177,7 +178,7 @@ def _list(host: str | None, *, as_json: bool) -> int:
 def _cells(row: KeptRow) -> tuple[str, ...]:
     return (
         row["run"], row["rank"], f"{row['pid']}" if row["is_live"] else "-", f"{row['steps']:,}", f"{row['step']:,}" if row["step"] else "-",
-        row["digest"] or "-", moment(row["began"]), row["path"],
+        row["digest"] or "-", moment(row["began"]), Path(row["path"]).name,
     )  # fmt: skip
 
 
