@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Its context": ("Context",),
     "Metrics": ("Counter", "CounterChild", "Gauge", "GaugeChild", "Histogram", "HistogramChild"),
     "What hooks receive": ("Module", "Call", "Returned"),
-    "Numbers of tensors": ("Summary", "Largest", "Digest"),
+    "Numbers of tensors": ("Summary", "Largest", "Digest", "Extent"),
     "Alarms and rates": ("Alarm", "RecentRate"),
     "Options": ("Globs",),
     "Reading modules and optimizers": (

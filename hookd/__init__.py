@@ -10,7 +10,7 @@ from hookd._pluggy import HookimplMarker
 from hookd.api.alarms import Alarm, RecentRate
 from hookd.api.compatibility import API_VERSION
 from hookd.api.context import Context
-from hookd.api.digest import Digest
+from hookd.api.digest import Digest, Extent
 from hookd.api.events import Call, Module, Returned
 from hookd.api.globs import Globs
 from hookd.api.inprocess import Observation, load_ipython_extension, observe, read, start, stop
@@ -47,6 +47,7 @@ __all__ = [
     "Context",
     "Counter",
     "Digest",
+    "Extent",
     "Gauge",
     "Globs",
     "Histogram",

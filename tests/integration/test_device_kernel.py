@@ -50,14 +50,16 @@ AS_NUMERIC_USES_IT = """
 import os
 statistics.on_host = lambda tensor: False
 tensors = [torch.randn(100, 7), torch.randn(8, 8).t(), torch.arange(9), torch.empty(0), torch.rand(99).bfloat16()[1:]]
-found, log = [], []
+found, summaries, log = [], [], []
 for wanted in "10":
     os.environ["HOOKD_TRITON"] = wanted
     numbers = statistics.Numeric(lambda context, then, values: then(values))
     assert (numbers._fused._launch is not None) == (wanted == "1")
     for tensor in tensors:
         numbers.digest(SimpleNamespace(log=log.append), tensor, found.append, None)
+    numbers.summary(SimpleNamespace(log=log.append), tensors[0], summaries.append)
     numbers.later.end_step()
+torch.testing.assert_close(tuple(summaries[0]), tuple(summaries[1]), rtol=1e-5, atol=1e-6)
 for ours, theirs in zip(found[:5], found[5:], strict=True):
     assert (ours.bits, ours.algorithm) == (theirs.bits, theirs.algorithm)
     assert (ours.extent is None) == (theirs.extent is None)
