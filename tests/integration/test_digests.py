@@ -92,7 +92,9 @@ def test_ten_thousand_tensors_have_the_digest_of_a_contiguous_copy_and_their_ext
 def test_large_tensors_have_their_extent_with_every_instruction_set(numeric):
     torch.manual_seed(0)
     calls = numeric.kernel._brief
-    for dtype, (size, odd) in product(kernel.DTYPES, [(2048, ()), (6147, ()), (8200, (0, 2047, 5000)), (100_001, (100_000,))]):
+    for dtype, (size, odd) in product(
+        kernel.DTYPES, [(2048, ()), (6147, ()), (8200, (0, 2047, 5000)), (100_001, (100_000,))]
+    ):
         tensor = (torch.randn(size) * 3 + 1).to(dtype)
         tensor[list(odd)] = torch.tensor([math.nan, math.inf, -math.inf][: len(odd)], dtype=dtype)
         tensor[3] = torch.finfo(dtype).tiny
