@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Metrics": ("Counter", "CounterChild", "Gauge", "GaugeChild", "Histogram", "HistogramChild"),
     "What hooks receive": ("Module", "Call", "Returned"),
     "Numbers of tensors": ("Summary", "Largest", "Digest", "Extent"),
+    "Devices": ("Accelerator", "accelerator_of", "accelerators", "may_have_devices"),
     "Alarms and rates": ("Alarm", "RecentRate"),
     "Options": ("Globs",),
     "Reading modules and optimizers": (

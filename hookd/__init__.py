@@ -7,6 +7,7 @@ nor anything of the daemon.
 from __future__ import annotations
 
 from hookd._pluggy import HookimplMarker
+from hookd.api.accelerator import Accelerator, accelerator_of, accelerators, may_have_devices
 from hookd.api.alarms import Alarm, RecentRate
 from hookd.api.compatibility import API_VERSION
 from hookd.api.context import Context
@@ -42,6 +43,7 @@ hookimpl = HookimplMarker("hookd")
 
 __all__ = [
     "API_VERSION",
+    "Accelerator",
     "Alarm",
     "Call",
     "Context",
@@ -63,6 +65,8 @@ __all__ = [
     "Summary",
     "TrainingError",
     "__version__",
+    "accelerator_of",
+    "accelerators",
     "attributes_of",
     "buffers_of",
     "children_of",
@@ -71,6 +75,7 @@ __all__ = [
     "hooks_on",
     "is_whole",
     "load_ipython_extension",
+    "may_have_devices",
     "modules_in",
     "name_within",
     "names_above",

@@ -175,7 +175,7 @@ def _process() -> list[Panel]:
 
 
 def _device_memory() -> list[Panel]:
-    cuda = [Query(f"max by (rank, device) (hookd_memory_cuda_{kind}_bytes{{{RANKS}}})", kind + " " + RANK + " device {{device}}")
+    cuda = [Query(f"max by (rank, device) (hookd_memory_device_{kind}_bytes{{{RANKS}}})", kind + " " + RANK + " device {{device}}")
             for kind in ("allocated", "reserved", "peak")]  # fmt: skip
     text = "Allocated, reserved by the allocator, and peak of the allocated (plugin memory)."
     return [lines("CUDA memory", text, "bytes", *cuda)]

@@ -85,6 +85,7 @@ from hookd import (
     Summary,
     groups_of,
     hookimpl,
+    may_have_devices,
     of_tensor,
     originals_of,
     parameters_in,
@@ -118,7 +119,6 @@ PARAMETER = {
 }  # fmt: skip
 RECTIFIERS = ("ReLU", "ReLU6", "Threshold")
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
-_is_built: Callable[[], bool] = torch.backends.cuda.is_built
 ALERT_STEPS = 8
 """Steps sampled after a loss spike, whatever the interval: an explosion may be over within ten steps."""
 
@@ -536,17 +536,6 @@ def _standstill(rows: Sequence[Row]) -> Standstill | None:
     reasons = [row.standstill for row in rows]
     known = [reason for reason in reasons if reason is not None]
     return max(known, key=lambda reason: reason.weight) if known and len(known) == len(reasons) else None
-
-
-def may_have_devices() -> bool:
-    """Whether this torch can use a device.
-
-    Never asks for a device: that would initialise it.
-    """
-    xpu = getattr(torch, "xpu", None)
-    of_others = getattr(torch._C, "_get_privateuse1_backend_name", None)  # noqa: SLF001 - there is no public name
-    is_of_others = of_others is not None and of_others() != "privateuseone"  # HPU, NPU, ...
-    return is_of_others or any(is_built() for is_built in (_is_built, getattr(xpu, "_is_compiled", bool)))
 
 
 def _is_in_train(module: Module) -> bool:

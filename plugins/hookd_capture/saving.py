@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hookd import Context, PluginError, __version__, is_whole, versions
+from hookd import Context, PluginError, __version__, accelerator_of, is_whole, versions
 from hookd_capture.bundle.describe import Description
 from hookd_capture.bundle.tensorfile import storable
 from hookd_capture.bundle.write import directories, free_name, prepare, write
@@ -174,16 +174,17 @@ def _copied(tensor: Tensor) -> tuple[Tensor, Any]:
     """Copy a tensor to the host without waiting for its device.
 
     Returns:
-        The copy, and the CUDA event after which it is complete; None if it is complete already.
+        The copy, and the event after which it is complete; None if it is complete already.
     """
     tensor = storable(tensor.detach().resolve_conj().resolve_neg())
     if tensor.is_cpu:
         return tensor.clone(memory_format=torch.contiguous_format), None
-    if not tensor.is_cuda:
+    accelerator = accelerator_of(tensor.device.type)
+    if accelerator is None:
         return tensor.cpu().contiguous(), None
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived = accelerator.event()
     arrived.record()
     return host, arrived
 

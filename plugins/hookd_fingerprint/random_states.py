@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookd import accelerators
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
 def random_states() -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names of the default generators of torch, of its CUDA devices, Python and numpy, each with its state in host memory.
+    """Yield the names of the default generators of torch, of its devices, Python and numpy, each with its state in host memory.
 
-    CUDA's are left out if the program has not initialized it, Python's and numpy's if it has not imported them, and numpy's also if it
+    Those of devices are left out if the program has not initialized them, Python's and numpy's if it has not imported them, and numpy's also if it
     is not a Mersenne Twister.
     """
     yield "torch", torch.default_generator.get_state()
-    yield from _cuda()
+    yield from _of_devices()
     python: Any = sys.modules.get("random")
     if python is not None:
         yield "python", _words(python.getstate()[1])
@@ -31,12 +33,12 @@ def random_states() -> Iterator[tuple[str, torch.Tensor]]:
             yield "numpy", _words([*state["key"].tolist(), state["pos"]])
 
 
-def _cuda() -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the states of CUDA's generators: their seeds and offsets, which are in host memory, so that nothing waits."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for device, generator in enumerate(torch.cuda.default_generators):
+def _of_devices() -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the states of the devices' generators: their seeds and offsets, which are in host memory, so that nothing waits."""
+    for accelerator in accelerators():
+        for device, generator in enumerate(accelerator.generators() if accelerator.is_in_use() else ()):
             with contextlib.suppress(RuntimeError):  # while a graph is captured
-                yield f"cuda:{device}", generator.get_state()
+                yield f"{accelerator.kind}:{device}", generator.get_state()
 
 
 def _words(numbers: Sequence[int]) -> torch.Tensor:

@@ -1,17 +1,17 @@
-"""Measure memory (the process, CUDA's allocator, each module) and detect leaks.
+"""Measure memory (the process, torch's allocators of devices, each module) and detect leaks.
 
     hookd_memory_resident_bytes{kind}        `anonymous` (the program's own) and `shared` (files, shared memory); once a
                                              second
     hookd_memory_output_bytes{module}        size of the module's outputs, at the last sampled step: one step in `every`
-    hookd_memory_forward_bytes{module}       growth of CUDA's allocator from the module's entry to its exit, at the last
+    hookd_memory_forward_bytes{module}       growth of the device's allocator from the module's entry to its exit, at the last
                                              sampled step: outputs, and tensors saved for the backward
-    hookd_memory_cuda_allocated_bytes{device}      at the end of the last sampled step
-    hookd_memory_cuda_reserved_bytes{device}
-    hookd_memory_cuda_peak_bytes{device}           peak of the allocated bytes since the training code last reset it
-    hookd_memory_cuda_retries_total{device}        allocations that had to free the cache first, since the attach
-    hookd_memory_cuda_ooms_total{device}           allocations that failed
+    hookd_memory_device_allocated_bytes{device}      at the end of the last sampled step
+    hookd_memory_device_reserved_bytes{device}
+    hookd_memory_device_peak_bytes{device}           peak of the allocated bytes since the training code last reset it
+    hookd_memory_device_retries_total{device}        allocations that had to free the cache first, since the attach
+    hookd_memory_device_ooms_total{device}           allocations that failed
     hookd_memory_growth_bytes{place}         per step, over the last two thirds of the observed time; `place` is
-                                             `anonymous` or a CUDA device. No series until there are enough values
+                                             `anonymous` or a device. No series until there are enough values
 
 Incidents of the kind `leak`, each once:
 - The training code keeps outputs or losses with their graphs: those of `kept` sampled steps in a row are all still
@@ -32,8 +32,8 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any
 
-from hookd import Context, Module, Plugin, hookimpl, of_tensor, tensors
-from hookd_memory.places import CUDA, Resident, is_cuda_initialized
+from hookd import Accelerator, Context, Module, Plugin, accelerator_of, accelerators, hookimpl, of_tensor, tensors
+from hookd_memory.places import Allocators, Resident, is_in_use
 from hookd_memory.retained import Retained, nbytes
 from hookd_memory.trend import Trend
 
@@ -42,7 +42,7 @@ LISTED = 8
 
 
 class Memory(Plugin):
-    """Measures the memory of the process, of CUDA's allocator and of each module, and reports leaks."""
+    """Measures the memory of the process, of torch's allocators of devices and of each module, and reports leaks."""
 
     name = "memory"
     sampled = ("forward_pre", "forward", "loss")
@@ -59,30 +59,34 @@ class Memory(Plugin):
         )
         self.grown = context.gauge(
             "forward_bytes",
-            "Growth of CUDA's allocator during the module's forward, at the last sampled step.",
+            "Growth of the device's allocator during the module's forward, at the last sampled step.",
             ["module"],
         )
         self.growth = context.gauge(
             "growth_bytes", "Growth per step, over the last two thirds of the observed time.", ["place"]
         )
         self.resident = Resident(context)
-        self.cuda = CUDA(context)
+        self.allocators = Allocators(context)
         self.outputs: dict[int, Any] = context.per_module()
-        self.entered: dict[tuple[int, int], tuple[Any, int]] = {}
+        self.entered: dict[tuple[int, int], tuple[Accelerator, Any, int]] = {}
         self.watched: dict[int, tuple[str, Retained]] = {}
         self.unreported: list[tuple[str, Retained]] = []
         self.trends: dict[str, Trend] = {}
         self._listen()
 
     def _listen(self) -> None:
-        """Enable `forward_pre` only while CUDA is in use: a model may move to a device later."""
-        self.context.listen("forward_pre", wanted=is_cuda_initialized())
+        """Enable `forward_pre` only while a device is in use: a model may move to a device later."""
+        self.context.listen("forward_pre", wanted=is_in_use())
 
     @hookimpl
     def forward_pre(self, module: Module, inputs: tuple[Any, ...]) -> None:
         """Note the bytes allocated."""
-        device = next((of_tensor(t, "device") for t in tensors(inputs) if of_tensor(t, "is_cuda")), None)
-        self.entered[get_ident(), module.id] = (device, self.cuda.allocated(device))
+        device = next((of_tensor(tensor, "device") for tensor in tensors(inputs)), None)
+        accelerator = accelerator_of(device.type) if device is not None else None
+        if accelerator is None:  # it may move its inputs to the current device
+            device, accelerator = None, next((one for one in accelerators() if one.is_in_use()), None)
+        if accelerator is not None:
+            self.entered[get_ident(), module.id] = (accelerator, device, accelerator.allocated(device))
 
     @hookimpl
     def forward(self, module: Module, output: Any) -> None:
@@ -94,7 +98,8 @@ class Memory(Plugin):
         store(sum(map(nbytes, outputs)))
         entered = self.entered.pop((get_ident(), module.id), None)
         if entered is not None:
-            self.grown.labels(module.name).set(self.cuda.allocated(entered[0]) - entered[1])
+            accelerator, device, before = entered
+            self.grown.labels(module.name).set(accelerator.allocated(device) - before)
         self._watch(module.id, module.name, outputs)
 
     @hookimpl
@@ -114,8 +119,8 @@ class Memory(Plugin):
 
     @hookimpl
     def step_done(self) -> None:
-        """Read CUDA's statistics, and report outputs that are retained."""
-        self.cuda.publish()
+        """Read the allocators' statistics, and report outputs that are retained."""
+        self.allocators.publish()
         self._listen()
         if self.unreported:
             leaks, self.unreported = self.unreported, []
@@ -139,7 +144,7 @@ class Memory(Plugin):
     @hookimpl
     def tick(self, now_s: float) -> None:  # noqa: ARG002 - a hook's arguments go by name
         """Read the memory of the process, and check every place for growth."""
-        for place, value in [*self.resident.publish().items(), *self.cuda.lowest().items()]:
+        for place, value in [*self.resident.publish().items(), *self.allocators.lowest().items()]:
             if place not in self.trends:
                 self.trends[place] = Trend(self.least_growth)
             self._follow(place, self.trends[place], value)

@@ -1,4 +1,4 @@
-"""Read the memory of the process from the kernel, and of the devices from CUDA's allocator."""
+"""Read the memory of the process from the kernel, and of the devices from torch's allocator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from hookd import accelerators
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hookd import Context, Counter
 
 STATM = Path("/proc/self/statm")
-is_cuda_initialized: Any = torch.cuda.is_initialized
-"""Reads a flag; asking CUDA itself would initialise it."""
 
 
 class Resident:
@@ -47,54 +45,53 @@ class Resident:
         return {"anonymous": resident - shared}
 
 
-class CUDA:
-    """Statistics of CUDA's caching allocator; never initialises CUDA, and has no series until the program does."""
+def is_in_use() -> bool:
+    """Whether the program has initialized a device."""
+    return any(one.is_in_use() for one in accelerators())
+
+
+class Allocators:
+    """Statistics of torch's allocators of devices; never initializes a device, and has no series until the program does."""
 
     def __init__(self, context: Context) -> None:
         gauge, counter, device = context.gauge, context.counter, ["device"]
         self._context = context
         self._gauges = {
-            "current": gauge("cuda_allocated_bytes", "Allocated at the end of the last sampled step.", device),
+            "current": gauge("device_allocated_bytes", "Allocated at the end of the last sampled step.", device),
             "peak": gauge(
-                "cuda_peak_bytes", "Peak of the allocated bytes since the training code last reset it.", device
+                "device_peak_bytes", "Peak of the allocated bytes since the training code last reset it.", device
             ),
         }
         self._reserved = gauge(
-            "cuda_reserved_bytes", "Reserved by the allocator at the end of the last sampled step.", device
+            "device_reserved_bytes", "Reserved by the allocator at the end of the last sampled step.", device
         )
         self._counters: dict[str, Counter] = {
-            "num_alloc_retries": counter("cuda_retries", "Allocations that had to free the cache first.", device),
-            "num_ooms": counter("cuda_ooms", "Allocations that failed.", device),
+            "num_alloc_retries": counter("device_retries", "Allocations that had to free the cache first.", device),
+            "num_ooms": counter("device_ooms", "Allocations that failed.", device),
         }
-        self._counted: dict[tuple[str, int], int] = {}
+        self._counted: dict[tuple[str, str], int] = {}
         self._lowest: dict[str, int] = {}
         self._steps = 0
-
-    def allocated(self, device: Any) -> int:
-        """Return the bytes allocated on a device, the current one for None."""
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        return int(stats["allocated_bytes"]["all"]["current"]) if stats else 0
 
     def publish(self) -> None:
         """Publish the memory of all devices, at the end of every `interval`th step."""
         self._steps += 1
-        if self._steps < self._context.interval or not is_cuda_initialized():
+        if self._steps < self._context.interval or not is_in_use():
             return
         self._steps = 0
-        for at in range(torch.cuda.device_count()):
-            stats = torch.cuda.memory_stats_as_nested_dict(at)
-            if stats and stats["reserved_bytes"]["all"]["peak"]:
-                self._store(at, stats)
+        for accelerator in accelerators():
+            for device, stats in accelerator.memory() if accelerator.is_in_use() else ():
+                self._store(device, stats)
 
-    def _store(self, at: int, stats: Mapping[str, Any]) -> None:
-        device, allocated = f"cuda:{at}", stats["allocated_bytes"]["all"]
+    def _store(self, device: str, stats: Mapping[str, Any]) -> None:
+        allocated = stats["allocated_bytes"]["all"]
         for key, gauge in self._gauges.items():
             gauge.labels(device).set(allocated[key])
         self._reserved.labels(device).set(stats["reserved_bytes"]["all"]["current"])
         for key, counter in self._counters.items():
-            now = int(stats[key])
-            counter.labels(device).inc(max(0, now - self._counted.get((key, at), now)))
-            self._counted[key, at] = now
+            now = int(stats.get(key, 0))
+            counter.labels(device).inc(max(0, now - self._counted.get((key, device), now)))
+            self._counted[key, device] = now
         self._lowest[device] = min(allocated["current"], self._lowest.get(device, allocated["current"]))
 
     def lowest(self) -> dict[str, int]:

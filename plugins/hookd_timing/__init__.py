@@ -77,8 +77,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookd import Context, Module, Plugin, hookimpl
-from hookd_timing.device import DIRECTIONS, Device, is_in_use, may_be_in_use
+from hookd import Context, Module, Plugin, accelerators, hookimpl
+from hookd_timing.device import DIRECTIONS, Device, is_in_use
 from hookd_timing.flops import has_formula
 from hookd_timing.throughput import Throughput
 
@@ -120,7 +120,7 @@ class Timing(Plugin):
     @hookimpl
     def select(self, module: Module) -> set[str]:
         """Select the hooks that are worth their cost for this module; without CUDA, only shapes are read."""
-        if may_be_in_use():
+        if accelerators():
             hooks = {"forward", "backward", "forward_pre", "backward_pre"}
             return hooks if module.depth else hooks | {"root_forward_pre", "root_forward"}
         if module.depth == 0:

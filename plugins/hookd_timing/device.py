@@ -1,4 +1,4 @@
-"""Measure the time of a CUDA device for a module's forward and backward, by events in its stream.
+"""Measure the time of a device for a module's forward and backward, by events in its stream.
 
 Events come from a pool and are read at the ends of later steps, once they are over: nothing ever waits for the device.
 Only sampled steps have events, because recording one takes some microseconds of the host, and the device waits for them
@@ -11,19 +11,15 @@ import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from hookd import of_tensor, parameters_in, tensors
+from hookd import accelerator_of, accelerators, of_tensor, parameters_in, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
+
     from hookd import Context, Counter, Module
 
-is_in_use: Any = torch.cuda.is_initialized
-may_be_in_use: Any = torch.backends.cuda.is_built
-"""Whether this torch can use a device at all; asking for a device would initialise it."""
-new_event: Any = torch.cuda.Event
 DIRECTIONS = 2
 """Forwards are timed in one sampled step, backwards in the next."""
 MOST_PENDING = 8192
@@ -142,7 +138,7 @@ class Device:
         device = device_of(module, inputs, kwargs)
         if device is not None:
             self._seen[module.id] = device
-            self._calls.spans.append(self._begin(module, torch.cuda.current_stream(device)))
+            self._calls.spans.append(self._begin(module, device))
 
     def end_forward(self, module: Module) -> None:
         """Record the end of a call, if its beginning was recorded."""
@@ -158,7 +154,7 @@ class Device:
         device = self._seen.get(module.id)
         is_watched = self.is_sampled and self._context.interval > 1
         if device is not None and not is_watched and self._context.is_alone and len(self._pending) < MOST_PENDING:
-            self._roots[module.id] = self._begin(module, torch.cuda.current_stream(device))
+            self._roots[module.id] = self._begin(module, device)
 
     def end_root(self, module: Module) -> None:
         """Record the end of a root's call, if its beginning was recorded."""
@@ -171,7 +167,7 @@ class Device:
     def begin_backward(self, module: Module) -> None:
         """Record the beginning of a backward whose call was on a device, in the stream that the engine has set."""
         if module.id in self._seen and self._backwards.meet(module.depth) and len(self._pending) < MOST_PENDING:
-            span = self._begin(module, torch.cuda.current_stream())
+            span = self._begin(module, self._seen[module.id], is_current=True)
             self._open.setdefault(module.id, []).append(span)
 
     def end_backward(self, module: Module) -> None:
@@ -180,7 +176,11 @@ class Device:
         if spans:
             self._end(spans.pop(), self._of_backward.labels(module.name), self._backwards.weight())
 
-    def _begin(self, module: Module, stream: Any) -> Span:
+    def _begin(self, module: Module, device: torch.device, *, is_current: bool = False) -> Span:
+        """Record the beginning of a span in the current stream of a device, or of the current device of its type."""
+        accelerator = accelerator_of(device.type)
+        assert accelerator is not None  # `device_of` returns no other
+        stream = accelerator.stream(None if is_current else device)
         start = self._event(stream)
         start.record(stream)
         return Span(module.id, stream, start)
@@ -194,7 +194,9 @@ class Device:
         """Return an event of the stream's device."""
         # torch does not record an event on two devices.
         free = self._free[stream.device]
-        return free.pop() if free else new_event(enable_timing=True)
+        accelerator = accelerator_of(stream.device.type)
+        assert accelerator is not None  # it has the stream
+        return free.pop() if free else accelerator.event(is_timed=True)
 
     def step_done(self) -> None:
         """End a step: read the spans that are over, and decide what to time next."""
@@ -221,15 +223,21 @@ class Device:
             self._free[span.stream.device] += (span.start, stop)
 
 
+def is_in_use() -> bool:
+    """Whether the program has initialized a device."""
+    return any(one.is_in_use() for one in accelerators())
+
+
 def _family(context: Context, direction: str) -> Counter:
     text = f"Time of the device for the module's {direction}, children included, estimated from sampled steps."
     return context.counter(f"{direction}_device_seconds", text, ["module"])
 
 
 def device_of(module: Module, inputs: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Return the CUDA device of a call's first input, else of the module's first parameter; None if it is not CUDA."""
+    """Return the device of a call's first input, else of the module's first parameter; None if it has no events, as the host."""
     tensor = next(iter(tensors((inputs, kwargs))), None)
     if tensor is None:
         own = module.torch()
         tensor = next((parameter for _, parameter in parameters_in(own)), None) if own is not None else None
-    return of_tensor(tensor, "device") if tensor is not None and of_tensor(tensor, "is_cuda") else None
+    device = of_tensor(tensor, "device") if tensor is not None else None
+    return device if device is not None and accelerator_of(device.type) is not None else None

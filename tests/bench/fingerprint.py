@@ -38,7 +38,7 @@ BARS = {torch.float32: 1.6, torch.float64: 1.6, torch.bfloat16: 2.5, torch.float
 
 
 class Passes(NamedTuple):
-    """What one step reads.
+    """The tensors that one step reads.
 
     Attributes:
         tensors, bytes: how many digests, and of how much.
@@ -62,7 +62,7 @@ class Meter:
         return getattr(self._made, name)
 
     def digest(self, tensor: Tensor) -> object:
-        """Do as the kernel does."""
+        """Return what the kernel returns."""
         size = tensor.numel() * tensor.element_size()
         calls: list[Callable[[], object]] = [
             lambda: self._read(tensor.data_ptr(), size // 4),

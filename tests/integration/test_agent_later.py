@@ -9,6 +9,8 @@ import weakref
 import pytest
 import torch
 
+from hookd.api.accelerator import Accelerator
+from hookd.target.tensors import deferred
 from hookd.target.tensors.deferred import MANY, Buffers, Later, _Buffer, _Copy, _Request
 
 
@@ -27,7 +29,7 @@ class Event:
 
 @pytest.fixture
 def buffers():
-    return Buffers(lambda count: _Buffer(torch.empty(count, dtype=torch.float64), Event()))
+    return Buffers(lambda _device, count: _Buffer(torch.empty(count, dtype=torch.float64), Event()))
 
 
 GPU, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -81,6 +83,7 @@ def test_a_copy_that_cannot_begin_keeps_no_buffer(buffers, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(Event, "record", fail, raising=False)
+    monkeypatch.setattr(deferred, "accelerator_of", lambda _: Accelerator("cpu", torch.cuda))
     later = Later(lambda *_: None)
     later._buffers = buffers
     asked = [_Request(None, [torch.ones(1)], print, None, None)]

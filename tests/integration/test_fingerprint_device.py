@@ -11,6 +11,7 @@ from torch import nn
 from hookd.target.tensors import deferred
 from hookd.testing import FakeTarget
 from hookd.tool.fingerprints.steps import Decoder
+from tests.support.simulated_device import simulated_device
 
 
 class Net(nn.Module):
@@ -114,13 +115,13 @@ def test_a_tensor_whose_digest_the_device_cannot_compute_or_send_is_unread(hook,
     assert (lost.unread, lost.entries) == (len(first.entries), {})
 
 
-def test_the_states_of_cuda_generators_are_recorded_only_once_cuda_is_initialized(hook, monkeypatch):
+def test_the_states_of_a_devices_generators_are_recorded_only_once_it_is_initialized(hook, monkeypatch):
     def phases():
         return [[key.slot for key in step.entries if key.phase == "random"] for step in recorded(hook)]
 
+    device = simulated_device(monkeypatch, is_in_use=False)
     hook.start("fingerprint", every=1, buffer=64)
     train(1, nn.Linear(4, 4))
-    monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(), torch.Generator()))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    device.is_in_use = True
     train(1, nn.Linear(4, 4))
-    assert [slot for slots in phases() for slot in slots if "cuda" in slot] == ["cuda:0", "cuda:1"]
+    assert ["fake:0" in slots for slots in phases()] == [False, True]

@@ -8,8 +8,6 @@ import os
 import random
 from collections import deque
 
-import hookd_memory
-import hookd_memory.places
 import psutil
 import pytest
 import torch
@@ -17,6 +15,8 @@ from hookd_memory.trend import LEAST, MOST, SPAN, Trend
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+
+from tests.support.simulated_device import simulated_device
 
 MIB = 1 << 20
 FLOAT = 4
@@ -218,20 +218,28 @@ def test_a_step_up_is_no_leak(start, at):
     assert not followed([start + 500 * MIB * (k > at) for k in range(1500)])[1]
 
 
-# -- CUDA
+# -- devices
 
 
 def test_modules_of_a_model_that_comes_to_the_device_after_the_attach_are_measured(hook, monkeypatch):
-    is_in_use = [False]
-    monkeypatch.setattr(hookd_memory, "is_cuda_initialized", lambda: is_in_use[0])
-    monkeypatch.setattr(hookd_memory.places.CUDA, "allocated", lambda *_: 0)
+    device = simulated_device(monkeypatch, is_in_use=False)
     hook.start("memory", every=1)
     model = net()
     train(model, 2)
     assert hook.metric("memory_forward_bytes") == {}
-    is_in_use[0] = True
+    device.is_in_use = True
     train(model, 2)
     assert len(hook.metric("memory_forward_bytes")) == 4
+
+
+def test_any_device_with_torchs_interface_is_measured(hook, monkeypatch):
+    device = simulated_device(monkeypatch, is_in_use=True)
+    hook.start("memory", every=1)
+    device.allocated = 3 * MIB
+    train(net(), 2)
+    assert hook.value("memory_device_allocated_bytes", "fake:0") == 3 * MIB
+    assert hook.value("memory_device_reserved_bytes", "fake:0") == 4 * MIB
+    assert hook.value("memory_device_ooms_total", "fake:0") == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -242,9 +250,9 @@ def test_cudas_books_are_read_per_device_and_per_module(hook):
     for _ in range(3):
         model(torch.randn(256, 1024, device="cuda")).sum().backward()
         optimizer.step()
-    assert hook.value("memory_cuda_allocated_bytes", "cuda:0") == torch.cuda.memory_allocated()
-    assert hook.value("memory_cuda_reserved_bytes", "cuda:0") == torch.cuda.memory_reserved()
-    assert hook.value("memory_cuda_peak_bytes", "cuda:0") == torch.cuda.max_memory_allocated()
+    assert hook.value("memory_device_allocated_bytes", "cuda:0") == torch.cuda.memory_allocated()
+    assert hook.value("memory_device_reserved_bytes", "cuda:0") == torch.cuda.memory_reserved()
+    assert hook.value("memory_device_peak_bytes", "cuda:0") == torch.cuda.max_memory_allocated()
     assert hook.value("memory_forward_bytes", "(root)") >= 256 * 1024 * FLOAT
 
 

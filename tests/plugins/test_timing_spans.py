@@ -17,7 +17,7 @@ class FakeCUDA:
     """A device whose clock advances only with work; all tensors are on it once it is in use.
 
     Attributes:
-        is_in_use: the answer of `torch.cuda.is_initialized`.
+        is_in_use: whether the program has initialized it.
         seconds: the device's clock.
         records: how many events were recorded.
     """
@@ -27,12 +27,13 @@ class FakeCUDA:
         self.seconds = 0.0
         self.records = 0
         self._device = torch.device("cuda", 0)
-        monkeypatch.setattr(hookd_timing.device, "is_in_use", lambda: self.is_in_use)
-        monkeypatch.setattr("hookd_timing.is_in_use", lambda: self.is_in_use)
-        monkeypatch.setattr("hookd_timing.may_be_in_use", lambda: True)
+        made = SimpleNamespace(
+            is_in_use=lambda: self.is_in_use, stream=lambda _device: self, event=lambda *, is_timed: Event(self)
+        )
         monkeypatch.setattr(hookd_timing.device, "device_of", lambda *_: self._device)
-        monkeypatch.setattr(hookd_timing.device, "new_event", lambda **_: Event(self))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: self)
+        monkeypatch.setattr(hookd_timing.device, "accelerator_of", lambda _: made)
+        for place in ("hookd_timing", "hookd_timing.device"):
+            monkeypatch.setattr(f"{place}.accelerators", lambda: [made])
 
     @property
     def device(self):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hookd.api.accelerator import accelerator_of
 from hookd.target.tensors import torch_state
 from hookd.target.tensors.host_memory import PLAIN, is_readable
 from hookd.wire.originals import RLock, clock
@@ -75,17 +76,17 @@ class _Copy(NamedTuple):
 
 
 class Buffers:
-    """Reusable page-locked buffers for copies from CUDA devices.
+    """Reusable page-locked buffers for copies from devices that have events.
 
     Torch records an event when page-locked memory is freed (ATen/core/CachingHostAllocator.h, `free`). After a device error
     this raises in a destructor, and the process ends with SIGABRT, without a traceback. So buffers are freed only at the
     end, and never if the device no longer answers.
 
     Args:
-        make: returns a buffer for a given number of float64.
+        make: returns a buffer for a device and a number of float64.
     """
 
-    def __init__(self, make: Callable[[int], _Buffer] | None = None) -> None:
+    def __init__(self, make: Callable[[torch.device, int], _Buffer] | None = None) -> None:
         self._make = make or _made
         self._idle: defaultdict[torch.device, list[_Buffer]] = defaultdict(list)
         self._lent: dict[int, tuple[torch.device, _Buffer]] = {}
@@ -94,7 +95,7 @@ class Buffers:
         """Lend a buffer for `count` float64; its event was recorded on this device only."""
         idle = self._idle[device]
         at = next((at for at, copy in enumerate(idle) if copy.host.numel() >= count), None)
-        buffer = idle.pop(at) if at is not None else self._make(1 << max(6, (count - 1).bit_length()))
+        buffer = idle.pop(at) if at is not None else self._make(device, 1 << max(6, (count - 1).bit_length()))
         self._lent[id(buffer)] = device, buffer
         return buffer
 
@@ -116,9 +117,10 @@ class Buffers:
             yield buffer
 
 
-def _made(count: int) -> _Buffer:
-    host = torch.empty(count, dtype=torch.float64, pin_memory=True)
-    return _Buffer(host, torch.cuda.Event())  # type: ignore[no-untyped-call]
+def _made(device: torch.device, count: int) -> _Buffer:
+    accelerator = accelerator_of(device.type)
+    assert accelerator is not None  # it has the stream of the copy
+    return _Buffer(torch.empty(count, dtype=torch.float64, pin_memory=True), accelerator.event())
 
 
 def _answers(event: Any) -> bool:
@@ -170,7 +172,8 @@ class Later:
         for value in values:
             if value.layout is not torch.strided or value.device != device:
                 raise ValueError(f"tensors must be dense and on {device}, not {value.layout} on {value.device}")
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        accelerator = accelerator_of(device.type)
+        stream = None if accelerator is None else accelerator.stream(device)
         self._requested.append(_Request(context, values, then, lost, stream))
         self._waiting += len(values)
         if len(self._requested) >= LIMIT:
@@ -266,7 +269,7 @@ class Later:
         try:
             if stream is not None:
                 return [self._copied(requests, device, stream)]
-            # Devices other than CUDA share no kind of event: by the next step the values will be ready.
+            # A device without events: by the next step the values will be ready.
             return [_Copy(requests, _joined(requests, device))]
         except (RuntimeError, TypeError, NotImplementedError):
             if len(requests) == 1:
@@ -275,7 +278,9 @@ class Later:
 
     def _copied(self, requests: list[_Request], device: torch.device, stream: Any) -> _Copy:
         """Copy on the stream that the values were made on, so that no stream has to wait for another."""
-        with torch.cuda.stream(stream):
+        accelerator = accelerator_of(device.type)
+        assert accelerator is not None  # it has the stream
+        with accelerator.on(stream):
             joined = _joined(requests, device)
             buffer = self._buffers.take(device, joined.numel())
             try:

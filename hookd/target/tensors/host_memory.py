@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 """The classes whose tensors behave as torch's own operations expect."""
 STRIDED = torch.strided
-_WITH_STORAGE = ("cpu", "cuda")
+_WITH_STORAGE = ("cpu", "cuda", "xpu")
 """Devices whose tensors have a storage; on others only the device's own operations can find the elements."""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ, Linux 5.14: make all pages readable, or fail if reading one would cause a SIGBUS."""

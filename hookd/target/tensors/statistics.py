@@ -38,7 +38,7 @@ _has_names = getattr(Tensor, "has_names", None) or (lambda _: False)
 KINDS = frozenset((STRIDED, dtype) for dtype in kernel.DTYPES)
 _NoFunctions = getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
 COMPRESSED = frozenset(getattr(torch, f"sparse_{name}", None) for name in ("csr", "csc", "bsr", "bsc"))
-_AWAY = frozenset(("cuda", "cpu"))
+_AWAY = frozenset(("cuda", "xpu", "cpu"))
 """Devices whose tensors have a storage with an address; "cpu" is among them for tests that use host memory as a device."""
 LOOKS_IN_C = True
 """Whether the entry may call the kernel on the outputs of calls; not in tests that simulate a device."""
