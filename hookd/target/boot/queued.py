@@ -91,6 +91,9 @@ try:
                         return free()
                     lock.acquire(True, 0.001)
                     left -= 0.001
+                lock.acquire(
+                    True, 0.001
+                )  # waits without the GIL, which on ARM orders the load of the length before those of the data
                 size = get(LENGTH)
                 data = ctypes.string_at(box + DATA, size) if file is None else posix.pread(file, size, box + DATA)
                 source = 16 + int.from_bytes(data[:8], "little")
