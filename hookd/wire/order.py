@@ -38,7 +38,7 @@ def barrier() -> None:
 
 
 def through_lock() -> None:
-    """Be a barrier on every processor. The lock is new, so it is free whatever other threads do."""
+    """Order them on every processor, by a lock that is new, so that no other thread can hold it."""
     lock = Lock()
     for _ in range(2):
         lock.acquire(blocking=False)
