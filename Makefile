@@ -15,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help dist demo gpu gpu-kit check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat torch-tests docs docs-serve clean
+.PHONY: help dist demo gpu gpu-kit check test flakes lint format bench bounds long soak churn faults attacks lock screenshots compat arm torch-tests docs docs-serve clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -79,6 +79,12 @@ screenshots: .venv/.dev ## make the pictures of docs/screenshots from real runs 
 
 compat: .venv/.dev ## tool and target on every CPython found here (see HOOKD_COMPAT_PYTHONS, HOOKD_COMPAT_ROOTS)
 	$(BIN)/python -m pytest -m "not load" tests/compat $(ARGS)
+
+# The first run makes the root (two minutes, 1.5 GB); ARGS are files of tests and pytest's arguments: ARGS="tests/unit -k page".
+ARM_ROOT ?= /var/tmp/hookd-arm64
+arm: .venv/.dev dist ## 64-bit ARM, emulated: the tests without ptrace, and the wheel, in a Debian root in ARM_ROOT (needs root, apt and qemu-user-static; hours)
+	$(PIP) ziglang
+	$(BIN)/python -m tests.arm --root $(ARM_ROOT) $(ARGS)
 
 # ROOT: whose torch is tested, a Debian root or /; SOURCES: torch's sources of that version, unpacked. Where not named,
 # Debian's source package of the torch in ROOT is fetched. Nothing of either is kept.

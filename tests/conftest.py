@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import own_pids, post_mortem
+from tests.support import emulated, own_pids, post_mortem
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -68,6 +68,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _be_patient_in_an_emulator() -> None:
+    """Switch off the checks of hypothesis that fail a test whose examples take long to make."""
+    from hypothesis import HealthCheck, settings  # noqa: PLC0415  it takes a second
+
+    settings.register_profile("emulated", deadline=None, suppress_health_check=list(HealthCheck))
+    settings.load_profile("emulated")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make Ctrl-C and hang-ups reach children even under `nohup` and CI runners, which pass them on as ignored; set the scope."""
     defaults = {
@@ -76,6 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, default in defaults.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, default)
+    if emulated.IS_EMULATED:
+        _be_patient_in_an_emulator()
     has_workers = getattr(config.option, "numprocesses", None)
     if not has_workers and "WORKER_UNSHARE" not in os.environ:
         os.environ["HOOKD_SCOPE"] = f"{MARK}={os.environ.setdefault(MARK, str(os.getpid()))}"

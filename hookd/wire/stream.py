@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from hookd.errors import ControlError
-from hookd.wire.originals import Lock
+from hookd.wire.order import barrier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,6 @@ class StreamWriter(_Ring):
         if size <= DATA or self._words[_MAGIC] != MAGIC or self._words[_CAPACITY] != self._capacity:
             self.close()
             raise ControlError("the memory is not a stream's", reason="bad-request")
-        self._order = Lock()
         self._written = 0
 
     def write(self, record: bytes) -> bool:
@@ -72,9 +71,7 @@ class StreamWriter(_Ring):
         self._memory[DATA + at : DATA + at + len(first)] = first
         self._memory[DATA : DATA + len(data) - len(first)] = data[len(first) :]
         self._written += len(data)
-        for _ in range(2):  # stores the bytes before the word, on weakly ordered CPUs as well; see `page.log`
-            if self._order.acquire(blocking=False):
-                self._order.release()
+        barrier()  # the bytes are there before the word says so
         self._words[_WRITTEN] = self._written
         return True
 
@@ -107,6 +104,7 @@ class StreamReader(_Ring):
         written = self._words[_WRITTEN]
         if not 0 <= written - self._done <= self._capacity:
             raise _foreign()
+        barrier()  # the bytes are loaded after the word
         while self._done < written:
             length, crc = _PREFIX.unpack(self._bytes(self._done, _PREFIX.size))
             end = self._done + _PREFIX.size + length
@@ -116,7 +114,7 @@ class StreamReader(_Ring):
             if crc32(record) != crc:
                 raise _foreign()
             self._done = end
-            self._words[_READ] = end
+            self._words[_READ] = end  # after the bytes were loaded: whether it is stored depends on their crc32
             yield record
 
     def _bytes(self, start: int, length: int) -> bytes:

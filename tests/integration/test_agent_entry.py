@@ -497,7 +497,10 @@ def test_of_the_stack_of_a_recursion_hookd_takes_little():
 
     model, levels = Deep(), 2500
     with torch.no_grad():
-        model(X, levels)
+        try:
+            model(X, levels)
+        except RecursionError:
+            pytest.skip("without hookd, too, this interpreter ends before: it limits the calls of C")
         plain = stack_kb()
         with running(*OBSERVERS, options={"every": "1"}, budget=100.0):
             for _ in range(4):

@@ -99,6 +99,11 @@ def _files_of(names: set[str]) -> Iterator[Path]:
     """Yield the top-level entries in site-packages of some distributions and of all that they need."""
     for name in _closure(names):
         distribution = importlib.metadata.distribution(name)
+        if distribution.files is None:  # Debian's packages of Python's packages list no files
+            listed = (distribution.read_text("top_level.txt") or name.replace("-", "_")).split()
+            places = [Path(str(distribution.locate_file(top + end))) for top in listed for end in ("", ".py")]
+            yield from (place for place in places if place.exists())
+            continue
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}
         for top in sorted(tops):
             yield Path(str(distribution.locate_file(top)))

@@ -8,9 +8,11 @@ import sys
 import pytest
 
 from hookd.tool.attach import discover
+from tests.support import emulated
 from tests.support.processes import Process
 
 
+@emulated.lacks("proc")
 @pytest.mark.parametrize(
     ("scope", "is_seen"),
     [("", True), ("JOB=7", True), ("JOB", True), ("JOB=", False), ("JOB=8", False), ("OTHER", False), ("=", True)],

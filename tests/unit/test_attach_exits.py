@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hookd.tool.linux import exits, proc
+from tests.support import emulated
 from tests.support.processes import Process, wait_until
 
 NOBODY = 65534
@@ -93,6 +94,7 @@ def test_another_process_of_that_pid_tells_nothing(child):
     assert exits.find(one.pid, one.ticks + 1, one.image) == (None, "")
 
 
+@emulated.lacks("proc")
 def test_a_process_that_lives_on_is_distinguished_from_one_that_became_another_program(child):
     one = child("exec")
     assert one.found() == (None, "alive")

@@ -14,6 +14,7 @@ import pytest
 from hookd.tool.inject import elf, interpreter
 from hookd.tool.inject.interpreter import DEBUG_COOKIE, RUNTIME
 from hookd.tool.linux.proc import Mapping
+from tests.support import emulated
 from tests.support.stub import own_memory
 
 
@@ -51,6 +52,7 @@ def test_code_is_found_across_portions_and_not_beyond_what_is_searched(monkeypat
         assert at == (0 if found is None else start + found)
 
 
+@emulated.lacks("memory")
 def test_a_library_of_many_gigabytes_is_not_copied():
     fd = os.memfd_create("libc.so.6")
     os.ftruncate(fd, 1 << 36)

@@ -16,6 +16,7 @@ from hookd.errors import AttachError, NoSuchTarget, PermissionDenied, TargetUnsu
 from hookd.tool.inject import elf, interpreter, mailbox, queued_source
 from hookd.tool.linux import permission, proc
 from hookd.tool.linux.memory import Opened
+from tests.support import emulated
 from tests.support.stub import own_memory
 
 ME = os.getpid()
@@ -29,6 +30,7 @@ def test_symbols_are_where_the_dynamic_linker_says():
     assert found.version == sys.version_info[:2]
 
 
+@emulated.lacks("proc")
 def test_a_program_without_python_is_said_to_be_none():
     with subprocess.Popen(["sleep", "60"]) as child:
         try:

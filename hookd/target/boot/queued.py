@@ -91,6 +91,8 @@ try:
                         return free()
                     lock.acquire(True, 0.001)
                     left -= 0.001
+                # Without the GIL; to take it again orders, on ARM, the load of the length before those of the data.
+                lock.acquire(True, 0.001)
                 size = get(LENGTH)
                 data = ctypes.string_at(box + DATA, size) if file is None else posix.pread(file, size, box + DATA)
                 source = 16 + int.from_bytes(data[:8], "little")

@@ -4,7 +4,15 @@ The called function returns to an unmapped address; only the tracer sees the fau
 `release` (about 0.1 ms), the target dies of that fault. The method of `x86_64.py` would avoid this, but here register x7 cannot
 be set at a system call stop (arch/arm64/kernel/ptrace.c, report_syscall). Instead the injector is made hard to kill.
 
-System calls in progress need no treatment: the kernel has rewound pc and x0 before the stop (do_signal).
+System calls in progress need no treatment: the kernel has rewound pc and x0 before the stop (do_signal), so they are made again
+after it. One with a relative timeout that the kernel would continue with what is left of it (`nanosleep`) then begins anew. Python's
+own sleeps are absolute, or keep what is left in the program's memory.
+
+The thread may stop inside a function of SME, in streaming mode, where most vector instructions are illegal: nothing can be called
+there, and its registers are not those of NT_ARM_SVE. It is then left as it is, and the attach fails.
+
+Source: arch/arm64/kernel/signal.c and ptrace.c, Documentation/arch/arm64/sve.rst and sme.rst of Linux 6.18; the procedure call
+standard (AAPCS64), 6.2 and 6.4. `tests/unit/test_attach_aarch64.py` makes the calls without ptrace, which emulators lack.
 """
 
 from __future__ import annotations
@@ -21,6 +29,9 @@ if TYPE_CHECKING:
     from hookd.tool.linux.memory import Memory
 
 _NT_FLOATING, _NT_SVE = 2, 0x405
+_SVE_HEADER = 16  # bytes; all that NT_ARM_SVE has in streaming mode
+# The kind of branch that the last instruction was: a function that is not made to be reached by it would be refused (BTI).
+_BRANCH_TYPE = 3 << 10
 # Below mmap_min_addr, so never mapped; aligned to 4, because a misaligned pc raises a different fault.
 _RETURN = 0xDEA0
 _NONE = 0xFFFFFFFFFFFFFFFF
@@ -66,6 +77,9 @@ class ArmThread(ptrace.Thread):
     def _save(self) -> None:
         self._get_set(ptrace.NT_PRSTATUS, self._saved)
         self._note, self._floating, self._floating_size = self._get_state((_NT_SVE, _NT_FLOATING))
+        if self._note == _NT_SVE and self._floating_size <= _SVE_HEADER:
+            hint = "Try again in a moment."
+            raise AttachError(f"process {self.tid} is in a function of SME", reason="blocked", hint=hint)
 
     def _restore(self) -> None:
         if self._changed:
@@ -79,6 +93,7 @@ class ArmThread(ptrace.Thread):
         now.x[30] = _RETURN
         now.sp = (now.sp - 256) & ~15
         now.pc = function
+        now.pstate &= ~_BRANCH_TYPE
         self._changed = True
         self._put_set(ptrace.NT_PRSTATUS, now, ctypes.sizeof(now))
         state = self._proceed(ptrace.CONT)

@@ -16,6 +16,17 @@ others to the other half and then replaces one word, the head (`flips << 32 | us
 whatever moment the writer is killed, and a reader that sees the flips change knows that its copy may be torn. The flips of
 the schema are the page's *generation*: a freed cell is reused only in a later generation.
 
+On ARM a reader sees stores in another order than they were made in, except where `hookd.wire.order` is used. Nothing orders two cells
+of the values: a snapshot may have a later count beside an earlier sum. What a reader relies on, and what orders it:
+
+    magic after all other words        barrier; the reader loads the others again after it has seen the magic word
+    a head after the records           barrier; a record that is not all there has another crc32, and is read again later
+    a cell's series after its 0.0      the same: the cells of a new series are cleared before its record is appended
+    stores to a freed cell after the   barrier in `Log.replace`; the reader loads the heads before and after a copy, and
+    head of the next generation        copies again if the flips differ
+    a record of the recorder           barriers after the 0 that opens it and before the number that closes it; the reader copies it twice
+    a thread's id after its name       barrier; both are in one copy, so a new thread may be shown with an old name, once
+
 All protocols share the words magic, protocol and state, the head of the identity, the first entry of the table, and the
 format of a log, so that every hookd can recognize the agent of every other. All else may change with PROTOCOL.
 """

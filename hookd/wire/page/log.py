@@ -10,7 +10,7 @@ import struct
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from hookd.wire.originals import Lock
+from hookd.wire.order import barrier
 from hookd.wire.page.layout import HEAD_WORDS, LOW32, MAX_RECORD, Region, jsonable
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class Log:
     def __init__(self, memory: mmap.mmap, words: memoryview, name: str, region: Region) -> None:
         self._memory, self._words, self._head = memory, words, HEAD_WORDS[name]
         self._offset, self._half = region.offset, region.length // 2
-        self._order = Lock()
 
     def append(self, payload: bytes) -> bool:
         """Add a record; False when it does not fit."""
@@ -87,6 +86,7 @@ class Log:
         start = self._start(flips)
         self._memory[start : start + len(data)] = data
         self._publish(flips << 32 | len(data))
+        barrier()  # a reader that sees later stores, to freed cells or over the old records, sees the new head too
         with contextlib.suppress(OSError):  # only memory is lost
             self._memory.madvise(mmap.MADV_REMOVE, self._start(flips - 1), self._half)
 
@@ -107,8 +107,6 @@ class Log:
         return self._offset + (flips & 1) * self._half
 
     def _publish(self, head: int) -> None:
-        """Store the head after the bytes, on weakly ordered CPUs as well: to release and then acquire a lock orders the stores."""
-        for _ in range(2):
-            if self._order.acquire(blocking=False):
-                self._order.release()
+        """Store the head after the bytes."""
+        barrier()
         self._words[self._head] = head

@@ -290,6 +290,7 @@ class PageReader:
         words = self._words()
         if words[MAGIC_WORD] != MAGIC:
             raise _corrupt("it does not begin like a page" if words[MAGIC_WORD] else "it is not written yet")
+        words = self._words()  # the others again, after the magic word: inside one copy nothing is ordered
         if words[PROTOCOL_WORD] != PROTOCOL:
             if any_protocol:
                 return {"identity": _region_of_any(words, size)}

@@ -8,6 +8,7 @@ import itertools
 import posix
 from typing import TYPE_CHECKING
 
+from hookd.wire.order import barrier
 from hookd.wire.originals import clock
 from hookd.wire.page.layout import (
     BEAT_CELLS,
@@ -113,6 +114,7 @@ class PageWriter(SeriesWriter):
         for number, name in enumerate(REGIONS):
             words[TABLE_WORD + 2 * number], words[TABLE_WORD + 2 * number + 1] = regions[name]
         self._write_identity(identity)
+        barrier()
         words[MAGIC_WORD] = MAGIC  # last: from here on it is a page
 
     # -- identity and state
@@ -149,6 +151,7 @@ class PageWriter(SeriesWriter):
         text = "(others)" if base == self._shared_beat else clean(name)
         raw = text.encode()[:NAME_BYTES].decode("utf-8", "ignore").encode()
         self._memory[start : start + NAME_BYTES] = raw.ljust(NAME_BYTES, b"\0")
+        barrier()
         self.cells[base + TID] = tid  # last: it makes the heartbeat visible
         return base
 
@@ -179,11 +182,13 @@ class PageWriter(SeriesWriter):
         base = self._ring + (seq - 1) % self._ring_length * 6
         cells = self.cells
         cells[base] = 0.0  # marks the record as incomplete
+        barrier()
         cells[base + 1] = clock.time() if when is None else when
         cells[base + 2] = kind
         cells[base + 3] = module
         cells[base + 4] = step
         cells[base + 5] = value
+        barrier()
         cells[base] = seq
 
     def incident(self, incident: Mapping[str, object]) -> int:
