@@ -406,13 +406,15 @@ class Governor:
     def _adapt(self) -> None:
         self._with_own = self._find_own()
         governed = [loaded for loaded in self._all() if self._can_stretch(loaded)]
-        taken, allowed = self._taken(governed), self._allowed(governed)
+        shares, allowed = {id(loaded): self._share(loaded) for loaded in governed}, self._allowed(governed)
+        taken = sum(shares.values())
         if taken <= allowed:
             self._relax_all(governed, allowed / 2 - taken)
         while taken > allowed:
-            costliest = max((e for e in governed if e.stretch < e.limit), key=self._share)
+            costliest = max((e for e in governed if e.stretch < e.limit), key=lambda e: shares[id(e)])
             self.stretch(costliest)
-            taken = self._taken(governed)
+            shares[id(costliest)] = self._share(costliest)  # those of the others stay: this is in a step of the training
+            taken = sum(shares.values())
 
     def _allowed(self, governed: list[Loaded]) -> float:
         """Return the share of step time that hooks with stretchable intervals may take.
@@ -423,10 +425,6 @@ class Governor:
         ns = min(self._own.values(), default=0) + sum(loaded.cost_ns.get(NONE, 0) for loaded in self._all())
         longest = sum(loaded.share_ns(at_longest=True) for loaded in governed) * self._with_own
         return max(self.budget - (ns + longest) / self._step_ns, self.budget * LEFT_RATIO)
-
-    def _taken(self, governed: list[Loaded]) -> float:
-        """Return the share of step time of all hooks that can still be stretched, dispatch overhead included."""
-        return sum(map(self._share, governed))
 
     def _share(self, loaded: Loaded) -> float:
         """Return the share of step time of a plugin's hooks that can still be stretched, dispatch overhead included."""

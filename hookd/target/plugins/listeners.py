@@ -267,8 +267,9 @@ class Loaded:
             (USUAL, self.interval, self.longest),
             (ALL, self.rare_interval, self.rare_limit),
         )
+        costs = [self.cost(kind) for kind in range(ALL + 1)]
         return sum(
-            max(0, self.cost(kind) - self.cost(kind - 1)) / interval
+            max(0, costs[kind] - costs[kind - 1]) / interval
             for kind, interval, longest in parts
             if (interval >= longest) is at_longest
         )
