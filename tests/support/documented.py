@@ -100,6 +100,9 @@ COMMANDS: dict[str, Run | By | Cannot] = {
     "make check": Cannot("it is a part of this"),
     "make test": Cannot("this is it"),
     "make flakes": Cannot("it takes three hours"),
+    "make arm": Cannot("it takes hours"),
+    'make gpu-kit ARGS="--python 3.12"': _INDEX,
+    "make gpu GPU_PYTHON=python3.12": Cannot("no GPU", "tests/e2e/test_gpu_kit.py::test_costs_are_measured"),
     "HOOKD_SCOPE=SLURM_JOB_ID=$SLURM_JOB_ID hookd serve": Cannot(
         "it needs Slurm; test_attach_discover.py has the variable"
     ),

@@ -65,11 +65,12 @@ def numbers(dtype: str, size: int, kind: str) -> bytes:
 
 
 def computed(kernel: ctypes.CDLL, level: int) -> dict[str, list[object]]:
-    kernel.hookd_digest_summary.restype = kernel.hookd_digest.restype = ctypes.c_uint64
+    kernel.hookd_digest_extent.restype = kernel.hookd_digest.restype = ctypes.c_uint64
     kernel.hookd_largest.restype = ctypes.c_double
     place, long = ctypes.c_void_p, ctypes.c_int64
     kernel.hookd_digest.argtypes = place, long, ctypes.c_int
-    kernel.hookd_digest_summary.argtypes = place, long, ctypes.c_int, ctypes.c_int, place
+    kernel.hookd_digest_extent.argtypes = place, long, ctypes.c_int, ctypes.c_int, place
+    kernel.hookd_summary.argtypes = place, long, ctypes.c_int, ctypes.c_int, place
     kernel.hookd_summary_strided.argtypes = place, ctypes.c_int, place, place, ctypes.c_int, ctypes.c_int, place
     kernel.hookd_is_finite.argtypes = place, long, ctypes.c_int, ctypes.c_int
     kernel.hookd_largest.argtypes = place, place, ctypes.c_int, ctypes.c_int, ctypes.c_int
@@ -80,7 +81,10 @@ def computed(kernel: ctypes.CDLL, level: int) -> dict[str, list[object]]:
                 data = numbers(dtype, size, kind)
                 at = ctypes.addressof(own := ctypes.create_string_buffer(data, len(data)))
                 out, strided = (ctypes.c_double * 10)(), (ctypes.c_double * 10)()
-                digest = kernel.hookd_digest_summary(at, size, number, level, out)
+                kernel.hookd_summary(at, size, number, level, out)
+                digest = kernel.hookd_digest_extent(at, size, number, level, ends := (ctypes.c_double * 5)())
+                if (ends[0], *ends[2:]) != (out[0], *out[3:5], sum(out[6:9])):
+                    raise ValueError(f"{dtype} {size} {kind}: {list(ends)} of {list(out)}")
                 shape, strides = array("q", [(size + 1) // 2]), array("q", [2])
                 both = shape.buffer_info()[0], strides.buffer_info()[0]
                 kernel.hookd_summary_strided(at, 1, *both, number, level, strided)

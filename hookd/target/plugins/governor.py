@@ -413,7 +413,9 @@ class Governor:
         while taken > allowed:
             costliest = max((e for e in governed if e.stretch < e.limit), key=lambda e: shares[id(e)])
             self.stretch(costliest)
-            shares[id(costliest)] = self._share(costliest)  # those of the others stay: this is in a step of the training
+            shares[id(costliest)] = self._share(
+                costliest
+            )  # those of the others stay: this is in a step of the training
             taken = sum(shares.values())
 
     def _allowed(self, governed: list[Loaded]) -> float:
