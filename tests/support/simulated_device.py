@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookd.api.accelerator import accelerator_of
+from hookd import accelerator_of
 
 if TYPE_CHECKING:
     import pytest

@@ -19,9 +19,19 @@ PUBLIC = ("hookd", "hookd.testing", "hookd.tool.check")
 """What docs/plugins.md and docs/testing.md tell of, and what `hookd plugin check` does (for the examples)."""
 SUPPORT = tuple(
     f"tests.support.{name}"
-    for name in ("bundles", "clipped", "clock", "cuda", "documents", "environment", "layered", "processes")
+    for name in (
+        "bundles",
+        "clipped",
+        "clock",
+        "cuda",
+        "documents",
+        "environment",
+        "layered",
+        "processes",
+        "simulated_device",
+    )
 )
-"""What reaches no hookd either."""
+"""What reaches nothing else of hookd either."""
 OF_TORCH = {
     "_BaseDataLoaderIter", "_C", "_amp_update_scale_", "_forward_hooks", "_get_mkldnn_enabled", "_set_mkldnn_enabled",
     "_set_params_and_buffers_to_ignore_for_model",
