@@ -88,6 +88,11 @@ def _configure(root: Path) -> None:
         (libraries / f"lib{name}.so.3").symlink_to(f"{name}/lib{name}.so.3")
     (root / "usr/bin/cc").symlink_to("gcc")
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
+    certificates = root / "etc/ssl/certs/ca-certificates.crt"  # pip reads it even where it fetches nothing
+    certificates.parent.mkdir(parents=True, exist_ok=True)
+    certificates.write_bytes(
+        b"".join(p.read_bytes() for p in sorted((root / "usr/share/ca-certificates").rglob("*.crt")))
+    )
     (root / "tmp").chmod(0o1777)
 
 
