@@ -57,8 +57,7 @@ def main() -> int:
 def _tests(place: Path, arguments: list[str]) -> int:
     copy = place / SOURCES.lstrip("/")
     shutil.rmtree(copy, ignore_errors=True)  # a copy: what is compiled and written there stays there
-    left_out = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", "build", "dist", "*.so")
-    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=left_out)
+    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=_left_out)
     runpy.run_path(str(REPOSITORY / "hookd" / "native" / "build.py"))["build"](copy / "hookd" / "native", "aarch64")
     suites = [arguments.pop(0) for _ in list(arguments) if arguments and not arguments[0].startswith("-")] or list(
         SUITES
@@ -67,6 +66,12 @@ def _tests(place: Path, arguments: list[str]) -> int:
     installed = "python3 -m pip install --quiet --break-system-packages --no-deps --no-index --no-build-isolation -e ."
     text = f"cd {SOURCES} && {installed} && {pytest} {' '.join([*suites, *arguments])}"
     return enter.enter(place, ["/bin/sh", "-c", text])
+
+
+def _left_out(directory: str, names: list[str]) -> set[str]:
+    """Return what of a directory is of this machine, and not a source."""
+    made = {"build", "dist"} if Path(directory) == REPOSITORY else set()
+    return {*made, *shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", "*.so")(directory, names)}
 
 
 def _wheel(place: Path) -> int:
