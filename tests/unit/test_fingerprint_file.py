@@ -170,10 +170,11 @@ def test_steps_without_entries_do_not_differ_because_their_digests_are_of_two_ki
     b = file.read(write(tmp_path / "b", map(on_device, many), 150_000))
     assert b.steps[2000] == on_device(many[-1])
     found = comparison.compare(a, b)
-    assert (found.code, found.compared) == (comparison.EQUAL, 2000)
+    whole = sum(one is not None for one in a.steps.values())
+    assert (found.code, found.compared) == (comparison.EQUAL, whole)
     kinds, dropped = found.notes
     assert "2 tensors of a step on a device" in kinds
-    assert "only digests were kept" in dropped
+    assert f"Of {2000 - whole} steps only digests were kept" in dropped
     many[-1] = replace(many[-1], entries={key: entry._replace(least=-2.0) for key, entry in many[-1].entries.items()})
     changed = file.read(write(tmp_path / "c", map(on_device, many), 150_000))
     found = comparison.compare(a, changed)

@@ -76,7 +76,7 @@ FIRST, LAST = 5, 3
     "--map", "maps", multiple=True, metavar="OLD=NEW", help="B calls the module OLD of A NEW; may be repeated."
 )
 @click.option("--what", metavar="PHASES", help="Compare these phases only, separated by commas: data, weights, forward, loss, "
-              "backward, gradients, state, update, buffers, settings.  [default: all]")  # fmt: skip
+              "backward, gradients, state, update, buffers, settings.  [default: all; of two ranks of a job what replicas have in common]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, metavar="N",
               help="Number of steps that are recorded of a process whose fingerprint the daemon does not keep.")  # fmt: skip
 @options.host
@@ -94,14 +94,14 @@ def diff(
     if not all(one.count("=") == 1 for one in maps):
         raise click.BadParameter("write OLD=NEW", param_hint="--map")
     names = dict(one.split("=") for one in maps)
-    phases = COMPARED if what is None else tuple(what.split(","))
-    if unknown := set(phases) - set(COMPARED):
+    phases = None if what is None else frozenset(what.split(","))
+    if unknown := (phases or frozenset()) - set(COMPARED):
         raise click.BadParameter(
             f"{', '.join(sorted(unknown))}: choose from {', '.join(COMPARED)}", param_hint="--what"
         )
     try:
         with _files((a, b), steps, host) as (one, other):
-            found = compared(one, other, comparison.Terms(tolerance, names, frozenset(phases)))
+            found = compared(one, other, comparison.Terms(tolerance, names, phases))
     except HookdError as error:
         if error.exit_code != comparison.DIFFERENT:
             raise

@@ -62,20 +62,20 @@ def offset(a: Fingerprint, b: Fingerprint) -> tuple[int | None, str]:
         return 0, ""
     known = {_batch(step): step.number for step in _whole(a)}
     found = Counter(step.number - known[batch] for step in _whole(b) if (batch := _batch(step)) in known)
-    if known and not found and any(_whole(b)) and not _are_ranks(a, b):
+    if known and not found and any(_whole(b)) and not are_ranks(a, b):
         return None, "they count from the attach, and no two have the same batch or begin with the same weights"
     later = 0 if not found or 0 in found else found.most_common(1)[0][0]
     return later, f"Step N of A is step N{later:+} of B: they have the same batches." if later else ""
 
 
-def _are_ranks(a: Fingerprint, b: Fingerprint) -> bool:
+def are_ranks(a: Fingerprint, b: Fingerprint) -> bool:
     """Whether two fingerprints are of two ranks of one job."""
     return a.about["run"] == b.about["run"] and a.about.get("rank") != b.about.get("rank")
 
 
 def _by_mark(a: Fingerprint, b: Fingerprint) -> int | None:
     """Return the distance of the step numbers of two ranks of one job; None of other runs."""
-    if not _are_ranks(a, b):
+    if not are_ranks(a, b):
         return None
     marks = {step.mark: step.number for step in a.steps.values() if step is not None and step.mark}
     steps = (step for step in b.steps.values() if step is not None and step.mark in marks)
@@ -87,6 +87,11 @@ def _followed(one: Fingerprint, first: Step) -> int | None:
     weights = _weights(first, "weights")
     steps = (step for step in one.steps.values() if step is not None and weights)
     return next((step.number for step in steps if _weights(step, "update") == weights), None)
+
+
+def have_other_batches(a: Step, b: Step) -> bool:
+    """Whether the models of two steps are called with other data."""
+    return bool(_batch(a) and _batch(b)) and _batch(a) != _batch(b)
 
 
 def _weights(step: Step, phase: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookd.tool.fingerprints import alignment
 from hookd.tool.fingerprints.explanation import explain
-from hookd.tool.fingerprints.steps import COMPARED
+from hookd.tool.fingerprints.steps import COMPARED, PHASES, REPLICATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +22,7 @@ CALLS = ("data", "forward", "loss", "backward")
 """Phases of which each call counts."""
 ROUNDING = 1e-5
 """Relative difference of norms that a device and a processor compute of equal elements, which they add up in another order."""
+ABOUT_REPLICAS = "They are ranks of one job with batches of their own: what depends on the batch was not compared."
 LOOKED_AT = 20
 """Equal steps before the first difference in which a generator that differs shows that nothing depends on it."""
 
@@ -76,12 +77,12 @@ class Terms:
         tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares
             bits.
         names: how B calls modules of A.
-        phases: what is compared, of `steps.COMPARED`.
+        phases: what is compared, of `steps.COMPARED`; None: all, but of two ranks with batches of their own what replicas have in common.
     """
 
     tolerance: float = 0.0
     names: Mapping[str, str] = field(default_factory=dict)
-    phases: frozenset[str] = frozenset(COMPARED)
+    phases: frozenset[str] | None = None
 
 
 def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
@@ -95,9 +96,21 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
                           advice=_apart(a, b) or "Record the same steps, with the same --every.")  # fmt: skip
     notes = [why] if later else []
+    if terms.phases is None:
+        are_replicas = _are_replicas(a, b, later, common)
+        terms = replace(terms, phases=REPLICATED if are_replicas else frozenset(COMPARED))
+        notes += [ABOUT_REPLICAS] * are_replicas
     comparer = _Comparer(a, b, later, terms)
     notes += comparer.guess(common)
-    different = [step for step in common if not comparer.is_equal(step)]
+    known = comparer.comparable(common)
+    if not known or not comparer.has_pairs(known):
+        what = ", ".join(phase for phase in PHASES if phase in (terms.phases or ()))
+        return Comparison(INCOMPARABLE, f"The files have no tensors in common of what is compared: {what}.", notes=notes,
+                          advice="Record it in both, with `hookd fingerprint --what`, or compare other parts.")  # fmt: skip
+    if dropped := len(common) - len(known):
+        what = "1 step only the digest was" if dropped == 1 else f"{dropped} steps only digests were"
+        notes.append(f"Of {what} kept, of more than is compared: left out.")
+    common, different = known, [step for step in known if not comparer.is_equal(step)]
     if not different:
         what = "" if not terms.tolerance else f" within a tolerance of {terms.tolerance:g}"
         steps = f"{len(common)} step" + ("s" if len(common) > 1 else "")
@@ -107,6 +120,15 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
             )
         return Comparison(EQUAL, f"Equal in {steps}{what}.", notes=notes, compared=len(common))
     return _parted(comparer, common, different, notes)
+
+
+def _are_replicas(a: Fingerprint, b: Fingerprint, later: int, common: Sequence[int]) -> bool:
+    """Whether two fingerprints are of ranks of one job that have batches of their own."""
+    both = ((a.steps[step], b.steps[step + later]) for step in common)
+    one, other = next(((one, other) for one, other in both if one is not None and other is not None), (None, None))
+    return (
+        one is not None and other is not None and alignment.are_ranks(a, b) and alignment.have_other_batches(one, other)
+    )
 
 
 def _parted(comparer: _Comparer, common: list[int], different: list[int], notes: list[str]) -> Comparison:
@@ -142,10 +164,11 @@ class _Comparer:
 
     def __init__(self, a: Fingerprint, b: Fingerprint, later: int, terms: Terms) -> None:
         self._a, self._b, self._later = a, b, later
-        self._tolerance, self._phases, self._names = terms.tolerance, terms.phases, dict(terms.names)
+        self._tolerance, self._names = terms.tolerance, dict(terms.names)
+        self._phases = frozenset(COMPARED) if terms.phases is None else terms.phases
+        self._equal: dict[int, bool] = {}  # whether a step is, as far as that was asked
         self._only: set[tuple[str, str]] = set()  # phases and names that only one of the runs ever has
         self._unused: set[str] = set()  # generators that nothing draws from
-        self._is_mixed = False  # whether the digests of the runs are of two algorithms
 
     def guess(self, common: list[int]) -> list[str]:
         """Find modules that B calls otherwise, from the first step with entries; return notes on them."""
@@ -153,7 +176,7 @@ class _Comparer:
         if step is None:
             return []
         one, other = self._steps(step)
-        names = alignment.guess(one, other)
+        names = {} if alignment.are_ranks(self._a, self._b) else alignment.guess(one, other)
         self._names.update(names)
         steps = [step for step in common if self.is_whole(step)][:LOOKED_AT]
         ours, theirs = (set[tuple[str, str]]() for _ in range(2))
@@ -172,21 +195,15 @@ class _Comparer:
         if unread := max(one.unread, other.unread):
             what = "tensor of a step was" if unread == 1 else "tensors of a step were"
             notes.append(f"{unread} {what} not read, and not compared: sparse, or lost on a device.")
-        return notes + self._mixed(common)
+        return notes + self._mixed(steps)
 
-    def _mixed(self, common: Sequence[int]) -> list[str]:
-        """Find tensors of which the runs have digests of two algorithms; return notes on them."""
-        whole = [step for step in common if self.is_whole(step)]
-        most = max((sum(pair.is_mixed for pair in self.pairs(step)) for step in whole[:LOOKED_AT]), default=0)
-        if not most:
-            return []
-        self._is_mixed = True
+    def _mixed(self, steps: Sequence[int]) -> list[str]:
+        """Return a note on tensors of which the runs have digests of two algorithms."""
+        most = max((sum(pair.is_mixed for pair in self.pairs(step)) for step in steps), default=0)
         what = "1 tensor" if most == 1 else f"{most} tensors"
         how = "the norm, the least and the greatest element were compared, and nothing of integers"
-        notes = [f"Only one run computed {what} of a step on a device, so that the digests are of two kinds: {how}."]
-        if dropped := len(common) - len(whole):
-            notes.append(f"Of {dropped} steps only digests were kept; they were not compared.")
-        return notes
+        note = f"Only one run computed {what} of a step on a device, so that the digests are of two kinds: {how}."
+        return [note] if most else []
 
     def _constant(self, steps: Sequence[int]) -> set[str]:
         """Return the generators whose state is the same in all of these steps of each run: nothing draws from them."""
@@ -198,6 +215,28 @@ class _Comparer:
                         states.setdefault(key.slot, (set(), set()))[at].add(entry.bits)
         is_known = len(steps) > 1
         return {slot for slot, seen in states.items() if slot != "torch" and not (is_known and max(map(len, seen)) > 1)}
+
+    def comparable(self, common: Sequence[int]) -> list[int]:
+        """Return the steps that can be compared.
+
+        The digest of a step is of all of it. It does not tell a difference where less is compared, nor where a step that is whole is
+        equal and yet has another digest: a random state that nothing depends on, a renamed module.
+        """
+        is_exact = not self._tolerance and self._phases >= frozenset(COMPARED)
+        if is_exact and all(
+            self._has_one_digest(step) or not self.is_equal(step) for step in common if self.is_whole(step)
+        ):
+            return list(common)
+        return [step for step in common if self.is_whole(step) or self._has_one_digest(step)]
+
+    def _has_one_digest(self, step: int) -> bool:
+        return self._a.digests[step] == self._b.digests[step + self._later]
+
+    def has_pairs(self, steps: Iterable[int]) -> bool:
+        """Whether both runs have a tensor of what is compared; True if no step is whole, and if only settings are compared."""
+        whole = [step for step in steps if self.is_whole(step)]
+        pairs = (pair for step in whole for pair in self.pairs(step))
+        return not whole or self._phases <= {"settings"} or any(pair.a and pair.b for pair in pairs)
 
     def is_whole(self, step: int) -> bool:
         """Whether both files have the entries of a step."""
@@ -239,11 +278,12 @@ class _Comparer:
         ]
 
     def is_equal(self, step: int) -> bool:
-        """Whether all that both have of a step is equal."""
-        if self._a.digests[step] == self._b.digests[step + self._later]:
-            return True
-        if not self.is_whole(step):
-            return self._is_mixed
+        """Whether all that is compared of a step is equal."""
+        if step not in self._equal:
+            self._equal[step] = self._has_one_digest(step) or (self.is_whole(step) and self._has_equal_entries(step))
+        return self._equal[step]
+
+    def _has_equal_entries(self, step: int) -> bool:
         pairs = [pair for pair in self.pairs(step) if pair.spot[0] != "random"]
         return not self.settings(step) and all(map(self.is_same, pairs))
 
@@ -252,7 +292,7 @@ class _Comparer:
         return {
             pair.spot[3]
             for step in steps
-            if self.is_whole(step) and self._a.digests[step] != self._b.digests[step + self._later]
+            if self.is_whole(step) and not self._has_one_digest(step)
             for pair in self.pairs(step)
             if pair.spot[0] == "random" and not self.is_same(pair)
         }

@@ -22,6 +22,8 @@ PHASES = ("random", "data", "weights", "forward", "loss", "backward", "gradients
 """The parts of a step, in the order in which one decides the next."""
 COMPARED = (*PHASES, "settings")
 """What `hookd diff` compares: the phases, and the settings of the optimizers."""
+REPLICATED = frozenset(("weights", "gradients", "state", "update", "settings"))
+"""What replicas of a data-parallel training have in common of COMPARED: their batches differ."""
 BEFORE_UPDATE = ("random", "data", "forward", "loss", "backward", "gradients")
 """The parts that every step has."""
 ALGORITHMS = XXH3, MIX64 = "xxh3", "mix64"

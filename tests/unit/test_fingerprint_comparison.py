@@ -1,0 +1,70 @@
+"""What counts as equal where less is compared than the digest of a step is of."""
+
+from __future__ import annotations
+
+from hookd.tool.fingerprints import comparison
+from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, INCOMPARABLE, Terms
+from hookd.tool.fingerprints.file import Fingerprint
+from hookd.tool.fingerprints.steps import Entry, Key, Step
+
+SHAPE = ("float32", (2, 3))
+GRADIENT, BATCH = Key("gradients", "w", 0, "grad", *SHAPE), Key("data", "(root)", 0, "input 0", *SHAPE)
+NUMPY = Key("random", "", 0, "numpy", "", ())
+COUNT = 40
+
+
+def step(number, batch=0, norm=1.5, numpy=0):
+    entries = {
+        NUMPY: Entry(numpy, 0, 0.0, 0.0, 0.0),
+        BATCH: Entry(number + batch, 0, 2.0, -1.0, 1.0),
+        GRADIENT: Entry(hash(norm) + number, 0, norm, -1.0, 1.0),
+    }
+    return Step(number, is_absolute=True, settings=[{"optimizer": "SGD", "lr": 0.1}], entries=entries)
+
+
+def run(rank=0, *, changed=None, every=10, **how):
+    """A run of which each tenth step is whole, and of the others only the digest."""
+    steps = {n: step(n, **how) for n in range(1, COUNT + 1)} | (changed or {})
+    kept = {n: one if n == 1 or n % every == 0 else None for n, one in steps.items()}
+    about = {"run": "train.py-1", "rank": rank, "pid": 1}
+    return Fingerprint(about, kept, {n: one.digest() for n, one in steps.items()})
+
+
+def test_steps_of_which_only_digests_were_kept_are_not_called_different_where_digests_say_nothing():
+    near, numpy = run(norm=1.5000001), run(numpy=1)
+    for other, terms in ((near, Terms(1e-3)), (numpy, Terms()), (run(batch=7), Terms(phases=frozenset({"gradients"})))):
+        found = comparison.compare(run(), other, terms)
+        assert (found.code, found.compared) == (EQUAL, 5)
+        assert any(note.startswith("Of 35 steps only digests were kept") for note in found.notes)
+    found = comparison.compare(run(), run(changed={13: step(13, norm=9.0)}))
+    assert (found.code, found.step, found.compared) == (DIFFERENT, 13, COUNT)
+
+
+def test_a_difference_after_steps_that_are_unknown_is_that_of_the_first_known_step():
+    found = comparison.compare(run(), run(numpy=1, changed={20: step(20, norm=9.0, numpy=1)}))
+    assert (found.code, found.step, found.phase) == (DIFFERENT, 20, "gradients")
+
+
+def test_of_two_ranks_with_batches_of_their_own_only_what_replicas_have_in_common_is_compared():
+    found = comparison.compare(run(), run(1, batch=7, every=1))
+    assert (found.code, found.notes[0]) == (EQUAL, comparison.ABOUT_REPLICAS)
+    parted = comparison.compare(run(), run(1, batch=7, changed={20: step(20, 7, norm=9.0)}))
+    assert (parted.code, parted.step, parted.phase) == (DIFFERENT, 20, "gradients")
+    assert comparison.compare(run(), run(batch=7)).phase == "data"  # another run of the same script
+    same = comparison.compare(run(), run(1))  # as ranks of tensor parallelism have
+    assert (same.code, same.compared, same.notes) == (EQUAL, COUNT, [])
+
+
+def test_files_that_have_nothing_of_what_is_compared_are_not_called_equal():
+    found = comparison.compare(run(), run(), Terms(phases=frozenset({"backward", "settings"})))
+    assert (found.code, found.compared) == (INCOMPARABLE, 0)
+    assert found.sentence.endswith("what is compared: backward.")
+    assert comparison.compare(run(), run(), Terms(phases=frozenset({"settings"}))).code == EQUAL
+
+
+def test_two_ranks_without_a_parameter_in_common_are_not_called_equal():
+    """As two stages of a pipeline."""
+    other = run(1, batch=7)
+    for one in filter(None, other.steps.values()):
+        one.entries[GRADIENT._replace(name="v")] = one.entries.pop(GRADIENT)
+    assert comparison.compare(run(), other).code == INCOMPARABLE
