@@ -1,4 +1,4 @@
-"""What counts as equal where less is compared than the digest of a step is of."""
+"""Compare fingerprints where less is compared than the digest of a step is of."""
 
 from __future__ import annotations
 
