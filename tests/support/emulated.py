@@ -9,6 +9,7 @@ import pytest
 
 REASONS = {
     "proc": "emulated: for other processes, /proc shows the emulator: its program, its command line, its memory",
+    "environ": "emulated: the emulator starts no program with an environment of megabytes",
     "ptrace": "emulated: there is no ptrace",
     "time": "emulated: takes ten to thirty times as long",
     "memory": "emulated: the emulator's own memory is part of the process",

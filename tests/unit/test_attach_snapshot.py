@@ -12,6 +12,7 @@ import pytest
 from hookd.errors import NoSuchTarget
 from hookd.tool.attach import environment, process_snapshot
 from hookd.tool.linux import proc
+from tests.support import emulated
 from tests.support.processes import wait_until
 
 FORKS = """
@@ -41,6 +42,7 @@ def forked(stack):
         parent.communicate()
 
 
+@emulated.lacks("proc")
 def test_a_process_that_is_about_to_exec_is_looked_at_again(forked, monkeypatch):
     pid, tell = forked
     looks = []

@@ -15,7 +15,7 @@ from hookd.tool.config import PluginSpec
 from hookd.tool.inject.remote_debug import ScriptFolder, remove_stale
 from hookd.tool.linux import bounded, proc
 from hookd.tool.linux.untrusted import UnexpectedError
-from tests.support import acl
+from tests.support import acl, emulated
 from tests.support.processes import Process, wait_until
 
 PLUGIN = "from hookd import Plugin\n\nclass Mine(Plugin):\n    name = 'mine'\n"
@@ -211,6 +211,7 @@ def test_what_is_planted_under_the_name_of_a_file_of_ours_is_neither_opened_nor_
     assert precious.read_text() == "precious"
 
 
+@emulated.lacks("environ")
 def test_of_an_environment_without_end_a_part_is_read(stack):
     code = (
         "import resource, os\nresource.setrlimit(resource.RLIMIT_STACK, (1 << 28, -1))\n"

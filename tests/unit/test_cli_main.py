@@ -17,6 +17,7 @@ from hookd.tool.cli.options import Pid
 from hookd.tool.config import Address
 from hookd.tool.linux import ports
 from hookd.tool.linux.owner import user_name
+from tests.support import emulated
 from tests.support.listener import listening
 
 
@@ -99,6 +100,7 @@ def refused(port):
     return caught.value.message
 
 
+@emulated.lacks("proc")
 def test_a_program_that_holds_the_port_is_named_with_user_and_command(other):
     pid, port = other
     whose = f"it is in use: process {pid} of user {user_name(os.getuid())} ({sys.executable} -c "
