@@ -28,6 +28,7 @@ from hookd.tool.daemon.watch.watcher import Declared, Sample
 from hookd.tool.daemon.watch.watchers import Guarded
 from hookd.wire import labels
 from hookd.wire.page import EVENTS, MIN_SIZE, PageWriter
+from tests.support import emulated
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -408,6 +409,7 @@ def test_a_histogram_whose_counts_add_up_to_infinity_is_none(fleet, scrape):
         page.close()
 
 
+@emulated.lacks("proc")
 def test_a_script_whose_name_is_no_text_is_served(tmp_path):
     """In the form of the kernel, before an attach or if the page has another version."""
     script = os.fsencode(tmp_path) + b"/bad\xff.py"
@@ -433,6 +435,7 @@ def test_a_target_whose_samples_cannot_be_made_costs_no_other_one(fleet, join, s
     assert [one.message for one in caplog.records if "is not served" in one.message] == [caplog.records[0].message]
 
 
+@emulated.lacks("proc")
 def test_the_daemons_own_process_has_the_names_that_every_exporter_uses(scrape):
     found = scrape()
     assert found[("process_resident_memory_bytes",)] > 1e6

@@ -18,6 +18,7 @@ from hookd.tool.daemon.watch.verdict import RankPosition, judge, sentence
 from hookd.tool.linux import proc
 from hookd.wire import labels
 from hookd.wire.page import EVENTS, MODULE, PHASE, PHASES, STEP, PageReader, PageWriter
+from tests.support import emulated
 from tests.support.processes import Process, wait_until
 
 MODULES = ("(root)", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head")
@@ -451,6 +452,7 @@ def test_healthy_trainings_are_never_reported(node, seed):
     assert node.reported_kinds() == []
 
 
+@emulated.lacks("proc")
 def test_a_process_that_is_stopped_is_the_one_that_is_waited_for(node):
     """Its place says nothing: both are in their backward."""
     waiting = Rank(lambda: node.now, os.getpid(), "0", world_size=2)

@@ -334,6 +334,7 @@ def test_of_a_flood_others_are_listed_too(tmp_path, disk):
     store.add((13, 1, 1), "other", "0", [nan(1)], owner=1)
     for pid in range(20, 40):
         store.add((pid, 1, 1), "flood", "0", [nan(seq, time=2000.0 + pid) for seq in range(1, 101)], owner=1)
+    store.flush()  # the writer numbers them; those without a number come first
     for order in ("id", "time"):
         rows = store.query(limit=50, order=order)
         assert len(rows) == 50

@@ -9,8 +9,10 @@ import psutil
 import pytest
 
 from hookd.tool.daemon.fleet.usage import Usage, usage_of
+from tests.support import emulated
 
 
+@emulated.lacks("proc")
 def test_it_is_what_psutil_says():
     end, started = threading.Event(), threading.Barrier(4)
 
@@ -36,6 +38,7 @@ def test_it_is_what_psutil_says():
             thread.join()
 
 
+@emulated.lacks("proc")
 def test_of_another_process_and_of_one_that_has_gone():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         usage = usage_of(process.pid, Usage())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import emulated
+
 ROOT = Path(__file__).parents[2]
 TESTS = """
 import os, pathlib
@@ -36,6 +38,7 @@ def test_comes_after_it():
 """
 
 
+@emulated.lacks("time")
 @pytest.mark.parametrize(
     ("more", "status", "said"),
     [

@@ -14,6 +14,7 @@ from hookd.tool.daemon.fleet import jobs
 from hookd.tool.daemon.fleet.identity import Identity
 from hookd.tool.linux import proc
 from hookd.wire import labels
+from tests.support import emulated
 from tests.support.processes import Process, wait_until
 
 UUID = "4f0a5a5e-6f0b-4e0e-9d3c-2f1f0c9a7b11"
@@ -55,6 +56,7 @@ def by_hand(start, rank, **variables):
     return job
 
 
+@emulated.lacks("proc")
 def test_ranks_of_one_launcher_are_one_job_and_those_of_another_one_are_another(start):
     first, second = (
         start(sys.executable, "-c", LAUNCHER, WRAPPED, count=2, world_size=2, **IN_ONE_NODE) for _ in range(2)
@@ -76,6 +78,7 @@ time.sleep(60)
 """
 
 
+@emulated.lacks("proc")
 def test_a_program_that_starts_its_other_ranks_itself_is_one_job(start, tmp_path):
     """As Lightning does: its rank 0 has no rank in its environment."""
     (script := tmp_path / "train.py").write_text(OWN_LAUNCHER)
@@ -85,6 +88,7 @@ def test_a_program_that_starts_its_other_ranks_itself_is_one_job(start, tmp_path
     assert first[0].tag != second[0].tag
 
 
+@emulated.lacks("proc")
 def test_a_launcher_that_was_given_a_rank_itself_is_still_the_launcher(start, tmp_path):
     (tmp_path / "torchrun").write_text(LAUNCHER)
     environ = {**IN_ONE_NODE, "RANK": "0"}
@@ -92,6 +96,7 @@ def test_a_launcher_that_was_given_a_rank_itself_is_still_the_launcher(start, tm
     assert first == second
 
 
+@emulated.lacks("proc")
 def test_each_single_process_is_a_job_on_each_machine(start, monkeypatch):
     single = [start("sh", "-c", "echo pid $$; exec sleep 60")[0].tag for _ in range(2)]
     boots = []
@@ -101,6 +106,7 @@ def test_each_single_process_is_a_job_on_each_machine(start, monkeypatch):
     assert len({*single, *boots}) == 52
 
 
+@emulated.lacks("proc")
 def test_ranks_that_were_started_by_hand_are_one_job_where_they_meet_at_one_place(start):
     one, other = (by_hand(start, rank, MASTER_ADDR="127.0.0.1", MASTER_PORT="29511") for rank in range(2))
     stranger = by_hand(start, 1, MASTER_ADDR="127.0.0.1", MASTER_PORT="29512")
@@ -109,6 +115,7 @@ def test_ranks_that_were_started_by_hand_are_one_job_where_they_meet_at_one_plac
     assert one.is_shared
 
 
+@emulated.lacks("proc")
 @pytest.mark.parametrize(
     "place",
     [
@@ -126,12 +133,14 @@ def test_the_ranks_of_a_job_on_several_machines_are_one_job(start, monkeypatch, 
     assert tags[0] == tags[1] != by_hand(start, 0, **{**place, **changed}).tag
 
 
+@emulated.lacks("proc")
 def test_services_of_one_name_in_two_namespaces_of_kubernetes_are_two_places(start):
     place = {"MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456"}
     one, other = (by_hand(start, 0, POD_NAMESPACE=name, **place) for name in ("blue", "green"))
     assert one.tag != other.tag
 
 
+@emulated.lacks("proc")
 @pytest.mark.parametrize(("inner", "is_one"), [(1, True), (None, False)])
 def test_a_container_of_a_pod_that_is_started_anew_goes_on_with_its_job(start, monkeypatch, inner, is_one):
     read, status = proc.read, proc.status
@@ -141,6 +150,7 @@ def test_a_container_of_a_pod_that_is_started_anew_goes_on_with_its_job(start, m
     assert (before.tag == after.tag) == is_one
 
 
+@emulated.lacks("proc")
 def test_a_job_keeps_its_name_whatever_its_environment_says(start):
     job = by_hand(start, 0, MASTER_ADDR="\udcff" * 100_000, MASTER_PORT="1")
     assert len(job.tag) == labels.TAG
