@@ -522,7 +522,7 @@ static PyObject *since_span(PyObject *self, PyObject *const *args, Py_ssize_t co
 /* Return a tuple of the functions that Python calls at every step; they take positional arguments only. */
 EXPORTED PyObject *hookd_entry_methods(void) {
     static const struct { const char *name; Method call; } MADE[] = {
-        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"quiet", quiet}, {"leave", leave}, {"next_ordinal", next_ordinal}, {"close_spans", close_spans}, {"since_span", since_span}, {"walk", walk_from},
+        {"check", check}, {"meter", meter}, {"let_go", let_go}, {"largest", largest_of}, {"number", only_number}, {"digest", digest_of}, {"quiet", quiet}, {"leave", leave}, {"next_ordinal", next_ordinal}, {"close_spans", close_spans}, {"since_span", since_span}, {"walk", walk_from},
     };
     enum { MANY = sizeof MADE / sizeof *MADE };
     PyObject *found = PyTuple_New(MANY);

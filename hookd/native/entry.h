@@ -79,7 +79,7 @@ extern void Py_IncRef(PyObject *);
 
 #define EXPORTED __attribute__((visibility("default")))
 #define OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1)) /* PY_VECTORCALL_ARGUMENTS_OFFSET */
-enum { VERSION = 27, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
+enum { VERSION = 28, LEAST = 1024, GROUPS = 256, STACK = 1 << 20, RING = 32, MOST_KNOWN = 1 << 14 };
 enum { WANTS_INPUTS = 1, WANTS_VERSIONS = 2, WANTS_TIMES = 4, WANTS_IS_NESTED = 8, WANTS_QUIET = 16 }; /* `CallValues` of c_entry.py */
 enum { INPUTS = 4, OUTPUTS = 8 }; /* limits of a call whose gradients are observed in C; Python handles calls with more */
 
@@ -164,6 +164,7 @@ typedef struct { /* the same as `_Host` in hookd/target/entry/c_entry.py */
     int (*gate)(const void *, int64_t, int, int); /* `hookd_is_finite` of kernel.c; NULL: outputs are not checked */
     double (*largest)(const void *const *, const int64_t *, int, int, int); /* `hookd_largest` of kernel.c */
     void (*summary)(const void *, int64_t, int, int, double *); /* `hookd_summary` of kernel.c */
+    uint64_t (*digest)(const void *, int64_t, int, int, double *); /* `hookd_digest_extent` of kernel.c */
     size_t level;                    /* instruction set for those functions */
     double *cells;                   /* the page's cells */
     size_t phase;                    /* distance from a heartbeat's module to its step, in cells */
@@ -263,6 +264,7 @@ int suspected(PyObject *state, PyObject *module, PyObject *const *args, Py_ssize
 int is_finite(PyObject *tensor);
 PyObject *largest_of(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *let_go(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *digest_of(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count);
 int may_ask(void);
 PyObject *quiet(PyObject *self, PyObject *const *args, Py_ssize_t count);

@@ -509,26 +509,46 @@ static int is_shown(const Count *counted) {
     return is_any;
 }
 
-/* Sum up an output that can be read in place. For a large one other threads may take the GIL meanwhile. Return 0 if it
- * cannot be read. */
+typedef struct { /* the numbers of a plain tensor while they are read */
+    const void *place;
+    int64_t elements;
+    int type;
+    PyObject *storage; /* kept alive for a large tensor, while other threads may take the GIL; else NULL */
+    void *thread;
+} Reading;
+
+/* Begin to read a plain tensor. Return 0 if it has to be read through Python. */
+static int reading_begins(Reading *reading, PyObject *tensor, const void *impl) {
+    reading->elements = FIELD(int64_t, impl, entry.layout.numel), reading->type = type_of(impl);
+    int is_apart = reading->elements > TOGETHER;
+    if (reading->type >= 4 || reading->elements <= 0 || (is_apart && !may_ask()))
+        return 0;
+    reading->storage = is_apart ? PyObject_VectorcallMethod(entry.storage_name, &tensor, 1, NULL) : NULL;
+    reading->place = is_apart && !reading->storage ? NULL : numbers_of(impl, reading->type);
+    if (!reading->place && reading->storage)
+        Py_DecRef(reading->storage);
+    PyErr_Clear();
+    reading->thread = reading->place && reading->storage ? PyEval_SaveThread() : NULL;
+    return reading->place != NULL;
+}
+
+static void reading_ends(const Reading *reading) {
+    if (reading->thread)
+        PyEval_RestoreThread(reading->thread);
+    if (reading->storage)
+        Py_DecRef(reading->storage);
+}
+
+/* Sum up an output that can be read in place. Return 0 if it cannot. */
 static int summed(PyObject *output, double *sums) {
     const Host *host = &entry.host;
     const void *impl = plain(output);
-    int64_t elements = impl ? FIELD(int64_t, impl, entry.layout.numel) : 0;
-    int type = impl ? type_of(impl) : 10, is_apart = elements > TOGETHER;
-    if (type >= 4 || type == 2 || elements <= 0 || (is_apart && !may_ask()))
+    Reading reading;
+    if (!impl || type_of(impl) == 2 || !reading_begins(&reading, output, impl))
         return 0;
-    PyObject *storage = is_apart ? PyObject_VectorcallMethod(entry.storage_name, &output, 1, NULL) : NULL;
-    const void *place = is_apart && !storage ? NULL : numbers_of(impl, type);
-    void *thread = place && storage ? PyEval_SaveThread() : NULL;
-    if (place)
-        host->summary(place, elements, type, (int)host->level, sums);
-    if (thread)
-        PyEval_RestoreThread(thread);
-    if (storage)
-        Py_DecRef(storage);
-    PyErr_Clear();
-    return place != NULL;
+    host->summary(reading.place, reading.elements, reading.type, (int)host->level, sums);
+    reading_ends(&reading);
+    return 1;
 }
 
 /* Set gauges to statistics of an output. Return -1 if an exception is set, a signal handler's. Python is called if the
@@ -642,11 +662,16 @@ static int look_apart(Numbers *numbers, PyObject *one, int of_gradients) {
     return 1;
 }
 
+/* Return torch's data of a tensor or a parameter; NULL: it has to be read through Python. */
+static const void *impl_of(PyObject *tensor) {
+    const PyObject *type = TYPE(tensor);
+    return entry.layout.impl && (type == entry.host.tensor || type == entry.host.parameter) ? FIELD(void *, tensor, entry.layout.impl) : NULL;
+}
+
 /* Return the gradient of a parameter; `nothing` if it has none. NULL: it has to be read through Python. */
 static const void *gradient_of(PyObject *parameter) {
     const Layout *layout = &entry.layout;
-    const PyObject *type = TYPE(parameter);
-    const void *impl = layout->impl && (type == entry.host.tensor || type == entry.host.parameter) ? FIELD(void *, parameter, layout->impl) : NULL;
+    const void *impl = impl_of(parameter);
     const void *meta = impl ? FIELD(void *, impl, layout->autograd) : NULL;
     return !impl ? NULL : meta ? FIELD(void *, meta, layout->grad) : (const void *)layout->nothing;
 }
@@ -712,6 +737,29 @@ PyObject *only_number(PyObject *self, PyObject *const *args, Py_ssize_t count) {
                               : type == 1 ? FIELD(double, place, 0)
                               : type == 2 ? half_of(FIELD(uint16_t, place, 0))
                                           : (double)wide.number);
+}
+
+/* `digest(tensor)`: return the digest of a plain tensor or parameter, and the sums of `Extent.of_sums`, in one tuple; None:
+ * it has to be read through Python. */
+PyObject *digest_of(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    enum { ENDS = 5 };
+    const Host *host = &entry.host;
+    const void *impl = count == 1 ? impl_of(args[0]) : NULL;
+    Reading reading;
+    double sums[ENDS];
+    (void)self;
+    if (!impl || FIELD(uint64_t, impl, entry.layout.keys) != entry.layout.plain || !reading_begins(&reading, args[0], impl)) {
+        Py_IncRef(&_Py_NoneStruct);
+        return &_Py_NoneStruct;
+    }
+    uint64_t digest = host->digest(reading.place, reading.elements, reading.type, (int)host->level, sums);
+    reading_ends(&reading);
+    PyObject *found = PyTuple_New(1 + ENDS);
+    if (found)
+        PyTuple_SetItem(found, 0, PyLong_FromUnsignedLongLong(digest));
+    for (Py_ssize_t i = 0; found && i < ENDS; i++)
+        PyTuple_SetItem(found, 1 + i, PyFloat_FromDouble(sums[i]));
+    return found;
 }
 
 /* Replace kept outputs by weak references; return the number of those that could not be replaced. */

@@ -58,6 +58,7 @@ from hookd_fingerprint.random_states import random_states
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch.nn import Parameter
     from torch.optim import Optimizer
 
     from hookd_fingerprint.records import Record
@@ -96,6 +97,7 @@ class Fingerprint(Plugin):
         self.reader = 0
         self.before = self.sent = -1  # the last step that was recorded in this stream, and the last that was sent
         self.versions: dict[str, int] = {}  # torch's counts of changes of the parameters, after the optimizer's step
+        self.ordered: dict[int, list[tuple[str, Parameter]]] = {}  # of the optimizers that are stepping, by their ids
         self.is_open = False  # whether the step in progress is being recorded
         self.models = 0  # those that were looked through for parameters that no optimizer has
         self.has_others = False  # whether there are any
@@ -178,7 +180,7 @@ class Fingerprint(Plugin):
         """Record what the optimizer is about to use."""
         if not self._begins():
             return
-        parameters = self.context.ordered_parameters(optimizer)
+        parameters = self.ordered[id(optimizer)] = self.context.ordered_parameters(optimizer)
         number = self.entries.begin_call("optimizer")
         kind = type(optimizer).__name__
         for at, group in enumerate(groups_of(optimizer)):
@@ -244,7 +246,7 @@ class Fingerprint(Plugin):
         """Record what the optimizer has made of the parameters."""
         if self.is_open and self.has_update:
             number = self.entries.call("optimizer")
-            for name, parameter in self.context.ordered_parameters(optimizer):
+            for name, parameter in self.ordered.pop(id(optimizer), ()):
                 self.entries.add(Place("update", name, number, "value"), parameter)
                 self.versions[name] = of_tensor(parameter, "_version")
 
@@ -315,6 +317,7 @@ class Fingerprint(Plugin):
     def _end(self) -> None:
         self.is_open = False
         self.settings = []
+        self.ordered.clear()
         self.entries.clear()
 
     def _forget(self) -> None:

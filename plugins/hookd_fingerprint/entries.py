@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hookd import of_tensor, tensor_ref
-from hookd_fingerprint.records import Keys, Reading, Record
+from hookd_fingerprint.records import Key, Keys, Reading, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
 
-    from hookd import Context
+    from hookd import Context, Digest
 
 MOST_KEYS = 1 << 17
 """Limit on the keys of a stream."""
@@ -57,7 +57,9 @@ class Entries:
         self._keys = Keys()
         self._record = Record(self._keys, complete)
         self._calls: dict[str, int] = {}
-        self._known: dict[int, tuple[Callable[[], Any], int, Reading]] = {}  # by the id of a tensor of this step
+        self._known: dict[
+            int, tuple[Callable[[], Any], int, Digest | Reading]
+        ] = {}  # by the id of a tensor of this step
 
     def begin_call(self, name: str) -> int:
         """Return the number of a call in this step, from 0."""
@@ -70,20 +72,25 @@ class Entries:
 
     def add_state(self, place: Place, state: Tensor) -> None:
         """Add the state of a generator, whose type and shape mean nothing."""
-        self._read(state).add((*place, "", ()))
+        self._append((*place, "", ()), self._read(state))
 
     def add(self, place: Place, tensor: Any) -> None:
         """Add a tensor. One that the training computes is read once, though it comes out of one module and goes into others."""
         is_plain = type(tensor) in PLAIN  # then an attribute is torch's own, without the detour of `of_tensor`
         node = tensor.grad_fn if is_plain else of_tensor(tensor, "grad_fn")
-        reading = self._read(tensor) if node is None else self._read_once(tensor)
-        if reading.is_lost:  # a nested tensor, for example, has no shape
+        found = self._read(tensor) if node is None else self._read_once(tensor)
+        if is_plain:
+            self._append((*place, _name(tensor.dtype), tuple(tensor.shape)), found)
+        elif isinstance(found, Reading) and found.is_lost:  # a nested tensor, for example, has no shape
             self._record.unread += 1
-            return
-        dtype, shape = (
-            (tensor.dtype, tensor.shape) if is_plain else (of_tensor(tensor, "dtype"), of_tensor(tensor, "shape"))
-        )
-        reading.add((*place, _name(dtype), tuple(shape)))
+        else:
+            self._append((*place, _name(of_tensor(tensor, "dtype")), tuple(of_tensor(tensor, "shape"))), found)
+
+    def _append(self, key: Key, found: Digest | Reading) -> None:
+        if isinstance(found, Reading):
+            found.add(key)
+        else:
+            self._record.append(key, found)
 
     def add_number(self, row: dict[str, object], name: str, number: Tensor) -> None:
         """Put a number on a device into a row of the step's settings, once it has arrived."""
@@ -98,19 +105,22 @@ class Entries:
             copy = number.detach().clone()  # the optimizer is about to change it
             self._context.later([copy], arrive, record.arrive)
 
-    def _read(self, tensor: Any) -> Reading:
+    def _read(self, tensor: Any) -> Digest | Reading:
+        digest = self._context.digest(tensor)
+        if digest is not None:
+            return digest
         reading = Reading(self._record)
         self._context.digest(tensor, reading.arrive, reading.lose)
         return reading
 
-    def _read_once(self, tensor: Any) -> Reading:
+    def _read_once(self, tensor: Any) -> Digest | Reading:
         version = of_tensor(tensor, "_version")
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == version:
             return known[2]
-        reading = self._read(tensor)
-        self._known[id(tensor)] = tensor_ref(tensor), version, reading
-        return reading
+        found = self._read(tensor)
+        self._known[id(tensor)] = tensor_ref(tensor), version, found
+        return found
 
     def close(self, step: int, head: Mapping[str, object]) -> Record:
         """End the step, and return its record."""

@@ -30,7 +30,7 @@ def random_states() -> Iterator[tuple[str, torch.Tensor]]:
     if numpy is not None:
         state = numpy.get_state(legacy=False)["state"]
         if "key" in state:
-            yield "numpy", _words([*state["key"].tolist(), state["pos"]])
+            yield "numpy", _words(state["key"].astype("q").tobytes(), state["pos"])
 
 
 def _of_devices() -> Iterator[tuple[str, torch.Tensor]]:
@@ -41,5 +41,7 @@ def _of_devices() -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{accelerator.kind}:{device}", generator.get_state()
 
 
-def _words(numbers: Sequence[int]) -> torch.Tensor:
-    return torch.frombuffer(array("q", numbers), dtype=torch.int64)
+def _words(numbers: Sequence[int] | bytes, *more: int) -> torch.Tensor:
+    words = array("q", numbers)  # of bytes, as they are in memory
+    words.extend(more)
+    return torch.frombuffer(words, dtype=torch.int64)

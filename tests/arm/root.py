@@ -20,7 +20,7 @@ PACKAGES = (
 WHEELS = (
     "pluggy>=1.7 psutil prometheus-client click==8.5.1 rich textual aiohttp PyYAML bcrypt packaging pytest pytest-xdist "
     "pytest-timeout hypothesis xxhash pyelftools freezegun setproctitle pyfakefs time-machine jsonschema hatchling editables "
-    "expecttest griffelib check-jsonschema kubernetes-validate opentelemetry-exporter-otlp-proto-http gevent eventlet import-linter setuptools tensorboard "
+    "expecttest griffelib check-jsonschema kubernetes-validate opentelemetry-exporter-otlp-proto-http gevent eventlet import-linter mypy setuptools tensorboard "
     "grafana-foundation-sdk==0.0.21 mkdocs"
 ).split()
 _NEWEST_GLIBC = 41

@@ -12,7 +12,7 @@ import ctypes
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from hookd import Context, Digest
+    from hookd.target.tensors.statistics import Numeric
 
 TITLE = "Fingerprints"
 OPTIONS = {"every": 1, "buffer": 256}
@@ -52,22 +55,19 @@ class Passes(NamedTuple):
 
 
 class Meter:
-    """Stands in for the kernel of an agent: reads each tensor before its digest is computed, and takes the time of both."""
+    """Stands in for the function of an agent that computes digests: reads each tensor as well, and takes the time of both."""
 
-    def __init__(self, made: object, read: Callable[[int, int], int]) -> None:
-        self._made, self._read = made, read
+    def __init__(self, numeric: Numeric, read: Callable[[int, int], int]) -> None:
+        self._digest, self._read = numeric.digest, read
         self._found: list[tuple[int, float, float]] = []
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._made, name)
-
-    def digest(self, tensor: Tensor) -> object:
-        """Return what the kernel returns."""
+    def __call__(self, context: Context, tensor: Tensor, *after: Any) -> Digest | None:
+        """Return what the function returns."""
         size = tensor.numel() * tensor.element_size()
-        calls: list[Callable[[], object]] = [
+        calls: list[Callable[[], Any]] = [
             lambda: self._read(tensor.data_ptr(), size // 4),
-            lambda: self._made.digest(tensor),
-        ]  # type: ignore[attr-defined]
+            lambda: self._digest(context, tensor, *after),
+        ]
         taken, found = [0.0, 0.0], None
         for at in (0, 1) if len(self._found) % 2 else (1, 0):  # the second finds the memory in the caches
             began = time.thread_time()
@@ -106,11 +106,10 @@ def measure(workload: str, read: Callable[[int, int], int], pairs: int) -> tuple
         for _ in range(WARM):
             job.step()
         numeric = attached.parts.host.numeric
-        known, meter = numeric.kernel, Meter(numeric.kernel, read)
-        numeric.kernel = meter
+        numeric.digest = meter = Meter(numeric, read)
         for _ in range(2 * BLOCK):
             job.step()
-        numeric.kernel = known
+        del numeric.digest
         attached.leave()
         found = alternate(lambda: job.block(BLOCK), attached.on, pairs, job.step)
     return meter.passes(2 * BLOCK), sorted(found.plain)[len(found.plain) // 2] / 1e9, found.ratio.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import math
 import os
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from torch import nn
 
-from hookd import Plugin, Summary, hookimpl
+from hookd import Plugin, Summary, hookimpl, parameters_of
+from hookd.target.boot import bootstrap
 from hookd.target.entry import c_entry
 from hookd.target.tensors import kernel, layout, statistics
 from tests.support.agent import running
@@ -321,6 +324,30 @@ def test_what_is_on_a_device_comes_after_the_step_and_nothing_was_read_before(mo
     assert_right(summary, out)
     assert finite == 1.0
     assert total == pytest.approx(out.sum().item())
+
+
+class Digests(Plugin):
+    name = "digests"
+
+    @hookimpl
+    def configure(self, context):
+        self.context = context
+        SEEN.clear()
+
+    @hookimpl
+    def forward(self, module, inputs, output):
+        SEEN.extend(map(self.context.digest, (*inputs, output, *parameters_of(module.torch()).values())))
+
+
+def test_digests_of_plain_tensors_and_parameters_are_computed_by_the_entry(monkeypatch):
+    model, given = nn.Linear(300, 3), torch.randn(2, 300)
+    with running(Digests):
+        monkeypatch.setattr(bootstrap._agent.parts.host.numeric.kernel, "digest", None)
+        read = (given, model(given), model.weight, model.bias)
+    assert [found.bits for found in SEEN] == [
+        xxhash.xxh3_64_intdigest(ctypes.string_at(one.data_ptr(), 4 * one.numel())) for one in read
+    ]
+    assert [found.extent.max for found in SEEN] == [one.max().item() for one in read]
 
 
 class Breaks(Plugin):

@@ -13,6 +13,8 @@ REASONS = {
     "ptrace": "emulated: there is no ptrace",
     "time": "emulated: takes ten to thirty times as long",
     "memory": "emulated: the emulator's own memory is part of the process",
+    "limit": "emulated: the emulator does not limit the address space of what it runs",
+    "spawn": "emulated: a program that is not there is started, and ends with exit code 127",
 }
 
 

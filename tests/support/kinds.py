@@ -364,13 +364,13 @@ class Reader:
         addresses: of a kernel's functions.
     """
 
-    def __init__(self, image: bytes, addresses: tuple[int | None, int | None, int | None, int]) -> None:
+    def __init__(self, image: bytes, addresses: tuple[int | None, ...]) -> None:
         library = native.load("hookd-entry", image, keeps_lock=True)
         found = layout.find(c_entry._DTYPES)
         assert found is not None, "nobody knows where torch has what of a tensor"
-        gate, largest, _, level = addresses
+        gate, largest, _, digest, level = addresses
         host = c_entry._Host(
-            tensor=torch.Tensor, parameter=nn.Parameter, gate=gate, largest=largest, level=level,
+            tensor=torch.Tensor, parameter=nn.Parameter, gate=gate, largest=largest, digest=digest, level=level,
             modes=torch_state.function_modes, tracing=torch_state.tracing,
         )  # fmt: skip
         host.dtypes[:] = c_entry._DTYPES
@@ -379,7 +379,7 @@ class Reader:
         there, place = ctypes.py_object, ctypes.c_void_p
         self._read = native.function(library, "hookd_entry_read", there, place)
         made = {one.__name__: one for one in native.objects(library, "hookd_entry_methods")}
-        self._largest, self._number = made["largest"], made["number"]
+        self._largest, self._number, self._digest = made["largest"], made["number"], made["digest"]
         self._library = library
 
     def read(self, tensor: Tensor) -> tuple[int, int, int] | None:
@@ -402,11 +402,19 @@ class Reader:
         found: float | None = self._number(tensor)
         return found
 
+    def digest(self, tensor: Tensor) -> tuple[float, ...] | None:
+        """Return its digest, and the sums of `Extent.of_sums`; None: it has to be asked."""
+        found: tuple[float, ...] | None = self._digest(tensor)
+        return found
+
 
 def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
     """Compare the values read from a tensor with its own answers; return whether it can be read."""
     with torch._C.DisableTorchFunctionSubclass():
-        found = reader.read(tensor)
+        found, digest = reader.read(tensor), reader.digest(tensor)
+        if digest is not None:
+            bits, sums = numeric.kernel.digest(tensor.detach())
+            assert digest == (bits, *sums), name
         if found is None:
             assert name not in ("plain", "with_gradient"), "these can be read"
             return False
@@ -428,6 +436,7 @@ def assert_read(reader: Reader, tensor: Tensor, name: str) -> bool:
             assert str(reader.gradient([without, having])) == str(largest), name
             number = reader.number(tensor)
             assert str(number) == (str(tensor.double().item()) if elements == 1 else "None"), (name, number)
+            assert reader.digest(tensor) == reader.digest(nn.Parameter(tensor.detach())) is not None, name
         return numbers != UNSEEN
 
 

@@ -17,6 +17,7 @@ import hookd
 from hookd.errors import PageError
 from hookd.tool.attach import discover
 from hookd.wire.page import MIN_SIZE, PageReader, PageWriter
+from tests.support import emulated
 
 ROOT = str(Path(hookd.__file__).parents[1])
 START = """
@@ -289,6 +290,7 @@ for n in range(30_000):
         page.retire(family, (str(n),))
         page.compact()
 signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is still on its way would end the process once Python has restored its handler
 snapshot = PageReader(os.dup(page.fd)).read()
 found = {family.name: {float(s.values[0]): s.cells[0] for s in family.series} for family in snapshot.families}
 assert found["hookd_x"] == {float(n): n for n in range(30_000) if n % 10_000 != 9_999}
@@ -374,8 +376,8 @@ else:
         ("RLIMIT_FSIZE", 40 << 20, "32 5.0"),
         ("RLIMIT_FSIZE", 4 << 20, "4 5.0"),
         ("RLIMIT_AS", 1 << 30, "64 5.0"),
-        ("RLIMIT_AS", 50 << 20, "8 5.0"),
-        ("RLIMIT_AS", 17 << 20, "4 5.0"),
+        pytest.param("RLIMIT_AS", 50 << 20, "8 5.0", marks=emulated.lacks("limit")),
+        pytest.param("RLIMIT_AS", 17 << 20, "4 5.0", marks=emulated.lacks("limit")),
     ],
 )
 def test_a_process_of_little_room_gets_a_smaller_page(start, limit, room, printed):
@@ -387,7 +389,7 @@ def test_a_process_of_little_room_gets_a_smaller_page(start, limit, room, printe
     [
         ("RLIMIT_FSIZE", 1 << 20, "no-memory"),
         ("RLIMIT_FSIZE", 0, "no-memory"),
-        ("RLIMIT_AS", 10 << 20, "no-memory"),
+        pytest.param("RLIMIT_AS", 10 << 20, "no-memory", marks=emulated.lacks("limit")),
         ("RLIMIT_NOFILE", 3, "no-memfd"),
     ],
 )
@@ -398,6 +400,7 @@ def test_a_process_of_no_room_says_so_and_lives(start, limit, room, reason):
     assert "prlimit" in hint
 
 
+@emulated.lacks("limit")
 def test_a_map_that_the_kernel_refuses_is_tried_smaller(monkeypatch):
     from hookd.wire.page import memory
 

@@ -14,7 +14,7 @@ from hookd.api import compatibility, hookspecs
 from hookd.errors import HookdError, PluginError
 from hookd.tool.check import attributes, blocking, names, packaging, signatures, source, types
 from hookd.tool.cli import main
-from tests.support import served
+from tests.support import emulated, served
 
 HEAD = """
 from hookd import Plugin, hookimpl, Context, Module, Summary, TrainingError
@@ -543,6 +543,7 @@ class TestCommands:
         assert main(["plugin", "check", str(one.file), "--python", str(python)]) == 1
         assert "has no torch" in capsys.readouterr().err
 
+    @emulated.lacks("spawn")
     def test_check_tells_what_it_has_found_where_a_trial_fails(self, tmp_path, capsys, monkeypatch):
         one, _ = subject(tmp_path, "", f"import psutil\n{HEAD}")
         monkeypatch.setattr(types, "is_possible", lambda: False)

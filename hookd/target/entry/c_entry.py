@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hookd.target.tensors.statistics import Numeric
     from hookd.wire.page import PageWriter
 
-VERSION = 27
+VERSION = 28
 """Required result of `hookd_entry_version`: the version of the interface to the C code."""
 GROUPS = 256
 """Number of groups that entry.c can distinguish."""
@@ -164,7 +164,7 @@ class _Host(ctypes.Structure):
             *_OF_GRAPHS, "hooked", "grad_enabled", "sequence", "will_run", "task", "queue", "carrier", "profile", "tool",
         )),
         ("dtypes", ctypes.py_object * len(_DTYPES)),
-        *((name, ctypes.c_void_p) for name in ("gate", "largest", "summary")),
+        *((name, ctypes.c_void_p) for name in ("gate", "largest", "summary", "digest")),
         ("level", ctypes.c_size_t),
         ("cells", ctypes.c_void_p),
         *((name, ctypes.c_size_t) for name in (
@@ -307,7 +307,7 @@ class Entry:
         self.check: Callable[[bool, bool], int] = made["check"]
         self.let_go: Callable[[ThreadState, int], int] = made["let_go"]
         self.meter: Callable[[bool], None] = made["meter"]
-        self._largest, self._number = made["largest"], made["number"]
+        self._largest, self._number, self._digest = made["largest"], made["number"], made["digest"]
         self._quiet, self._leave = made["quiet"], made["leave"]
         self._next_ordinal, self._close_spans, self._since_span = (
             made["next_ordinal"],
@@ -449,6 +449,7 @@ class Entry:
             self._set_layout(ctypes.byref(found))
             numeric.at_once = self._largest
             numeric.number_at_once = self._number
+            numeric.digest_at_once = self._digest
 
     def set_listeners(self, group: int, listeners: list[Listener]) -> None:
         """Set the observers of `forward_pre` and `forward`, in calling order, for the counted calls of a group."""

@@ -109,11 +109,13 @@ class Kernel:
         *_, nans, infs, negative = self.sums(tensor) or (0, 0, 0)
         return BAD if nans or infs else MASKED if negative else FINITE
 
-    def addresses(self) -> tuple[int | None, int | None, int | None]:
-        """Return the addresses of the functions behind `gate`, `largest` and `sums`."""
+    def addresses(self) -> tuple[int | None, ...]:
+        """Return the [4] addresses of the functions behind `gate`, `largest`, `sums` and `digest`."""
         calls = self._brief
-        gate, largest, dense = (ctypes.cast(f, ctypes.c_void_p).value for f in (calls.gate, calls.largest, calls.dense))
-        return gate, largest, dense
+        return tuple(
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (calls.gate, calls.largest, calls.dense, calls.digest_extent)
+        )
 
     def is_finite(self, tensor: Tensor) -> bool:
         """Whether all elements of a contiguous tensor of `DTYPES` are finite; False if its memory is not there."""

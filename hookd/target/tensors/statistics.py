@@ -59,6 +59,7 @@ class Numeric:
         at_once: returns the largest magnitude in plain tensors of one type, or in the gradients of parameters, in those with at
             most so many elements: NaN if there is one, None for any other tensors.
         number_at_once: returns the only element of a plain tensor; None for any other tensor.
+        digest_at_once: returns the digest of a plain tensor, followed by the [5] sums of `Extent.of_sums`; None for any other tensor.
     """
 
     def __init__(self, deliver: Callable[[Context, Callable[[list[float]], None], list[float]], None]) -> None:
@@ -66,8 +67,9 @@ class Numeric:
         self.later = Later(deliver)
         self._fused = Fused()
         self.ask = self.later.ask  # of `Context.later`
-        self.at_once: Callable[[list[Tensor], bool, int], float | None] = _nothing
-        self.number_at_once: Callable[[Tensor], float | None] = _no_number
+        self.at_once: Callable[[list[Tensor], bool, int], float | None] = _not_at_once
+        self.number_at_once: Callable[[Tensor], float | None] = _not_at_once
+        self.digest_at_once: Callable[[Tensor], tuple[Any, ...] | None] = _not_at_once
 
     def summary(self, context: Context, tensor: Tensor, then: Callable[[Summary], None] | None) -> Summary | None:
         """Implement `Context.summary`."""
@@ -101,6 +103,11 @@ class Numeric:
         lost: Callable[[], None] | None,
     ) -> Digest | None:
         """Implement `Context.digest`."""
+        if (at_once := self.digest_at_once(tensor)) is not None:
+            digest = Digest(at_once[0], Extent.of_sums(at_once[1:]))
+            if then is not None:
+                then(digest)
+            return digest
         plain = tensor if self._is_common(tensor) else _contiguous(tensor)
         if plain is not None and not on_host(plain):
             if then is not None:
@@ -233,16 +240,16 @@ class Numeric:
 
     def ask_again(self) -> None:
         """Stop using the entry's functions for tensors: the entry is about to be removed."""
-        self.at_once, self.number_at_once = _nothing, _no_number
+        self.at_once = self.number_at_once = self.digest_at_once = _not_at_once
 
     def looks_in_c(self) -> bool:
         """Whether the entry may call the kernel."""
         return self.kernel is not None and LOOKS_IN_C
 
-    def addresses(self) -> tuple[int | None, int | None, int | None, int]:
-        """Return addresses of some of the kernel's functions, and their instruction set; None where C must not call them."""
+    def addresses(self) -> tuple[int | None, ...]:
+        """Return the [4] addresses of `Kernel.addresses`, None where C must not call them, and the instruction set."""
         made = self.kernel
-        return (None, None, None, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
+        return (*[None] * 4, 0) if made is None or not LOOKS_IN_C else (*made.addresses(), made.level)
 
     def close(self) -> None:
         """Release the kernel and all buffers; no thread may be inside."""
@@ -252,12 +259,8 @@ class Numeric:
             made.close()
 
 
-def _nothing(_: list[Tensor], _of_gradients: bool, _most: int) -> None:
-    """Stand in for `at_once` while there is no entry."""
-
-
-def _no_number(_: Tensor) -> None:
-    """Stand in for `number_at_once` while there is no entry."""
+def _not_at_once(*_: object) -> None:
+    """Stand in for the entry's functions while there is no entry."""
 
 
 def _is_one_kind(tensors: list[Tensor]) -> bool:
