@@ -106,12 +106,9 @@ class Entries:
             self._context.later([copy], arrive, record.arrive)
 
     def _read(self, tensor: Any) -> Digest | Reading:
-        digest = self._context.digest(tensor)
-        if digest is not None:
-            return digest
         reading = Reading(self._record)
-        self._context.digest(tensor, reading.arrive, reading.lose)
-        return reading
+        digest = self._context.digest(tensor, reading.arrive, reading.lose)
+        return reading if digest is None else digest
 
     def _read_once(self, tensor: Any) -> Digest | Reading:
         version = of_tensor(tensor, "_version")
