@@ -57,9 +57,8 @@ class Entries:
         self._keys = Keys()
         self._record = Record(self._keys, complete)
         self._calls: dict[str, int] = {}
-        self._known: dict[
-            int, tuple[Callable[[], Any], int, Digest | Reading]
-        ] = {}  # by the id of a tensor of this step
+        # By the ids of tensors of this step.
+        self._known: dict[int, tuple[Callable[[], Any], int, Digest | Reading]] = {}
 
     def begin_call(self, name: str) -> int:
         """Return the number of a call in this step, from 0."""
@@ -79,12 +78,13 @@ class Entries:
         is_plain = type(tensor) in PLAIN  # then an attribute is torch's own, without the detour of `of_tensor`
         node = tensor.grad_fn if is_plain else of_tensor(tensor, "grad_fn")
         found = self._read(tensor) if node is None else self._read_once(tensor)
-        if is_plain:
-            self._append((*place, _name(tensor.dtype), tuple(tensor.shape)), found)
-        elif isinstance(found, Reading) and found.is_lost:  # a nested tensor, for example, has no shape
+        if isinstance(found, Reading) and found.is_lost:  # a nested tensor, for example, has no shape
             self._record.unread += 1
-        else:
-            self._append((*place, _name(of_tensor(tensor, "dtype")), tuple(of_tensor(tensor, "shape"))), found)
+            return
+        dtype, shape = (
+            (tensor.dtype, tensor.shape) if is_plain else (of_tensor(tensor, "dtype"), of_tensor(tensor, "shape"))
+        )
+        self._append((*place, _name(dtype), tuple(shape)), found)
 
     def _append(self, key: Key, found: Digest | Reading) -> None:
         if isinstance(found, Reading):

@@ -105,3 +105,28 @@ def test_a_step_with_too_many_calls_is_lost_and_the_next_one_is_whole(hook, monk
             model(torch.randn(3, 4)).sum().backward()
         optimizer.step()
     assert (hook.value("fingerprint_steps"), hook.value("fingerprint_lost")) == (2, 1)
+
+
+class Odd(nn.Module):
+    """Returns a tensor of a layout that has no digest, beside a plain one."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.layout, self.a = layout, nn.Linear(4, 4)
+
+    def forward(self, x):
+        out = self.a(x)
+        odd = torch.nested.nested_tensor([out[0], out[1]]) if self.layout == "nested" else out.detach().to_sparse()
+        return out, odd
+
+
+@pytest.mark.parametrize("layout", ["nested", "sparse"])
+def test_tensors_without_a_digest_are_counted(hook, layout):
+    hook.start("fingerprint", every=1, buffer=64)
+    model = Odd(layout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(3, 4))[0].sum().backward()
+    optimizer.step()
+    (record,) = hook.plugin("fingerprint").kept
+    assert json.loads(record[4 : 4 + int.from_bytes(record[:4], "little")])["unread"] == 1
+    assert not hook.errors
