@@ -120,6 +120,7 @@ class Odd(nn.Module):
         return out, odd
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", ["nested", "sparse"])
 def test_tensors_without_a_digest_are_counted(hook, layout):
     hook.start("fingerprint", every=1, buffer=64)
