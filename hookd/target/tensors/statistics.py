@@ -108,7 +108,7 @@ class Numeric:
             if then is not None:
                 then(digest)
             return digest
-        plain = tensor if self._is_common(tensor) else _contiguous(tensor)
+        plain = tensor if self._is_common(tensor) and not _is_nested(tensor) else _contiguous(tensor)
         if plain is not None and not on_host(plain):
             if then is not None:
                 self._digest_later(context, plain, then, lost)
