@@ -162,7 +162,7 @@ def _plain_list(items: Any) -> list[Any]:
 
 def _present(module: nn.Module, table: str) -> dict[str, Any]:
     rows = entries(attributes_of(module).get(table))
-    return {name: value for name, value in list(rows.items()) if value is not None}
+    return {name: value for name, value in list(rows.items()) if value is not None} if rows else {}
 
 
 def entries(table: Any) -> Mapping[str, Any]:

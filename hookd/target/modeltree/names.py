@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hookd.api.events import Module
-from hookd.api.passive import attributes_of, children_of, groups_of, modules_in, parameters_of, peek
+from hookd.api.passive import attributes_of, children_of, groups_of, modules_in, parameters_of
 from hookd.target.modeltree.main_root import MainRoot, title_of
 from hookd.wire.module_names import ROOT
 
@@ -330,7 +330,7 @@ class Walk:
 
     def _descend(self, path: str, module: nn.Module, depth: int, *, is_compiled: bool) -> None:
         inside = _wrapped_child(module)
-        is_compiled |= inside == "_orig_mod" or peek(module, "_compiled_call_impl") is not None
+        is_compiled |= inside == "_orig_mod" or attributes_of(module).get("_compiled_call_impl") is not None
         children = [] if depth > self._depth else list(children_of(module).items())
         if depth == self._depth:
             children = children[: self._extra]
