@@ -54,6 +54,7 @@ from hookd import (
 )
 from hookd_fingerprint.entries import Entries, Place
 from hookd_fingerprint.random_states import random_states
+from hookd_fingerprint.records import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -347,5 +348,5 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, object]:
         if type(value) in (int, float):
             found[name] = float(value)
         elif type(value) in (bool, str, tuple):
-            found[name] = str(value)
+            found[name] = shortened(str(value))
     return found

@@ -8,6 +8,7 @@ in the step, slot, dtype and shape. `at` is the number of the first new key; ear
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,19 @@ MOST_BYTES = 32 << 20
 MOST = 0xFFFFFFFF
 """The largest number of elements that are not finite."""
 
+LONGEST = 1000
+"""Characters of a name."""
+
 Key = tuple[str, str, int, str, str, "tuple[int, ...]"]
 """A `Place`, with the dtype and the shape of what was there."""
+
+
+def shortened(text: str) -> str:
+    """Return a text that the tool accepts: of a longer one the beginning, and a digest that tells it from others."""
+    if len(text) <= LONGEST:
+        return text
+    digest = blake2b(text.encode(errors="backslashreplace"), digest_size=8).hexdigest()
+    return f"{text[: LONGEST - len(digest) - 1]}…{digest}"
 
 
 class Keys:
@@ -53,7 +65,8 @@ class Keys:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._keys)
-            self._keys.append(key)
+            phase, name, call, slot, *kind = key
+            self._keys.append((phase, shortened(name), call, shortened(slot), *kind))  # type: ignore[arg-type]
         return number
 
     def unknown(self, end: int) -> list[Key]:

@@ -395,6 +395,16 @@ def test_a_request_for_numbers_that_cannot_be_read_is_answered_in_turn():
     assert arrived == [[0.0], "lost", [3.0]]
 
 
+@pytest.mark.filterwarnings("error")
+def test_of_complex_numbers_a_plugin_gets_the_real_part_and_the_training_no_warning():
+    with running(Looks) as agent:
+        arrived = []
+        context = agent.parts.registry.named("looks").context
+        context.later([torch.full((2,), 3 + 4j), torch.ones(1)], arrived.append)
+        one_step()
+    assert arrived == [[3.0, 3.0, 1.0]]
+
+
 def test_what_a_plugin_asks_for_when_numbers_arrive_comes_after_all_that_was_asked_before():
     with running(Looks) as agent:
         context = agent.parts.registry.named("looks").context

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from hookd.tool.fingerprints.steps import Decoder
+
 
 class Net(nn.Module):
     """Has dropout, a norm with buffers, a validation, and a second call of one layer."""
@@ -131,3 +133,19 @@ def test_tensors_without_a_digest_are_counted(hook, layout):
     (record,) = hook.plugin("fingerprint").kept
     assert json.loads(record[4 : 4 + int.from_bytes(record[:4], "little")])["unread"] == 1
     assert not hook.errors
+
+
+def test_names_longer_than_the_tool_takes_are_shortened_and_stay_apart(hook):
+    hook.start("fingerprint", every=1, buffer=64)
+    model = nn.Sequential()
+    for end in "ab":
+        model.add_module("n" * 1500 + end, nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["name"] = "g" * 1500
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    (kept,) = hook.plugin("fingerprint").kept
+    step = Decoder().step(kept)
+    assert (
+        len({key.name for key in step.entries if key.name.startswith("nn")}) == 2 + 4
+    )  # modules, and their parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tempfile
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from hookd.errors import AttachError, NoSuchTarget
-from hookd.tool.cli import fingerprint, main
+from hookd.tool.attach import discover
+from hookd.tool.cli import diff, fingerprint, main
 from hookd.tool.fingerprints import file, live
 from hookd.tool.fingerprints.steps import Entry, Key, Step
 
@@ -82,3 +84,60 @@ def test_sigterm_undoes_what_was_begun(tmp_path, record, monkeypatch):
     assert undone
     assert not list((tmp_path / "scratch").iterdir())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("lives", "compared"), [(False, 2), (True, 1)])
+def test_a_file_is_read_once_the_companion_of_a_command_that_has_ended_has_written_it(
+    tmp_path, monkeypatch, capsys, lives, compared
+):
+    path = tmp_path / "a.jsonl"
+    with file.Writer(path, {"run": "train.py", "pid": 7}, 1 << 20) as writer:
+
+        def add(number):
+            writer.add(
+                Step(
+                    number,
+                    is_absolute=True,
+                    entries={Key("data", "", 0, "input 0", "float32", ()): Entry(1, 0, 1.0, 0.0, 1.0)},
+                )
+            )
+
+        def pause(_):
+            add(2)
+            fcntl.flock(writer._fd, fcntl.LOCK_UN)
+
+        add(1)
+        monkeypatch.setattr(diff, "_lives", lambda pid: pid == 7 and lives)
+        monkeypatch.setattr(diff.time, "sleep", pause)
+        assert main(["diff", str(path), str(path)]) == 0
+    assert f"Equal in {compared} step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("--tolerance", "nan"), ("--map", "="), ("--map", "a=")])
+def test_values_that_mean_nothing_are_refused(tmp_path, record, words):
+    record(tmp_path / "a", [1])
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "a"), *words]) == 2
+
+
+def test_a_name_that_nothing_has_and_a_file_without_steps_are_said(tmp_path, record, capsys):
+    record(tmp_path / "a", [1])
+    record(tmp_path / "none", [])
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "a"), "--map", "heat=head"]) == 0
+    assert "A has no module heat, which B would call head." in capsys.readouterr().out
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "none")]) == 2
+    assert "No step was recorded in B." in capsys.readouterr().out
+
+
+def test_a_command_that_cannot_be_run_twice_is_not_called_different(capfd):
+    assert main(["fingerprint", "--twice", "--", "false"]) == 2
+    assert main(["fingerprint", "--twice", "--modules", "a,b", "--", "false"]) == 2
+    assert "cannot have a comma" in capfd.readouterr().err
+
+
+def test_a_process_of_another_user_is_explained(tmp_path, monkeypatch, capsys):
+    def refuse(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(discover, "identity", refuse)
+    assert main(["fingerprint", str(os.getpid()), "-o", str(tmp_path / "a")]) == 5
+    assert f"process {os.getpid()}" in capsys.readouterr().err

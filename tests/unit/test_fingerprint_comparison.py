@@ -68,3 +68,18 @@ def test_two_ranks_without_a_parameter_in_common_are_not_called_equal():
     for one in filter(None, other.steps.values()):
         one.entries[GRADIENT._replace(name="v")] = one.entries.pop(GRADIENT)
     assert comparison.compare(run(), other).code == INCOMPARABLE
+
+
+def test_ranks_of_a_pipeline_with_parameters_of_other_shapes_are_not_called_different():
+    def stage(rank, shape):
+        steps = {n: step(n, batch=rank) for n in range(1, 4)}
+        for one in steps.values():
+            one.entries[Key("update", "0.weight", 0, "value", "float32", shape)] = Entry(rank, 0, 1.0, 0.0, 1.0)
+        return run(rank, changed=steps, every=1)
+
+    found = comparison.compare(stage(0, (8, 4)), stage(1, (4, 8)))
+    assert (found.code, found.sentence) == (
+        INCOMPARABLE,
+        "The ranks hold other parts of the model: 0.weight is float32 8x4 against float32 4x8.",
+    )
+    assert comparison.compare(stage(0, (8, 4)), stage(1, (8, 4))).code == DIFFERENT

@@ -47,7 +47,13 @@ OPENS = {
     "tool/linux/bounded.py": {"connect": "by a child, on a file system that the kernel keeps"},
     "tool/linux/permission.py": {"_yama": KERNEL},
     "tool/linux/ports.py": {"owners": KERNEL},
-    "tool/fingerprints/file.py": {"__init__": OPERATOR, "read": OPERATOR, "digests": OPERATOR, "_shrink": OPERATOR},
+    "tool/fingerprints/file.py": {
+        "__init__": OPERATOR,
+        "read": OPERATOR,
+        "digests": OPERATOR,
+        "_shrink": OPERATOR,
+        "wait": OPERATOR,
+    },
     "tool/linux/private_file.py": {"replacing": OPERATOR},  # or a file of hookd's own
     "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL},
     "tool/inject/remote_debug.py": {"create": NEW, "_is_usable": NEW},

@@ -312,9 +312,14 @@ def _joined(requests: list[_Request], device: torch.device) -> Tensor:
         raise RuntimeError("the memory of a tensor has been freed")
     parts = []
     for _, alike in groupby(values, _dtype):  # one conversion per group: each is one more kernel launch
-        flat = [value.detach().reshape(-1).to(device, non_blocking=True) for value in alike]
+        flat = [_real(value.detach()).reshape(-1).to(device, non_blocking=True) for value in alike]
         parts.append((flat[0] if len(flat) == 1 else torch.cat(flat)).to(wide))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _real(value: Tensor) -> Tensor:
+    """Return the real part: torch takes it as well, with a warning on the training's stderr."""
+    return value.real if value.is_complex() else value
 
 
 def _is_there(value: Tensor) -> bool:

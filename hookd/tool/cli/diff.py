@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -63,6 +65,8 @@ class CannotCompareError(HookdError):
     exit_code = 2
 
 
+WAIT_S = 0.05
+"""Interval at which a file is looked at that is still being written."""
 FIRST, LAST = 5, 3
 """Steps that the table shows after the first difference, and at the end."""
 
@@ -91,7 +95,9 @@ def diff(
     from hookd.tool.fingerprints import comparison
     from hookd.tool.fingerprints.steps import COMPARED
 
-    if not all(one.count("=") == 1 for one in maps):
+    if not math.isfinite(tolerance):
+        raise click.BadParameter("it is a number, such as 1e-3", param_hint="--tolerance")
+    if not all(one.count("=") == 1 and all(one.split("=")) for one in maps):
         raise click.BadParameter("write OLD=NEW", param_hint="--map")
     names = dict(one.split("=") for one in maps)
     phases = None if what is None else frozenset(what.split(","))
@@ -141,10 +147,21 @@ def _files(words: tuple[str, str], steps: int, host: str | None) -> Iterator[lis
 
 
 def compared(a: Path, b: Path, terms: Terms | None = None) -> Parting:
-    """Compare two files."""
+    """Compare two files, once their writers have ended, if the processes have."""
     from hookd.tool.fingerprints import comparison, file
 
+    for path in (a, b):
+        file.wait(path, _lives, lambda: time.sleep(WAIT_S))
     return cast("Parting", asdict(comparison.compare(file.read(a), file.read(b), terms or comparison.Terms())))
+
+
+def _lives(pid: int) -> bool:
+    from hookd.tool.linux import proc
+
+    try:
+        return proc.status(pid).state not in "ZX"
+    except (HookdError, OSError):
+        return False
 
 
 def show(found: Parting) -> None:

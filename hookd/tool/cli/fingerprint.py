@@ -98,6 +98,10 @@ def fingerprint(
         raise click.UsageError("Name a process (`hookd ps` lists them), or a command: --twice -- CMD.")
     if twice and (path is not None or steps is not None):
         raise click.UsageError("With --twice nothing is kept: -o and --steps do not go with it.")
+    if twice and "," in modules:
+        raise click.BadParameter(
+            "with --twice, a name cannot have a comma; separate names by |", param_hint="--modules"
+        )
     if twice:
         return _twice(target, _options(every, modules, what), as_json=as_json)
     if len(target) > 1:
@@ -216,7 +220,7 @@ def undone_by_sigterm() -> Iterator[None]:
 
 def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) -> int:
     """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
-    from hookd.tool.cli.diff import compared, show
+    from hookd.tool.cli.diff import CannotCompareError, compared, show
 
     with tempfile.TemporaryDirectory(prefix="hookd-twice-") as scratch:
         directories = [Path(scratch) / run for run in ("a", "b")]
@@ -227,10 +231,10 @@ def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) ->
             words = [sys.executable, "-m", "hookd", "run", "-p", plugin, *to, "--", *command]
             code = _run(words)
             if code:
-                raise HookdError(f"the command has failed with exit code {code}", reason="command-failed")
+                raise CannotCompareError(f"the command has failed with exit code {code}", reason="command-failed")
         ranks = sorted(path.name for path in directories[0].iterdir() if (directories[1] / path.name).exists())
         if not ranks:
-            raise HookdError(
+            raise CannotCompareError(
                 "no training step was recorded", reason="nothing-recorded", hint="Does the command train with torch?"
             )
         found = [compared(directories[0] / rank, directories[1] / rank) for rank in ranks]

@@ -112,12 +112,17 @@ def renamed(step: Step, names: Mapping[str, str]) -> Step:
     return replace(step, entries=entries)
 
 
+def plain(name: str) -> str:
+    """Return a name without those of wrappers."""
+    return _WRAPPERS.sub("", name)
+
+
 def _renamed(name: str, names: Mapping[str, str]) -> str:
-    plain = _WRAPPERS.sub("", name)
+    of_model = plain(name)
     for old, new in names.items():
-        if plain == old or plain.startswith(f"{old}."):
-            return new + plain[len(old) :]
-    return plain
+        if of_model == old or of_model.startswith(f"{old}."):
+            return new + of_model[len(old) :]
+    return of_model
 
 
 def guess(a: Step, b: Step) -> dict[str, str]:

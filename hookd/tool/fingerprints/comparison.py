@@ -87,6 +87,9 @@ class Terms:
 
 def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Comparison:  # noqa: B008  it is constant
     """Compare two fingerprints step by step."""
+    if empty := [run for run, one in (("A", a), ("B", b)) if not one.steps]:
+        return Comparison(INCOMPARABLE, f"No step was recorded in {' and '.join(empty)}.",
+                          advice="Look at what `hookd` said while it recorded.")  # fmt: skip
     later, why = alignment.offset(a, b)
     if later is None:
         return Comparison(INCOMPARABLE, f"It is unknown which steps of the files are the same: {why}.",
@@ -100,8 +103,12 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
         are_replicas = _are_replicas(a, b, later, common)
         terms = replace(terms, phases=REPLICATED if are_replicas else frozenset(COMPARED))
         notes += [ABOUT_REPLICAS] * are_replicas
+    notes += _without_module(a, terms.names)
     comparer = _Comparer(a, b, later, terms)
     notes += comparer.guess(common)
+    if ABOUT_REPLICAS in notes and (name := comparer.other_part(common)):
+        return Comparison(INCOMPARABLE, f"The ranks hold other parts of the model: {name}.", notes=notes,
+                          advice="Compare the same rank of two runs.")  # fmt: skip
     known = comparer.comparable(common)
     if not known or not comparer.has_pairs(known):
         what = ", ".join(phase for phase in PHASES if phase in (terms.phases or ()))
@@ -120,6 +127,17 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
             )
         return Comparison(EQUAL, f"Equal in {steps}{what}.", notes=notes, compared=len(common))
     return _parted(comparer, common, different, notes)
+
+
+def _without_module(a: Fingerprint, names: Mapping[str, str]) -> list[str]:
+    """Return a note on each name that is to be replaced in A and that nothing in it has."""
+    steps = [step for step in a.steps.values() if step is not None]
+    known = {alignment.plain(key.name) for step in steps[:LOOKED_AT] for key in step.entries}
+    return [
+        f"A has no module {old}, which B would call {new}."
+        for old, new in names.items()
+        if known and not any(name == old or name.startswith(f"{old}.") for name in known)
+    ]
 
 
 def _are_replicas(a: Fingerprint, b: Fingerprint, later: int, common: Sequence[int]) -> bool:
@@ -237,6 +255,19 @@ class _Comparer:
         whole = [step for step in steps if self.is_whole(step)]
         pairs = (pair for step in whole for pair in self.pairs(step))
         return not whole or self._phases <= {"settings"} or any(pair.a and pair.b for pair in pairs)
+
+    def other_part(self, common: Sequence[int]) -> str:
+        """Return in words the first parameter that has another shape in B, as on ranks of a pipeline; "" without one."""
+        step = next((step for step in common if self.is_whole(step)), None)
+        pairs = [] if step is None else self.pairs(step)
+        return next(
+            (
+                f"{pair.spot[1]} is {' against '.join(pair.kinds)}"
+                for pair in pairs
+                if pair.spot[0] in ("weights", "update") and pair.a and pair.b and pair.kinds[0] != pair.kinds[1]
+            ),
+            "",
+        )
 
     def is_whole(self, step: int) -> bool:
         """Whether both files have the entries of a step."""

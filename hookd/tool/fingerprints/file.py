@@ -13,6 +13,7 @@ Each line is written at once. A line without its end is that of a writer that wa
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from hookd.tool.linux import private_file
 from hookd.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Self
@@ -93,6 +94,7 @@ class Writer:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
+        _lock(self._fd, fcntl.LOCK_EX)
         try:
             self._line({FORMAT: VERSION, "hookd": __version__, **about})
         except BaseException:
@@ -104,6 +106,7 @@ class Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        _lock(self._fd, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
         os.close(self._fd)
 
     def add(self, step: Step) -> str:
@@ -187,6 +190,7 @@ class Writer:
                 file.write(data)
                 file.flush()
                 fd = os.dup(file.fileno())
+                _lock(fd, fcntl.LOCK_EX)
         except OSError as exc:
             raise _cannot_write(self._path, exc) from exc
         os.close(self._fd)
@@ -212,6 +216,39 @@ def _thinned(steps: Iterable[int]) -> Iterator[set[int]]:
 
 def _encoded(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _lock(fd: int, operation: int) -> bool:
+    """Lock or unlock a file, and return whether that is possible; it never waits. See `wait`."""
+    try:
+        fcntl.flock(fd, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def wait(path: Path, lives: Callable[[int], bool], pause: Callable[[], None], attempts: int = 200) -> None:
+    """Wait until a file is complete: its process has ended, and its writer, the companion of `hookd run`, has not.
+
+    Args:
+        path: of the file.
+        lives: whether a process lives, whose file is read as it is.
+        pause: called between two attempts.
+        attempts: their number; then the file is read as it is.
+
+    Raises:
+        HookdError: reason "cannot-read" or "damaged".
+    """
+    for _ in range(attempts):
+        try:
+            with path.open("rb") as file:
+                if _lock(file.fileno(), fcntl.LOCK_SH) or lives(digests(path)[0].get("pid", 0)):
+                    return
+        except OSError as exc:
+            raise _cannot_read(path, exc) from exc
+        pause()
 
 
 def read(path: Path, first: int = 0) -> Fingerprint:

@@ -15,7 +15,7 @@ from hookd.tool.attach.change import change
 from hookd.tool.config import PluginSpec
 from hookd.tool.fingerprints.file import About, Writer
 from hookd.tool.fingerprints.steps import Decoder, Step
-from hookd.tool.linux import proc
+from hookd.tool.linux import permission, proc
 from hookd.wire.stream import DATA, StreamReader
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def _attached(pid: int, options: Mapping[str, str], timeout_s: float, number: in
     """
     spec = PluginSpec(NAME, dict(options))
     with contextlib.ExitStack() as undo:
-        there = discover.identity(pid)
+        there = _agent_in(pid)
         before = _options_in(there)
         if there is not None and there.get("control"):
             _read(undo, pid, number)
@@ -259,6 +259,18 @@ def _attached(pid: int, options: Mapping[str, str], timeout_s: float, number: in
             undo.callback(_quietly, change, pid, "load", PluginSpec(NAME, before))
             undo.callback(_quietly, change, pid, "unload", spec)  # first: options that were not set cannot be unset
         yield result
+
+
+def _agent_in(pid: int) -> Mapping[str, Any] | None:
+    """Return the identity of the agent in a process; None without one.
+
+    Raises:
+        PermissionDenied: it is another user's process.
+    """
+    try:
+        return discover.identity(pid)
+    except PermissionError as exc:
+        raise permission.explain(pid, exc) from exc
 
 
 def _read(undo: contextlib.ExitStack, pid: int, number: int) -> None:
