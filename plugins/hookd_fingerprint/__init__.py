@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fingerprint"]
 
+KNOWN_STEPS = 10
+"""Number of recorded steps after which the modules are known."""
 MOST_WAITING = 8
 """Number of steps that may wait for numbers of a device."""
 
@@ -99,6 +101,7 @@ class Fingerprint(Plugin):
         self.before = self.sent = -1  # the last step that was recorded in this stream, and the last that was sent
         self.versions: dict[str, int] = {}  # torch's counts of changes of the parameters, after the optimizer's step
         self.ordered: dict[int, list[tuple[str, Parameter]]] = {}  # of the optimizers that are stepping, by their ids
+        self.over = 0  # number of recorded steps
         self.is_open = False  # whether the step in progress is being recorded
         self.models = 0  # those that were looked through for parameters that no optimizer has
         self.has_others = False  # whether there are any
@@ -259,6 +262,7 @@ class Fingerprint(Plugin):
                 self._add_buffers()
             head = {"is_absolute": self.context.is_step_absolute, "mark": self.context.mark, "settings": self.settings}
             record = self.entries.close(step, head)
+            self._report_patterns()
             if record.is_full:
                 self.lost.inc()
             else:
@@ -271,6 +275,13 @@ class Fingerprint(Plugin):
             self.context.hold(1 if is_due else None)
         for hook in self.sampled:
             self.context.listen(hook, wanted=is_due and bool(self.context.reader or self.room))
+
+    def _report_patterns(self) -> None:
+        """Report, once, the patterns that match no module; those of a large model are named within some steps."""
+        self.over += 1
+        if self.over == KNOWN_STEPS:
+            for text in self.selected.unmatched("module"):
+                self.context.incident("option", f"fingerprint: {text}")
 
     def _is_next_due(self, step: int) -> bool:
         """Whether the next step is recorded. All ranks of a job choose the same steps, although they may count them differently."""

@@ -82,6 +82,13 @@ def test_only_the_chosen_modules_are_read_beside_the_root(hook):
     assert b'"drop"' not in kept
 
 
+def test_a_pattern_that_matches_no_module_is_reported_once(hook):
+    hook.start("fingerprint", every=1, buffer=64, modules="b|nrom")
+    train(25)
+    (message,) = [one.message for one in hook.incidents if one.kind == "option"]
+    assert message == "fingerprint: modules=nrom matches no module; there is norm"
+
+
 def test_keys_begin_anew_when_shapes_change_without_end(hook, monkeypatch):
     monkeypatch.setattr("hookd_fingerprint.entries.MOST_KEYS", 20)
     hook.start("fingerprint", every=1, buffer=64)

@@ -90,7 +90,8 @@ def diff(
 ) -> int:  # fmt: skip
     """Compare two fingerprints: files of `hookd fingerprint`, or processes.
 
-    The exit code is 0 if they are equal, 1 if they differ, and 2 if they cannot be compared.
+    The exit code is 0 if they are equal, 1 if they differ, and 2 if they cannot be compared; for a process that cannot be recorded,
+    that of `hookd fingerprint`.
     """
     from hookd.tool.fingerprints import comparison
     from hookd.tool.fingerprints.steps import COMPARED
