@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hookd import Plugin, hookimpl
 from hookd.target.entry import hidden
 from tests.integration.test_agent_graph import MODELS, Passing
-from tests.support import sanitizers
+from tests.support import emulated, sanitizers
 from tests.support.agent import running
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ KINDS = {
 }
 
 
+@emulated.lacks("time")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.usefixtures("either_way")
 def test_time_is_that_of_the_module_that_takes_it(name) -> None:
