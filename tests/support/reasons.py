@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _POSITIONAL = {"_refusal": 1, "RefusalError": 1}
 """What makes a refusal before hookd.errors is there (hookd/target/boot/stub.py, loader.py): the place of the reason."""
-_INNER = {"_TooLateError", "_RestlessError", "BundleError"}
+_INNER = {"_TooLateError", "_RestlessError", "BundleError", "CannotCompareError"}
 """Kinds of our errors that a module has for itself."""
 
 
