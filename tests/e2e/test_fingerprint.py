@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from itertools import pairwise
@@ -12,7 +13,8 @@ import pytest
 
 from hookd.tool.fingerprints import file
 from tests.support import tool, training
-from tests.support.processes import wait_until
+from tests.support.environment import tool_environment
+from tests.support.processes import Process, wait_until
 from tests.support.tool import Attachment
 from tests.support.training import Job
 
@@ -131,6 +133,17 @@ def test_a_command_that_is_run_twice_ends_with_hookd_and_leaves_nothing(tmp_path
         process.signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM, process.describe()
     assert not list(tmp_path.iterdir())
+
+
+def test_both_runs_read_the_same_file(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("sys.argv[1]", "sys.stdin.read()"))
+    (tmp_path / "rate").write_text("0.1")
+    words = shlex.join([*tool.HOOKD, "fingerprint", "--twice", "--json", "--", sys.executable, str(script)])
+    with Process(["sh", "-c", f"exec {words} < {tmp_path / 'rate'}"], env=tool_environment()) as process:
+        assert process.wait() == 0, process.describe()
+    (found,) = json.loads("\n".join(process.out))
+    assert (found["code"], found["compared"]) == (0, 3)
 
 
 def test_a_command_is_run_twice_and_said_to_compute_the_same():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hookd.tool.fingerprints import comparison
 from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, INCOMPARABLE, Terms
 from hookd.tool.fingerprints.file import Fingerprint
 from hookd.tool.fingerprints.steps import Entry, Key, Step
+from hookd.tool.fingerprints.tolerance import Tolerance
 
 SHAPE = ("float32", (2, 3))
 GRADIENT, BATCH = Key("gradients", "w", 0, "grad", *SHAPE), Key("data", "(root)", 0, "input 0", *SHAPE)
@@ -32,12 +35,61 @@ def run(rank=0, *, changed=None, every=10, **how):
 
 def test_steps_of_which_only_digests_were_kept_are_not_called_different_where_digests_say_nothing():
     near, numpy = run(norm=1.5000001), run(numpy=1)
-    for other, terms in ((near, Terms(1e-3)), (numpy, Terms()), (run(batch=7), Terms(phases=frozenset({"gradients"})))):
+    for other, terms in (
+        (near, Terms(Tolerance(1e-3))),
+        (numpy, Terms()),
+        (run(batch=7), Terms(phases=frozenset({"gradients"}))),
+    ):
         found = comparison.compare(run(), other, terms)
         assert (found.code, found.compared) == (EQUAL, 5)
         assert any(note.startswith("Of 35 steps only digests were kept") for note in found.notes)
     found = comparison.compare(run(), run(changed={13: step(13, norm=9.0)}))
     assert (found.code, found.step, found.compared) == (DIFFERENT, 13, COUNT)
+
+
+def test_a_tolerance_in_ulps_is_that_of_the_coarser_dtype():
+    key = GRADIENT._replace(dtype="bfloat16")
+
+    def coarse(norm):
+        return Fingerprint(
+            {"run": "train.py"},
+            {1: Step(1, is_absolute=True, entries={key: Entry(7, 0, norm, -1.0, 1.0)})},
+            {1: "coarse"},
+        )
+
+    def fine():
+        return Fingerprint(
+            {"run": "train.py"},
+            {1: Step(1, is_absolute=True, entries={GRADIENT: Entry(8, 0, 1.0, -1.0, 1.0)})},
+            {1: "fine"},
+        )
+
+    unit = 2.0**-7
+    for text, norm, code in (
+        ("4ulp", 1 + 3.9 * unit, EQUAL),
+        ("4 ulps", 1 + 4.2 * unit, DIFFERENT),
+        ("0", 1.0, DIFFERENT),
+    ):
+        assert comparison.compare(coarse(norm), fine(), Terms(Tolerance.parse(text))).code == code
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "4 bits", "1e400", "ulp"])
+def test_what_is_not_a_tolerance_is_refused(text):
+    with pytest.raises(ValueError, match=r"tolerance|float"):
+        Tolerance.parse(text)
+
+
+def test_a_loss_that_a_scaler_multiplies_is_told_from_another_loss():
+    def of(norm):
+        key = Key("loss", "", 0, "input 0", "float32", ())
+        return Fingerprint(
+            {"run": "train.py"},
+            {1: Step(1, is_absolute=True, entries={key: Entry(int(norm * 8), 0, norm, 0.0, norm)})},
+            {1: f"{norm}"},
+        )
+
+    for norm, is_scaled in ((65536 * 2.001, True), (1.0, False), (300.0, False)):
+        assert ("GradScaler" in comparison.compare(of(2.0), of(norm)).advice) == is_scaled
 
 
 def test_a_difference_after_steps_that_are_unknown_is_that_of_the_first_known_step():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import tempfile
 import time
 from dataclasses import asdict
@@ -74,8 +73,9 @@ FIRST, LAST = 5, 3
 @click.command(short_help="Compare two fingerprints: where do the runs part?")
 @click.argument("a")
 @click.argument("b")
-@click.option("--tolerance", type=click.FloatRange(min=0), default=0.0, metavar="X",
-              help="Largest relative difference of norms and of extreme elements that counts as equal.  [default: 0, equal bits]")  # fmt: skip
+@click.option("--tolerance", default="0", metavar="X|Nulp",
+              help="Largest difference of norms and of extreme elements that counts as equal: relative, or in units in the last place "
+              "of the dtype, of two dtypes the coarser one.  [default: 0, equal bits]")  # fmt: skip
 @click.option(
     "--map", "maps", multiple=True, metavar="OLD=NEW", help="B calls the module OLD of A NEW; may be repeated."
 )
@@ -86,7 +86,7 @@ FIRST, LAST = 5, 3
 @options.host
 @options.json
 def diff(
-    *, a: str, b: str, tolerance: float, maps: tuple[str, ...], what: str | None, steps: int, host: str | None, as_json: bool
+    *, a: str, b: str, tolerance: str, maps: tuple[str, ...], what: str | None, steps: int, host: str | None, as_json: bool
 ) -> int:  # fmt: skip
     """Compare two fingerprints: files of `hookd fingerprint`, or processes.
 
@@ -95,9 +95,12 @@ def diff(
     """
     from hookd.tool.fingerprints import comparison
     from hookd.tool.fingerprints.steps import COMPARED
+    from hookd.tool.fingerprints.tolerance import Tolerance
 
-    if not math.isfinite(tolerance):
-        raise click.BadParameter("it is a number, such as 1e-3", param_hint="--tolerance")
+    try:
+        allowed = Tolerance.parse(tolerance)
+    except ValueError:
+        raise click.BadParameter("write a number, such as 1e-3, or 4ulp", param_hint="--tolerance") from None
     if not all(one.count("=") == 1 and all(one.split("=")) for one in maps):
         raise click.BadParameter("write OLD=NEW", param_hint="--map")
     names = dict(one.split("=") for one in maps)
@@ -108,7 +111,7 @@ def diff(
         )
     try:
         with _files((a, b), steps, host) as (one, other):
-            found = compared(one, other, comparison.Terms(tolerance, names, phases))
+            found = compared(one, other, comparison.Terms(allowed, names, phases))
     except HookdError as error:
         if error.exit_code != comparison.DIFFERENT:
             raise

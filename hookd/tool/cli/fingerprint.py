@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ class RecordedFile(TypedDict):
     lost: int
     """Number of steps that came faster than they could be written."""
     unread: int
-    """Number of tensors of the last step that could not be read."""
+    """Largest number of tensors of a step that could not be read."""
     bytes: int
     """Size of the file."""
     is_ended: bool
@@ -198,9 +199,21 @@ def _options(every: int, modules: str, what: str) -> dict[str, str]:
     return {"every": str(every), "modules": modules, **{part: str(part in parts).lower() for part in ALL_PARTS}}
 
 
+@contextlib.contextmanager
+def _input() -> Iterator[int]:
+    """Yield what the first and the second run read: a file from where it stands; of anything else the second would get nothing."""
+    try:
+        at = os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:  # a terminal, a pipe, or closed
+        yield subprocess.DEVNULL
+    else:
+        yield 0
+        os.lseek(0, at, os.SEEK_SET)
+
+
 def _run(words: list[str]) -> int:
     """Run a command to its end, also if this process is asked to end meanwhile: then the command is, too."""
-    with undone_by_sigterm(), subprocess.Popen(words, stdout=sys.stderr) as process:
+    with undone_by_sigterm(), _input() as given, subprocess.Popen(words, stdin=given, stdout=sys.stderr) as process:
         try:
             return process.wait()
         except BaseException:

@@ -36,7 +36,9 @@ def require_writable(path: Path) -> None:
         HookdError: reason "cannot-write": it exists, or its directory does not let us.
     """
     why = (
-        "it exists"
+        "it is a directory"
+        if path.is_dir()
+        else "it exists"
         if path.exists()
         else ""
         if os.access(path.absolute().parent, os.W_OK)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hookd.tool.fingerprints import alignment
 from hookd.tool.fingerprints.explanation import explain
 from hookd.tool.fingerprints.steps import COMPARED, PHASES, REPLICATED
+from hookd.tool.fingerprints.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -74,13 +75,12 @@ class Terms:
     """The terms of a comparison.
 
     Attributes:
-        tolerance: largest relative difference of norm, least and greatest element of tensors that count as equal; 0 compares
-            bits.
+        tolerance: how different tensors may be that count as equal.
         names: how B calls modules of A.
         phases: what is compared, of `steps.COMPARED`; None: all, but of two ranks with batches of their own what replicas have in common.
     """
 
-    tolerance: float = 0.0
+    tolerance: Tolerance = field(default_factory=Tolerance)
     names: Mapping[str, str] = field(default_factory=dict)
     phases: frozenset[str] | None = None
 
@@ -119,7 +119,7 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
         notes.append(f"Of {what} kept, of more than is compared: left out.")
     common, different = known, [step for step in known if not comparer.is_equal(step)]
     if not different:
-        what = "" if not terms.tolerance else f" within a tolerance of {terms.tolerance:g}"
+        what = "" if not terms.tolerance else f" within a tolerance of {terms.tolerance}"
         steps = f"{len(common)} step" + ("s" if len(common) > 1 else "")
         if generators := comparer.generators(common):
             notes.append(
@@ -210,7 +210,13 @@ class _Comparer:
                 notes += (
                     [f"Only {run} {words} {_listed(lost)}."] if lost and any(of == phase for of, _ in others) else []
                 )
-        if unread := max(one.unread, other.unread):
+        whole = [
+            one
+            for step in common
+            if self.is_whole(step)
+            for one in (self._a.steps[step], self._b.steps[step + self._later])
+        ]
+        if unread := max(one.unread for one in whole if one is not None):
             what = "tensor of a step was" if unread == 1 else "tensors of a step were"
             notes.append(f"{unread} {what} not read, and not compared: sparse, or lost on a device.")
         return notes + self._mixed(steps)
@@ -337,18 +343,14 @@ class _Comparer:
                 return ("weights", name) in self._only
             return phase not in CALLS or (phase, name) in self._only
         is_one_kind = pair.kinds[0] == pair.kinds[1]
+        most = self._tolerance.of(*(kind.partition(" ")[0] for kind in pair.kinds))
         if pair.is_mixed:
-            return one.bad == other.bad and self._is_near(one, other) and bool(self._tolerance or is_one_kind)
+            return one.bad == other.bad and _is_near(one, other, most) and bool(self._tolerance or is_one_kind)
         if one.bits == other.bits and (self._tolerance or is_one_kind):
             return True
-        if not self._tolerance or one.bad != other.bad or not (one.norm or other.norm):
+        if not most or one.bad != other.bad or not (one.norm or other.norm):
             return False
-        return _relative(one, other) <= self._tolerance
-
-    def _is_near(self, a: Entry, b: Entry) -> bool:
-        """Whether the numbers of two entries are equal, but for the rounding of their norms."""
-        ends = (a.least, a.greatest) == (b.least, b.greatest)
-        return (ends and _relative(a, b) <= ROUNDING) or _relative(a, b) <= self._tolerance
+        return _relative(one, other) <= most
 
     def growth(self, step: int) -> Growth:
         """Return how different a step is."""
@@ -356,6 +358,12 @@ class _Comparer:
         differing = [pair for pair in both if not self.is_same(pair)]
         most = max((_relative(pair.a, pair.b) for pair in differing if pair.a and pair.b), default=0.0)
         return Growth(step, len(differing), len(both), most)
+
+
+def _is_near(a: Entry, b: Entry, most: float) -> bool:
+    """Whether the numbers of two entries are equal, but for the rounding of their norms and a relative difference."""
+    ends = (a.least, a.greatest) == (b.least, b.greatest)
+    return _relative(a, b) <= max(most, ROUNDING if ends else 0.0)
 
 
 def _relative(a: Entry, b: Entry) -> float:

@@ -23,6 +23,9 @@ SIMPLE = tuple(
 SMALL = 1e-5
 """Relative difference of norms below which the two are not both shown."""
 
+LEAST_SCALE, OF_HALF = 128, 0.05
+"""The smallest factor that is taken for that of a GradScaler, and the rounding of its logarithm."""
+
 ROUNDING = "A kernel of the backward is not deterministic, or gradients are changed before the step."
 
 
@@ -206,12 +209,10 @@ class _Step:
 
     def _loss(self, pair: Pair) -> Explanation:
         sentence = f"{self._at}: {self._same()}, equal outputs of all modules; the loss differs {_difference(pair)}."
-        return Explanation(
-            sentence,
-            "loss",
-            "",
-            "Look at the targets, which are recorded only if the model gets them, at the loss function, and at what it is divided by.",
-        )
+        advice = "Look at the targets, which are recorded only if the model gets them, at the loss function, and at what it is divided by."
+        if _is_scaled(pair):
+            advice = "A GradScaler multiplies the loss by such a number. `--what forward,gradients,update` compares what does not depend on it."
+        return Explanation(sentence, "loss", "", advice)
 
     def _backward(self, pair: Pair) -> Explanation:
         name, equal = pair.spot[1], self._where_all_is_equal("forward and loss equal")
@@ -305,6 +306,15 @@ def _difference(pair: Pair) -> str:
     if relative < SMALL:
         return f"(its norm, {a.norm:.4g}, by {relative:.1e} of it)"
     return f"(norm {a.norm:.6g} against {b.norm:.6g}, {f'{simple:.6g} times' if simple is not None else f'{relative:.1e} of it'})"
+
+
+def _is_scaled(pair: Pair) -> bool:
+    """Whether one is the other times a power of two from LEAST_SCALE on, but for the rounding of half precision."""
+    norms = sorted(one.norm for one in (pair.a, pair.b) if one is not None)
+    if len(norms) < 2 or not norms[0] or norms[1] < norms[0] * LEAST_SCALE / 2:  # noqa: PLR2004
+        return False
+    exponent = math.log2(norms[1] / norms[0])
+    return round(exponent) >= math.log2(LEAST_SCALE) and abs(exponent - round(exponent)) < OF_HALF
 
 
 def _relative(pair: Pair) -> float:

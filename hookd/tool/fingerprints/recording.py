@@ -42,7 +42,7 @@ class Recorded:
         first, last: numbers of the first and the last step; 0 if there are none.
         steps: number of steps in the file.
         lost: steps that were not read in time.
-        unread: tensors of the last step that could not be read.
+        unread: largest number of tensors of a step that could not be read.
         bytes: size of the file.
         is_ended: whether the process ended meanwhile.
         is_detached: whether hookd was detached from it meanwhile.
@@ -121,7 +121,7 @@ def _drain(  # noqa: PLR0913
     while True:
         is_ended = not _lives(pid, ticks)  # first, so that what it wrote last is read below
         for data in reader.records():
-            unread = received.add(data)
+            unread = max(unread, received.add(data))
             if steps is not None and writer.steps >= steps:
                 break
         is_left = False

@@ -90,8 +90,17 @@ def missing(pid: int, name: str, error: OSError) -> NoSuchTarget:
     hint = "`hookd ps` lists training processes."
     if not Path(f"/proc/{pid}").exists():
         return NoSuchTarget(f"there is no process {pid}", hint=hint)
-    # A zombie lacks some files, a kernel may be built without others.
+    if _has_ended(pid):  # a zombie lacks some files
+        return NoSuchTarget(f"process {pid} has ended", hint=hint)
+    # A kernel may be built without it.
     return NoSuchTarget(f"process {pid} has no /proc/{pid}/{name} ({error.strerror})", hint=hint)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX"
+    except (OSError, IndexError):
+        return False
 
 
 def size(pid: int) -> bytes:
