@@ -11,6 +11,7 @@ import ctypes
 import errno
 import functools
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,8 +99,8 @@ def missing(pid: int, name: str, error: OSError) -> NoSuchTarget:
 
 def _has_ended(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX"
-    except (OSError, IndexError):
+        return re.search(rb"^State:\s*[ZX]", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE) is not None
+    except OSError:
         return False
 
 
