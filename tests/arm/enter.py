@@ -20,7 +20,10 @@ _PROGRAMS = (
     r":hookd-aarch64:M::\x7f\x45\x4c\x46\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
     r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:%s:F"
 )
-_NEW_NAMESPACES = 0x10000000 | 0x20000 | 0x20000000  # of users, mounts and pids (linux/sched.h)
+_NEW_NAMESPACES = (
+    0x10000000 | 0x20000 | 0x20000000 | 0x4000000
+)  # of users, mounts, pids and the host's name (linux/sched.h)
+_HOST = b"localhost"  # the name that the root can resolve
 _BIND, _PRIVATE, _RECURSIVE = 0x1000, 1 << 18, 0x4000  # linux/mount.h
 _DIE_WITH_PARENT = 1  # linux/prctl.h
 _ALL_USERS = "0 0 4294967295"
@@ -77,7 +80,9 @@ def _first(root: Path, command: list[str], binds: dict[Path, str]) -> int:  # no
     _mount("proc", "/proc", "proc")
     _mount("binfmt_misc", "/proc/sys/fs/binfmt_misc", "binfmt_misc")
     Path("/proc/sys/fs/binfmt_misc/register").write_text(_PROGRAMS % EMULATOR)
-    _mount("/dev", root / "dev", None, _BIND | _RECURSIVE)
+    _checked(_libc.sethostname(_HOST, len(_HOST)), "sethostname")
+    for name in ("dev", "sys"):  # torch reads the processors in /sys, and says on stderr what is missing there
+        _mount(f"/{name}", root / name, None, _BIND | _RECURSIVE)
     _mount("proc", root / "proc", "proc")
     _mount("tmpfs", root / "run", "tmpfs")
     for source, place in binds.items():

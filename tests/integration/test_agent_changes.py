@@ -20,6 +20,7 @@ from hookd.tool.attach.change import _others as ranks_beside
 from hookd.tool.attach.change import change
 from hookd.tool.attach.control import Control
 from hookd.tool.config import PluginSpec
+from tests.support import emulated
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
@@ -300,6 +301,7 @@ def test_what_the_program_imports_itself_is_not_reloaded():
     assert caught.value.reason == "in-process"
 
 
+@emulated.lacks("proc")
 def test_two_processes_that_say_they_are_one_rank_are_refused(hold, monkeypatch):
     """A change on one of them would leave the other, which may be the true one, without it."""
     first, *others = (hold(world_size=2, rank=rank) for rank in (0, 1, 1))

@@ -12,6 +12,7 @@ import torch  # noqa: F401  an agent wants it in its process
 
 from hookd.target.boot import forking, spawn
 from hookd.tool.attach.control import Control
+from tests.support import emulated
 from tests.support.agent import running
 from tests.support.environment import REPOSITORY, TARGETS
 
@@ -30,6 +31,7 @@ def outcome(program: str, *arguments: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
+@emulated.lacks("time")
 def test_a_training_of_one_thread_has_one_at_each_fork_and_the_same_weights():
     """Every warning is an error there: of several threads CPython 3.12 and newer warns."""
     plain, watched = outcome("one_thread.py"), outcome("one_thread.py", "--watched")

@@ -8,13 +8,14 @@ import sys
 
 import pytest
 
-from tests.support import sanitizers
+from tests.support import emulated, sanitizers
 from tests.support.environment import target_environment
 from tests.support.kinds import KINDS
 
 TENSORS, MANY = 5_000, 100_000
 
 
+@emulated.lacks("madvise")
 @pytest.mark.usefixtures("entry")
 @pytest.mark.parametrize("tensors", [TENSORS, pytest.param(MANY, marks=pytest.mark.load)])
 def test_the_kernel_reads_no_memory_that_is_not_there(tensors):

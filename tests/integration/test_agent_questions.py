@@ -27,6 +27,7 @@ from hookd.tool.attach.modules import snapshot
 from hookd.tool.attach.stack import stack as look_at_stacks
 from hookd.tool.daemon.evaluate import evaluate
 from hookd.tool.linux.owner import user_name
+from tests.support import emulated
 from tests.support.agent import running
 from tests.support.processes import wait_until
 
@@ -272,13 +273,14 @@ print(calls[0])
 """
 
 
+@emulated.lacks("proc")
 def test_a_debugger_finds_the_interpreter_as_it_was_after_an_evaluation():
     """A flag of the interpreter that stays set slows each call down, and CPython 3.11 then never begins a traced one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", AFTER], env=environment, check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", AFTER], env=environment, check=False, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["done", "raised", "interrupted", "trained"]
+    assert done.stdout.split() == ["done", "raised", "interrupted", "trained"], done.stderr
 
 
 def evaluate_or_none(expression):

@@ -12,6 +12,7 @@ REASONS = {
     "environ": "emulated: the emulator starts no program with an environment of megabytes",
     "ptrace": "emulated: there is no ptrace",
     "time": "emulated: takes ten to thirty times as long",
+    "madvise": "emulated: the emulator says that it has read the pages of a file (MADV_POPULATE_READ), and has not",
     "memory": "emulated: the emulator's own memory is part of the process",
     "limit": "emulated: the emulator does not limit the address space of what it runs",
     "spawn": "emulated: a program that is not there is started, and ends with exit code 127",

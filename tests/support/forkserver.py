@@ -132,6 +132,8 @@ def show(command, env):
     with open("/proc/self/stat") as file:
         fields = [int(field) for field in file.read().rpartition(") ")[2].split()[1:]]
     start_code, end_code, start_stack = fields[22:25]  # numbers 26 to 28 of proc_pid_stat(5)
+    if len(fields) < 44:  # noqa: PLR2004  qemu-user makes a file without them, and shows its own command line anyway
+        return
     start_data, end_data, start_brk = fields[41:44]  # 45 to 47
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p

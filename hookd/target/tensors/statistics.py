@@ -438,7 +438,8 @@ def _moments(flat: Tensor, peak: float) -> tuple[float, float]:
         center = values.mean()
         deviation = values - center
         delta = center.item() - mean
-        squares += torch.dot(deviation, deviation).item() + delta * delta * n * m / (n + m)
+        # Not `torch.dot`: the reference BLAS adds one number after the other, in float32.
+        squares += deviation.square_().sum().item() + delta * delta * n * m / (n + m)
         mean += delta * m / (n + m)
         n += m
     return mean, squares
