@@ -57,10 +57,10 @@ def test_a_tolerance_in_ulps_is_that_of_the_coarser_dtype():
             {1: "coarse"},
         )
 
-    def fine():
+    def fine(norm):
         return Fingerprint(
             {"run": "train.py"},
-            {1: Step(1, is_absolute=True, entries={GRADIENT: Entry(8, 0, 1.0, -1.0, 1.0)})},
+            {1: Step(1, is_absolute=True, entries={GRADIENT: Entry(8, 0, norm, -1.0, 1.0)})},
             {1: "fine"},
         )
 
@@ -70,10 +70,12 @@ def test_a_tolerance_in_ulps_is_that_of_the_coarser_dtype():
         ("4 ulps", 1 + 4.2 * unit, DIFFERENT),
         ("0", 1.0, DIFFERENT),
     ):
-        assert comparison.compare(coarse(norm), fine(), Terms(Tolerance.parse(text))).code == code
+        assert comparison.compare(coarse(norm), fine(1.0), Terms(Tolerance.parse(text))).code == code
+    assert Tolerance.parse("4ulp:bfloat16") == Tolerance(4 * unit)
+    assert comparison.compare(coarse(0.0), fine(0.0), Terms(Tolerance(1e-3))).code == EQUAL  # as a bias has at first
 
 
-@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "4 bits", "1e400", "ulp"])
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "4 bits", "1e400", "ulp", "4ulp:", "4ulp:int64"])
 def test_what_is_not_a_tolerance_is_refused(text):
     with pytest.raises(ValueError, match=r"tolerance|float"):
         Tolerance.parse(text)

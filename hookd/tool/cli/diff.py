@@ -73,9 +73,9 @@ FIRST, LAST = 5, 3
 @click.command(short_help="Compare two fingerprints: where do the runs part?")
 @click.argument("a")
 @click.argument("b")
-@click.option("--tolerance", default="0", metavar="X|Nulp",
+@click.option("--tolerance", default="0", metavar="X|Nulp[:DTYPE]",
               help="Largest difference of norms and of extreme elements that counts as equal: relative, or in units in the last place "
-              "of the dtype, of two dtypes the coarser one.  [default: 0, equal bits]")  # fmt: skip
+              "of a dtype.  [default: 0, equal bits]")  # fmt: skip
 @click.option(
     "--map", "maps", multiple=True, metavar="OLD=NEW", help="B calls the module OLD of A NEW; may be repeated."
 )
@@ -100,7 +100,9 @@ def diff(
     try:
         allowed = Tolerance.parse(tolerance)
     except ValueError:
-        raise click.BadParameter("write a number, such as 1e-3, or 4ulp", param_hint="--tolerance") from None
+        raise click.BadParameter(
+            "write a number, such as 1e-3, or 4ulp, or 4ulp:bfloat16", param_hint="--tolerance"
+        ) from None
     if not all(one.count("=") == 1 and all(one.split("=")) for one in maps):
         raise click.BadParameter("write OLD=NEW", param_hint="--map")
     names = dict(one.split("=") for one in maps)

@@ -348,9 +348,7 @@ class _Comparer:
             return one.bad == other.bad and _is_near(one, other, most) and bool(self._tolerance or is_one_kind)
         if one.bits == other.bits and (self._tolerance or is_one_kind):
             return True
-        if not most or one.bad != other.bad or not (one.norm or other.norm):
-            return False
-        return _relative(one, other) <= most
+        return bool(most) and one.bad == other.bad and _relative(one, other) <= most
 
     def growth(self, step: int) -> Growth:
         """Return how different a step is."""

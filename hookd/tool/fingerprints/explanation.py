@@ -127,6 +127,11 @@ class _Step:
     def _weights(self, weights: list[Pair]) -> Explanation:
         name = weights[0].spot[1]
         among = f"{len(weights)} of {len(self._pairs['weights'])} parameters differ, the first is {name}"
+        if weights[0].a and weights[0].b and weights[0].kinds[0] != weights[0].kinds[1]:
+            sentence = f"{self._at}: {name} is {' against '.join(weights[0].kinds)}; {len(weights)} of {len(self._pairs['weights'])} parameters differ."
+            return Explanation(
+                sentence, "weights", name, "Compare runs of other dtypes with a --tolerance, such as 4ulp:bfloat16."
+            )
         if self._first and "data" in self._differing:
             sentence = f"{self._at}, the first that both have: the batches and the weights differ, so the runs parted before. {among}."
             return Explanation(
@@ -293,19 +298,23 @@ def _difference(pair: Pair) -> str:
     if a is None or b is None:
         return "(only one has it)"
     if pair.kinds[0] != pair.kinds[1]:
-        return f"({pair.kinds[0]} against {pair.kinds[1]})"
+        return f"({pair.kinds[0]} against {pair.kinds[1]}, {_in_numbers(a, b)})"
+    return f"({_in_numbers(a, b)})"
+
+
+def _in_numbers(a: Entry, b: Entry) -> str:
     if a.bad != b.bad:
-        return f"({a.bad} elements are NaN or infinite against {b.bad})"
+        return f"{a.bad} elements are NaN or infinite against {b.bad}"
     if not (a.norm or b.norm):
-        return "(in some bits)"
+        return "in some bits"
     if a.norm == b.norm:
-        return f"(both have the norm {a.norm:.9g})"
+        return f"both have the norm {a.norm:.9g}"
     ratio = b.norm / a.norm if a.norm else math.inf
     simple = next((one for one in SIMPLE if math.isclose(ratio, one, rel_tol=1e-3)), None)
-    relative = _relative(pair)
+    relative = _relative_norm(a, b)
     if relative < SMALL:
-        return f"(its norm, {a.norm:.4g}, by {relative:.1e} of it)"
-    return f"(norm {a.norm:.6g} against {b.norm:.6g}, {f'{simple:.6g} times' if simple is not None else f'{relative:.1e} of it'})"
+        return f"its norm, {a.norm:.4g}, by {relative:.1e} of it"
+    return f"norm {a.norm:.6g} against {b.norm:.6g}, {f'{simple:.6g} times' if simple is not None else f'{relative:.1e} of it'}"
 
 
 def _is_scaled(pair: Pair) -> bool:
@@ -320,8 +329,10 @@ def _is_scaled(pair: Pair) -> bool:
 def _relative(pair: Pair) -> float:
     """Return the relative difference of the norms of a pair; infinite if one lacks it or has other elements that are not finite."""
     a, b = pair.a, pair.b
-    if a is None or b is None or a.bad != b.bad:
-        return math.inf
+    return math.inf if a is None or b is None or a.bad != b.bad else _relative_norm(a, b)
+
+
+def _relative_norm(a: Entry, b: Entry) -> float:
     most = max(a.norm, b.norm)
     return abs(a.norm - b.norm) / most if most else 0.0
 

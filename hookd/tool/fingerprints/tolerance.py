@@ -11,7 +11,7 @@ _DIGITS = {
     "float8_e4m3fn": 3, "float8_e4m3fnuz": 3, "float8_e5m2": 2, "float8_e5m2fnuz": 2,
 }  # fmt: skip
 """Binary digits after the point of a normal number, by dtype (IEEE 754; torch.finfo(dtype).eps is 2**-digits)."""
-_WRITTEN = re.compile(r"(?P<number>[^a-z]*(?:e[+-]?\d+)?)\s*(?P<unit>ulps?)?")
+_WRITTEN = re.compile(r"(?P<number>[^a-z]*(?:e[+-]?\d+)?)\s*(?:(?P<unit>ulps?)(?::(?P<dtype>\w+))?)?")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Tolerance:
     Attributes:
         relative: as a share of the larger norm, or of the largest magnitude.
         ulps: in units in the last place of the dtype, of two dtypes the coarser one. Tensors whose elements differ by so many
-            at most have norms that do; those of integers have none.
+            at most have norms that do.
     """
 
     relative: float = 0.0
@@ -29,15 +29,19 @@ class Tolerance:
 
     @classmethod
     def parse(cls, text: str) -> Tolerance:
-        """Read `1e-3`, or `4ulp`.
+        """Read `1e-3`, `4ulp`, or `4ulp:bfloat16`, a share that counts for tensors of all dtypes.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: it is none of them.
         """
         found = _WRITTEN.fullmatch(text.strip().lower())
         number = float(found["number"]) if found else math.nan
         if found is None or not math.isfinite(number) or number < 0:
             raise ValueError(f"not a tolerance: {text}")
+        if (dtype := found["dtype"]) is not None:
+            if dtype not in _DIGITS:
+                raise ValueError(f"not a tolerance: {text}, choose a dtype from {', '.join(_DIGITS)}")
+            return cls(number * 2.0 ** -_DIGITS[dtype])
         return cls(ulps=number) if found["unit"] else cls(number)
 
     def __bool__(self) -> bool:
@@ -49,7 +53,6 @@ class Tolerance:
         return f"{self.ulps:g} ulp" if self.ulps else f"{self.relative:g}"
 
     def of(self, *dtypes: str) -> float:
-        """Return the largest relative difference of two tensors of these dtypes."""
-        digits = [_DIGITS.get(dtype) for dtype in dtypes]
-        unit = 0.0 if None in digits else 2.0 ** -min(one for one in digits if one is not None)
-        return max(self.relative, self.ulps * unit)
+        """Return the largest relative difference of two tensors of these dtypes; 0 for integers, which have equal bits or differ."""
+        digits = [_DIGITS[dtype] for dtype in dtypes if dtype in _DIGITS]
+        return max(self.relative, self.ulps * 2.0 ** -min(digits)) if len(digits) == len(dtypes) else 0.0
