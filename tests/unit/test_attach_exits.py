@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from hookd.errors import NoSuchTarget
 from hookd.tool.linux import exits, proc
 from tests.support import emulated
 from tests.support.processes import Process, wait_until
@@ -78,6 +79,14 @@ def child(stack):
 def test_a_zombie_tells_its_status_with_and_without_a_pidfd(child, how):
     one = child(how).end()
     assert one.found() == one.found(pidfd=-1) == (ENDS[how], "zombie")
+
+
+def test_who_ends_while_it_is_looked_at_is_said_to_have_ended(child):
+    one = child().end()
+    with pytest.raises(NoSuchTarget, match=f"process {one.pid} has ended"):
+        proc.image(one.pid)
+    with pytest.raises(NoSuchTarget, match="there is no process"):
+        proc.image(one.reap().pid)
 
 
 @pytest.mark.parametrize("how", ENDS)
