@@ -111,6 +111,17 @@ def test_a_random_state_counts_if_nothing_else_is_compared():
     assert found.code == EQUAL
 
 
+def test_a_run_that_goes_on_where_the_other_ends_has_no_step_in_common_with_it():
+    def part(begins, weights):
+        keys = [Key(phase, "w", 0, "value", *SHAPE) for phase in ("weights", "update")]
+        entries = dict(zip(keys, (Entry(bits, 0, 1.0, -1.0, 1.0) for bits in weights), strict=True))
+        return Fingerprint({"run": "train.py"}, {begins: Step(begins, entries=entries)}, {begins: f"{weights}"})
+
+    found = comparison.compare(part(1, (1, 2)), part(1, (2, 3)))
+    assert (found.code, found.notes) == (INCOMPARABLE, ["B begins with the weights that A has after step 1."])
+    assert found.advice == "Record more steps: A comes to the first step of the other file 1 step later."
+
+
 def test_an_element_that_differs_where_the_norm_does_not_is_said():
     found = comparison.compare(one_step(GRADIENT, 5, 1, 1.0, -0.1, 0.5), one_step(GRADIENT, 6, 1, 1.0000001, -0.1, 0.6))
     assert "by 1.0e-07 of it, the greatest element 0.5 against 0.6)" in found.sentence

@@ -54,6 +54,7 @@ class RecordedFile(TypedDict):
 
 MIB = 1 << 20
 PARTS = ("forward", "gradients", "update")
+RESUMED = "Does the command go on from a checkpoint that the first run has written? Remove it, or let each run write to another place."
 ALL_PARTS = ("forward", "backward", "gradients", "update")
 
 
@@ -267,7 +268,7 @@ def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) ->
 def _compared_runs(a: Path, b: Path) -> list[tuple[str, Parting]]:
     """Compare all trainings of two runs of a command: those of each rank in the order in which they began; return also their names."""
     from hookd.tool.cli.diff import compared
-    from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, Comparison
+    from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, INCOMPARABLE, Comparison
 
     runs = [_trainings(run) for run in (a, b)]
     found: list[tuple[str, Parting]] = []
@@ -282,6 +283,10 @@ def _compared_runs(a: Path, b: Path) -> list[tuple[str, Parting]]:
                     run, first, last = ("first" if one[1] > other[1] else "second", *sorted((one[1], other[1])))
                     sentence = f"{result['sentence'].rstrip('.')}; then only the {run} run goes on, to step {last}."
                     result = {**result, "code": DIFFERENT, "sentence": sentence, "step": first + 1}
+                elif result["code"] == INCOMPARABLE and result["sentence"].startswith(
+                    "The files have no step in common"
+                ):
+                    result = {**result, "advice": RESUMED}
                 found.append((name, result))
             else:
                 sentence = f"Only the {'second' if one is None else 'first'} run has this training ({name})."

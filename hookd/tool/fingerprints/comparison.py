@@ -97,7 +97,8 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
-                          advice=_apart(a, b) or "Record the same steps, with the same --every.")  # fmt: skip
+                          notes=[why] if later else [],
+                          advice=_apart(a, b, later) or "Record the same steps, with the same --every.")  # fmt: skip
     notes = [why] if later else []
     if terms.phases is None:
         are_replicas = _are_replicas(a, b, later, common)
@@ -395,11 +396,12 @@ def _listed(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _apart(a: Fingerprint, b: Fingerprint) -> str:
+def _apart(a: Fingerprint, b: Fingerprint, later: int) -> str:
     """Return what to do if one of the files ends before the other one begins; "" otherwise."""
-    for run, one, other in (("A", a, b), ("B", b, a)):
-        if one.steps and other.steps and (missing := min(other.steps) - max(one.steps)) > 0:
-            return f"Record more steps: {run} comes to the first step of the other file {missing} steps later."
+    for run, one, other, distance in (("A", a, b, later), ("B", b, a, -later)):
+        if one.steps and other.steps and (missing := min(other.steps) - distance - max(one.steps)) > 0:
+            when = "1 step" if missing == 1 else f"{missing} steps"
+            return f"Record more steps: {run} comes to the first step of the other file {when} later."
     return ""
 
 
