@@ -113,7 +113,9 @@ def test_a_file_is_read_once_the_companion_of_a_command_that_has_ended_has_writt
     assert f"Equal in {compared} step" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [("--tolerance", "nan"), ("--map", "="), ("--map", "a=")])
+@pytest.mark.parametrize(
+    "words", [("--tolerance", "nan"), ("--tolerance", "4"), ("--what", ""), ("--map", "="), ("--map", "a=")]
+)
 def test_values_that_mean_nothing_are_refused(tmp_path, record, words):
     record(tmp_path / "a", [1])
     assert main(["diff", str(tmp_path / "a"), str(tmp_path / "a"), *words]) == 2
@@ -132,6 +134,23 @@ def test_a_command_that_cannot_be_run_twice_is_not_called_different(capfd):
     assert main(["fingerprint", "--twice", "--", "false"]) == 2
     assert main(["fingerprint", "--twice", "--modules", "a,b", "--", "false"]) == 2
     assert "cannot have a comma" in capfd.readouterr().err
+
+
+def test_all_trainings_of_a_command_that_is_run_twice_are_compared(tmp_path, record):
+    """The second of a rank has its pid in its file's name, which is another one in each run."""
+    for run, second, began in (("a", 7, 2.0), ("b", 8, 3.0)):
+        (tmp_path / run).mkdir()
+        record(tmp_path / run / f"run-{second}.jsonl", [second], began=began)
+        record(tmp_path / run / "run.jsonl", [1], began=1.0)
+        record(tmp_path / run / "run-rank10.jsonl", [1], rank=10)
+        record(tmp_path / run / "run-rank11.jsonl", [1, 2] if run == "a" else [1, 2, 3], rank=11)
+        record(tmp_path / run / "run-rank2.jsonl", [1] if run == "a" else [], rank=2)
+    found = fingerprint._compared_runs(tmp_path / "a", tmp_path / "b")
+    assert [(name, one["code"]) for name, one in found] == [
+        ("rank 0, training 1", 0), ("rank 0, training 2", 2), ("rank 2", 1), ("rank 10", 0), ("rank 11", 1)
+    ]  # fmt: skip
+    assert found[2][1]["sentence"] == "Only the first run has this training (rank 2)."
+    assert found[4][1]["sentence"] == "Equal in 2 steps; then only the second run goes on, to step 3."
 
 
 def test_a_process_of_another_user_is_explained(tmp_path, monkeypatch, capsys):

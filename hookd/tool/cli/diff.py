@@ -45,7 +45,8 @@ class Parting(TypedDict):
     step: int
     """The first step that differs; 0 if none does."""
     phase: str
-    """`data`, `weights`, `forward`, `loss`, `backward`, `gradients`, `settings`, `state`, `update` or `buffers`; "" if unknown."""
+    """`data`, `weights`, `forward`, `loss`, `backward`, `gradients`, `settings`, `state`, `update` or `buffers`, `random` if nothing
+    else was compared; "" if unknown."""
     name: str
     """The module, parameter or setting that differs first; "" if there is none."""
     advice: str
@@ -99,17 +100,15 @@ def diff(
 
     try:
         allowed = Tolerance.parse(tolerance)
-    except ValueError:
-        raise click.BadParameter(
-            "write a number, such as 1e-3, or 4ulp, or 4ulp:bfloat16", param_hint="--tolerance"
-        ) from None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--tolerance") from None
     if not all(one.count("=") == 1 and all(one.split("=")) for one in maps):
         raise click.BadParameter("write OLD=NEW", param_hint="--map")
     names = dict(one.split("=") for one in maps)
-    phases = None if what is None else frozenset(what.split(","))
+    phases = None if what is None else frozenset(map(str.strip, what.split(",")))
     if unknown := (phases or frozenset()) - set(COMPARED):
         raise click.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose from {', '.join(COMPARED)}", param_hint="--what"
+            f"{', '.join(sorted(map(repr, unknown)))}: choose from {', '.join(COMPARED)}", param_hint="--what"
         )
     try:
         with _files((a, b), steps, host) as (one, other):
@@ -152,12 +151,19 @@ def _files(words: tuple[str, str], steps: int, host: str | None) -> Iterator[lis
         yield [found[word] for word in words]
 
 
+def wait(path: Path) -> None:
+    """Wait until the writer of a file has ended, if the process has."""
+    from hookd.tool.fingerprints import file
+
+    file.wait(path, _lives, lambda: time.sleep(WAIT_S))
+
+
 def compared(a: Path, b: Path, terms: Terms | None = None) -> Parting:
     """Compare two files, once their writers have ended, if the processes have."""
     from hookd.tool.fingerprints import comparison, file
 
     for path in (a, b):
-        file.wait(path, _lives, lambda: time.sleep(WAIT_S))
+        wait(path)
     return cast("Parting", asdict(comparison.compare(file.read(a), file.read(b), terms or comparison.Terms())))
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hookd.tool.attach import AttachResult
+    from hookd.tool.cli.diff import Parting
     from hookd.wire.fingerprint import KeptRow
 
 
@@ -52,6 +54,7 @@ class RecordedFile(TypedDict):
 
 MIB = 1 << 20
 PARTS = ("forward", "gradients", "update")
+RESUMED = "Does the command go on from a checkpoint that the first run has written? Remove it, or let each run write to another place."
 ALL_PARTS = ("forward", "backward", "gradients", "update")
 
 
@@ -233,7 +236,7 @@ def undone_by_sigterm() -> Iterator[None]:
 
 def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) -> int:
     """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
-    from hookd.tool.cli.diff import CannotCompareError, compared, show
+    from hookd.tool.cli.diff import CannotCompareError, show
 
     with tempfile.TemporaryDirectory(prefix="hookd-twice-") as scratch:
         directories = [Path(scratch) / run for run in ("a", "b")]
@@ -244,16 +247,65 @@ def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) ->
             words = [sys.executable, "-m", "hookd", "run", "-p", plugin, *to, "--", *command]
             code = _run(words)
             if code:
-                raise CannotCompareError(f"the command has failed with exit code {code}", reason="command-failed")
-        ranks = sorted(path.name for path in directories[0].iterdir() if (directories[1] / path.name).exists())
-        if not ranks:
-            raise CannotCompareError(
-                "no training step was recorded", reason="nothing-recorded", hint="Does the command train with torch?"
-            )
-        found = [compared(directories[0] / rank, directories[1] / rank) for rank in ranks]
+                how = f"has failed with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+                which = "first" if directory is directories[0] else "second"
+                raise CannotCompareError(f"the command {how} in its {which} run", reason="command-failed")
+        found = _compared_runs(*directories)
+    if not found:
+        raise CannotCompareError(
+            "no training step was recorded", reason="nothing-recorded", hint="Does the command train with torch?"
+        )
     if as_json:
-        output.emit(found)
+        output.emit([one for _, one in found])
     else:
-        for one in found:
+        for name, one in found:
+            if len(found) > 1:
+                output.show(f"{name}:")
             show(one)
-    return max(one["code"] for one in found)
+    return max(one["code"] for _, one in found)
+
+
+def _compared_runs(a: Path, b: Path) -> list[tuple[str, Parting]]:
+    """Compare all trainings of two runs of a command: those of each rank in the order in which they began; return also their names."""
+    from hookd.tool.cli.diff import compared
+    from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, INCOMPARABLE, Comparison
+
+    runs = [_trainings(run) for run in (a, b)]
+    found: list[tuple[str, Parting]] = []
+    for rank in sorted({*runs[0], *runs[1]}):
+        ours, theirs = (run.get(rank, []) for run in runs)
+        pairs = list(zip_longest(ours, theirs))
+        for number, (one, other) in enumerate(pairs, 1):
+            name = f"rank {rank}" if len(pairs) == 1 else f"rank {rank}, training {number}"
+            if one is not None and other is not None:
+                result = compared(one[0], other[0])
+                if result["code"] == EQUAL and one[1] != other[1]:
+                    run, first, last = ("first" if one[1] > other[1] else "second", *sorted((one[1], other[1])))
+                    sentence = f"{result['sentence'].rstrip('.')}; then only the {run} run goes on, to step {last}."
+                    result = {**result, "code": DIFFERENT, "sentence": sentence, "step": first + 1}
+                elif result["code"] == INCOMPARABLE and result["sentence"].startswith(
+                    "The files have no step in common"
+                ):
+                    result = {**result, "advice": RESUMED}
+                found.append((name, result))
+            else:
+                sentence = f"Only the {'second' if one is None else 'first'} run has this training ({name})."
+                found.append((name, cast("Parting", asdict(Comparison(DIFFERENT, sentence)))))
+    return found
+
+
+def _trainings(run: Path) -> dict[int, list[tuple[Path, int]]]:
+    """Return by rank the files of a run that have steps, in the order in which their recordings began, each with its last step."""
+    from hookd.tool.cli.diff import wait
+    from hookd.tool.fingerprints import file
+
+    known: list[tuple[float, Path, int, int]] = []
+    for path in run.iterdir():
+        wait(path)
+        about, steps = file.digests(path)
+        if steps:
+            known.append((about.get("began", 0.0), path, about.get("rank", 0), max(steps)))
+    found: dict[int, list[tuple[Path, int]]] = {}
+    for _, path, rank, last in sorted(known):
+        found.setdefault(rank, []).append((path, last))
+    return found

@@ -33,6 +33,16 @@ class Pair(NamedTuple):
     """Those of both digests; "" where one lacks it."""
 
     @property
+    def dtypes(self) -> tuple[str, str]:
+        """The dtypes of both; "" of what is not a tensor, or where one lacks it."""
+        return self.kinds[0].partition(" ")[0], self.kinds[1].partition(" ")[0]
+
+    @property
+    def shapes(self) -> tuple[str, str]:
+        """The shapes of both, in words."""
+        return self.kinds[0].partition(" ")[2], self.kinds[1].partition(" ")[2]
+
+    @property
     def is_mixed(self) -> bool:
         """Whether both have a digest, of two algorithms, so that the digests say nothing."""
         return all(self.algorithms) and self.algorithms[0] != self.algorithms[1]

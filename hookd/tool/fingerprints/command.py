@@ -40,6 +40,8 @@ def require_writable(path: Path) -> None:
         if path.is_dir()
         else "it exists"
         if path.exists()
+        else "its directory does not exist"
+        if not path.absolute().parent.is_dir()
         else ""
         if os.access(path.absolute().parent, os.W_OK)
         else "its directory cannot be written to"

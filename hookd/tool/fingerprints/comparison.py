@@ -97,7 +97,8 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
         return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
-                          advice=_apart(a, b) or "Record the same steps, with the same --every.")  # fmt: skip
+                          notes=[why] if later else [],
+                          advice=_apart(a, b, later) or "Record the same steps, with the same --every.")  # fmt: skip
     notes = [why] if later else []
     if terms.phases is None:
         are_replicas = _are_replicas(a, b, later, common)
@@ -123,7 +124,7 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
         steps = f"{len(common)} step" + ("s" if len(common) > 1 else "")
         if generators := comparer.generators(common):
             notes.append(
-                f"The random state of {', '.join(sorted(generators))} differs; nothing that was computed depends on it."
+                f"The random state of {', '.join(sorted(generators))} differs; nothing that was {comparer.what} depends on it."
             )
         return Comparison(EQUAL, f"Equal in {steps}{what}.", notes=notes, compared=len(common))
     return _parted(comparer, common, different, notes)
@@ -169,7 +170,12 @@ def _parted(comparer: _Comparer, common: list[int], different: list[int], notes:
     unused = comparer.generators(common[max(0, at - LOOKED_AT) : at])  # the steps in which they differed were equal
     pairs = [pair for pair in comparer.pairs(known) if pair.spot[0] != "random" or pair.spot[3] not in unused]
     settings = comparer.settings(known)
-    found = explain(known, pairs, settings, comparer.is_same, first=not at, adjacent=before == known - 1)
+    tolerance = comparer.tolerance
+    found = explain(known, pairs, settings, comparer.is_same,
+                    first=not at, adjacent=before == known - 1, is_exact=not tolerance)  # fmt: skip
+    if tolerance:
+        advice = tolerance.advice(pair.dtypes for pair in pairs if pair.a and pair.b)
+        notes = [*notes, f'"Same" and "equal" mean within a tolerance of {tolerance}.', *filter(None, [advice])]
     if settings and found.phase != "settings":
         notes = [*notes, f"The settings of the optimizers differ in this step, too: {', '.join(settings)}."]
     return Comparison(
@@ -182,11 +188,13 @@ class _Comparer:
 
     def __init__(self, a: Fingerprint, b: Fingerprint, later: int, terms: Terms) -> None:
         self._a, self._b, self._later = a, b, later
-        self._tolerance, self._names = terms.tolerance, dict(terms.names)
+        self.tolerance, self._names = terms.tolerance, dict(terms.names)
         self._phases = frozenset(COMPARED) if terms.phases is None else terms.phases
         self._equal: dict[int, bool] = {}  # whether a step is, as far as that was asked
         self._only: set[tuple[str, str]] = set()  # phases and names that only one of the runs ever has
         self._unused: set[str] = set()  # generators that nothing draws from
+        self._is_random_alone = self._phases == {"random"}
+        self.what = "computed" if self._phases >= frozenset(COMPARED) else "compared"
 
     def guess(self, common: list[int]) -> list[str]:
         """Find modules that B calls otherwise, from the first step with entries; return notes on them."""
@@ -246,7 +254,7 @@ class _Comparer:
         The digest of a step is of all of it. It does not tell a difference where less is compared, nor where a step that is whole is
         equal and yet has another digest: a random state that nothing depends on, a renamed module.
         """
-        is_exact = not self._tolerance and self._phases >= frozenset(COMPARED)
+        is_exact = not self.tolerance and self._phases >= frozenset(COMPARED)
         if is_exact and all(
             self._has_one_digest(step) or not self.is_equal(step) for step in common if self.is_whole(step)
         ):
@@ -297,7 +305,8 @@ class _Comparer:
         return [
             pair
             for pair in found
-            if pair.spot[0] in self._phases and not (pair.spot[0] == "random" and pair.spot[3] in self._unused)
+            if pair.spot[0] in self._phases
+            and (self._is_random_alone or pair.spot[0] != "random" or pair.spot[3] not in self._unused)
         ]
 
     def settings(self, step: int) -> list[str]:
@@ -321,7 +330,7 @@ class _Comparer:
         return self._equal[step]
 
     def _has_equal_entries(self, step: int) -> bool:
-        pairs = [pair for pair in self.pairs(step) if pair.spot[0] != "random"]
+        pairs = [pair for pair in self.pairs(step) if self._is_random_alone or pair.spot[0] != "random"]
         return not self.settings(step) and all(map(self.is_same, pairs))
 
     def generators(self, steps: Iterable[int]) -> set[str]:
@@ -343,10 +352,12 @@ class _Comparer:
                 return ("weights", name) in self._only
             return phase not in CALLS or (phase, name) in self._only
         is_one_kind = pair.kinds[0] == pair.kinds[1]
-        most = self._tolerance.of(*(kind.partition(" ")[0] for kind in pair.kinds))
+        if pair.shapes[0] != pair.shapes[1] or not (self.tolerance or is_one_kind):
+            return False
+        most = self.tolerance.of(*pair.dtypes)
         if pair.is_mixed:
-            return one.bad == other.bad and _is_near(one, other, most) and bool(self._tolerance or is_one_kind)
-        if one.bits == other.bits and (self._tolerance or is_one_kind):
+            return one.bad == other.bad and _is_near(one, other, most)
+        if one.bits == other.bits and is_one_kind:  # equal bits of two dtypes are two numbers
             return True
         return bool(most) and one.bad == other.bad and _relative(one, other) <= most
 
@@ -385,11 +396,12 @@ def _listed(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _apart(a: Fingerprint, b: Fingerprint) -> str:
+def _apart(a: Fingerprint, b: Fingerprint, later: int) -> str:
     """Return what to do if one of the files ends before the other one begins; "" otherwise."""
-    for run, one, other in (("A", a, b), ("B", b, a)):
-        if one.steps and other.steps and (missing := min(other.steps) - max(one.steps)) > 0:
-            return f"Record more steps: {run} comes to the first step of the other file {missing} steps later."
+    for run, one, other, distance in (("A", a, b, later), ("B", b, a, -later)):
+        if one.steps and other.steps and (missing := min(other.steps) - distance - max(one.steps)) > 0:
+            when = "1 step" if missing == 1 else f"{missing} steps"
+            return f"Record more steps: {run} comes to the first step of the other file {when} later."
     return ""
 
 

@@ -52,6 +52,7 @@ def explain(
     *,
     first: bool,
     adjacent: bool,
+    is_exact: bool = True,
 ) -> Explanation:
     """Explain a step that differs.
 
@@ -62,19 +63,19 @@ def explain(
         is_same: whether a pair counts as equal.
         first: whether it is the first that both have.
         adjacent: whether the step before it is equal and known.
+        is_exact: whether only equal bits count as equal.
     """
-    return _Step(step, pairs, [pair for pair in pairs if not is_same(pair)], first=first, adjacent=adjacent).explained(
-        settings
-    )
+    differing = [pair for pair in pairs if not is_same(pair)]
+    return _Step(step, pairs, differing, first=first, adjacent=adjacent, is_exact=is_exact).explained(settings)
 
 
 class _Step:
     """One step, with the pairs that it has and those that differ, in the order in which A has them."""
 
     def __init__(
-        self, number: int, pairs: Sequence[Pair], differing: Sequence[Pair], *, first: bool, adjacent: bool
-    ) -> None:
-        self._number, self._first, self._adjacent = number, first, adjacent
+        self, number: int, pairs: Sequence[Pair], differing: Sequence[Pair], *, first: bool, adjacent: bool, is_exact: bool
+    ) -> None:  # fmt: skip
+        self._number, self._first, self._adjacent, self._is_exact = number, first, adjacent, is_exact
         self._at = f"Step {number}"
         self._pairs, self._differing = _by_phase(pairs), _by_phase(differing)
         self._order = [pair for pair in differing if pair.spot[0] != "random"]
@@ -84,6 +85,9 @@ class _Step:
         if weights := [pair for pair in self._order if pair.spot[0] == "weights"]:
             return self._weights(weights)
         first = self._order[0] if self._order else None
+        if first is None and not settings and (generators := self._generators()):  # nothing else is compared
+            return Explanation(f"{self._at}: the random state of {generators} differs.", "random",
+                               advice="Set the same seed, or restore the random state.")  # fmt: skip
         if first is None or first.spot[0] in ("state", "update", "buffers"):
             return self._optimized(settings)
         if first.spot[0] == "gradients":
@@ -209,14 +213,14 @@ class _Step:
             advice = f"{name} draws random numbers. Set the same seed, or restore the random state."
         else:
             advice = f"{name} has other settings, code that writes its parameters through .data, or a kernel that is not deterministic."
-        sentence = f"{self._at}: {self._same()}; {which} is the first module whose output differs {how}. Everything before it has the same bits."
+        sentence = f"{self._at}: {self._same()}; {which} is the first module whose output differs {how}. Everything before it {'has the same bits' if self._is_exact else 'is equal'}."
         return Explanation(sentence, "forward", name, advice)
 
     def _loss(self, pair: Pair) -> Explanation:
         sentence = f"{self._at}: {self._same()}, equal outputs of all modules; the loss differs {_difference(pair)}."
         advice = "Look at the targets, which are recorded only if the model gets them, at the loss function, and at what it is divided by."
         if _is_scaled(pair):
-            advice = "A GradScaler multiplies the loss by such a number. `--what forward,gradients,update` compares what does not depend on it."
+            advice = "A GradScaler multiplies the loss by such a number: `--what forward,gradients,update` compares what does not depend on it. So does a loss that is a sum instead of a mean."
         return Explanation(sentence, "loss", "", advice)
 
     def _backward(self, pair: Pair) -> Explanation:
@@ -256,7 +260,7 @@ class _Step:
             "gradients",
             name,
             ROUNDING
-            if _relative(pair) < SMALL
+            if _relative(pair) < SMALL and not (pair.a and pair.b and _ends(pair.a, pair.b))
             else "Look at zero_grad(), at accumulation and clipping, and at the all-reduce of ranks.",
         )
 
@@ -304,17 +308,25 @@ def _difference(pair: Pair) -> str:
 
 def _in_numbers(a: Entry, b: Entry) -> str:
     if a.bad != b.bad:
-        return f"{a.bad} elements are NaN or infinite against {b.bad}"
+        return f"{a.bad} {'element is' if a.bad == 1 else 'elements are'} NaN or infinite against {b.bad}"
     if not (a.norm or b.norm):
         return "in some bits"
     if a.norm == b.norm:
-        return f"both have the norm {a.norm:.9g}"
+        return f"both have the norm {a.norm:.9g}{_ends(a, b)}"
     ratio = b.norm / a.norm if a.norm else math.inf
     simple = next((one for one in SIMPLE if math.isclose(ratio, one, rel_tol=1e-3)), None)
     relative = _relative_norm(a, b)
     if relative < SMALL:
-        return f"its norm, {a.norm:.4g}, by {relative:.1e} of it"
+        return f"its norm, {a.norm:.4g}, by {relative:.1e} of it{_ends(a, b)}"
     return f"norm {a.norm:.6g} against {b.norm:.6g}, {f'{simple:.6g} times' if simple is not None else f'{relative:.1e} of it'}"
+
+
+def _ends(a: Entry, b: Entry) -> str:
+    """Return in words how the least or the greatest element differs where the norm does not show it; "" if they do not."""
+    size = max(abs(one) for one in (a.least, a.greatest, b.least, b.greatest))
+    ends = (("least", a.least, b.least), ("greatest", a.greatest, b.greatest))
+    name, one, other = max(ends, key=lambda end: abs(end[1] - end[2]))
+    return f", the {name} element {one:.6g} against {other:.6g}" if abs(one - other) > SMALL * size else ""
 
 
 def _is_scaled(pair: Pair) -> bool:
