@@ -15,6 +15,7 @@ from hookd.tool.attach import discover
 from hookd.tool.cli import diff, fingerprint, main
 from hookd.tool.fingerprints import file, live
 from hookd.tool.fingerprints.steps import Entry, Key, Step
+from hookd.tool.linux import proc
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_file_is_read_once_the_companion_of_a_command_that_has_ended_has_writt
             fcntl.flock(writer._fd, fcntl.LOCK_UN)
 
         add(1)
-        monkeypatch.setattr(diff, "_lives", lambda pid: pid == 7 and lives)
+        monkeypatch.setattr(proc, "has_ended", lambda pid: not (pid == 7 and lives))
         monkeypatch.setattr(diff.time, "sleep", pause)
         assert main(["diff", str(path), str(path)]) == 0
     assert f"Equal in {compared} step" in capsys.readouterr().out
@@ -132,8 +133,12 @@ def test_a_name_that_nothing_has_and_a_file_without_steps_are_said(tmp_path, rec
 
 def test_a_command_that_cannot_be_run_twice_is_not_called_different(capfd):
     assert main(["fingerprint", "--twice", "--", "false"]) == 2
-    assert main(["fingerprint", "--twice", "--modules", "a,b", "--", "false"]) == 2
-    assert "cannot have a comma" in capfd.readouterr().err
+    for words, why in (
+        (("--modules", "a,b"), "cannot have a comma"),
+        (("--max-size", "256"), "--max-size and --timeout"),
+    ):
+        assert main(["fingerprint", "--twice", *words, "--", "false"]) == 2
+        assert why in capfd.readouterr().err
 
 
 def test_all_trainings_of_a_command_that_is_run_twice_are_compared(tmp_path, record):
@@ -151,6 +156,14 @@ def test_all_trainings_of_a_command_that_is_run_twice_are_compared(tmp_path, rec
     ]  # fmt: skip
     assert found[2][1]["sentence"] == "Only the first run has this training (rank 2)."
     assert found[4][1]["sentence"] == "Equal in 2 steps; then only the second run goes on, to step 3."
+
+
+def test_runs_of_which_a_rank_parts_are_called_different_also_if_another_cannot_be_compared(monkeypatch, capsys):
+    found = [("rank 0", {"code": 2}), ("rank 1", {"code": 1})]
+    monkeypatch.setattr(fingerprint, "_run", lambda _: 0)
+    monkeypatch.setattr(fingerprint, "_compared_runs", lambda *_: found)
+    assert main(["fingerprint", "--twice", "--json", "--", "true"]) == 1
+    assert capsys.readouterr().out
 
 
 def test_a_process_of_another_user_is_explained(tmp_path, monkeypatch, capsys):

@@ -47,6 +47,16 @@ def test_steps_of_which_only_digests_were_kept_are_not_called_different_where_di
     assert (found.code, found.step, found.compared) == (DIFFERENT, 13, COUNT)
 
 
+def test_steps_that_only_one_of_two_equal_runs_has_are_named():
+    def steps(*numbers):
+        return Fingerprint({"run": "train.py"}, {n: step(n) for n in numbers}, {n: step(n).digest() for n in numbers})
+
+    found = comparison.compare(steps(2, 3, 4), steps(0, 1, 2, 3, 4, 5))
+    assert (found.code, found.compared) == (EQUAL, 3)
+    assert found.notes == ["Not compared: steps 0 to 1 and 5, which only B has."]
+    assert comparison.compare(steps(1, 2), steps(1)).notes == ["Not compared: step 2, which only A has."]
+
+
 def test_a_tolerance_in_ulps_is_that_of_the_coarser_dtype():
     key = GRADIENT._replace(dtype="bfloat16")
 

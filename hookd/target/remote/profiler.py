@@ -122,12 +122,20 @@ class Profiler:
             _notify_profilers("_run_on_profiler_start")
             with _silently(self._level):
                 self._enable(config, activities)
-        except BaseException:
-            if not self.is_on:
+        except BaseException as error:
+            if not self.is_on and isinstance(error, RuntimeError):  # torch has refused
                 _notify_profilers("_run_on_profiler_stop")
+            elif not self.is_on:
+                self._unprepare(config, activities)
             raise
         for name, text in metadata.items():
             torch._C._autograd._add_metadata_json(name, text)
+
+    def _unprepare(self, config: Any, activities: Any) -> None:
+        """End a recording that was only prepared: after one, torch 2.6 refuses any other, also the training's."""
+        with contextlib.suppress(RuntimeError), _silently(self._level):
+            self._enable(config, activities)
+            self._disable()
 
     def _enable(self, config: Any, activities: Any) -> None:
         begun = [thread.get_ident()]
@@ -146,6 +154,23 @@ class Profiler:
     def can_end(self) -> bool:
         """Whether the calling thread can end the recording: unless it covers all threads, only the one that began it can."""
         return self.covers_all_threads or self.is_own_thread()
+
+    def end_in_main_thread(self) -> None:
+        """Let the main thread end the recording, if it began it, as soon as the interpreter makes its pending calls.
+
+        That is between two instructions of Python, so not while the thread is in native code.
+        """
+        call = _Once(self._end_own)
+        ctypes.pythonapi["Py_IncRef"](ctypes.py_object(call))  # the interpreter gets its address only
+        ctypes.pythonapi["Py_AddPendingCall"](ctypes.pythonapi["PyObject_IsTrue"], ctypes.c_void_p(id(call)))
+
+    def _end_own(self) -> None:
+        try:
+            if self.is_own_thread():
+                self.end(wait=False)
+        except Failure as failure:
+            if is_from_signal_handler(failure):
+                raise
 
     def end(self, *, wait: bool = True) -> Any:
         """End the recording and return it; None if it was ended, or this thread cannot. With `wait`, wait for the devices first."""
@@ -185,6 +210,17 @@ class Profiler:
             self._under_way = []
             torch._C._autograd._enable_record_function(False)
             _torch._is_profiler_enabled = False
+
+
+class _Once:
+    """An object whose truth is asked for once: that makes a call, and leaves nothing of it behind."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._calls = [call]
+
+    def __bool__(self) -> bool:
+        self._calls.pop()()
+        return False
 
 
 def in_use() -> ControlError:

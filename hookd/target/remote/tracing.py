@@ -47,6 +47,8 @@ GROWTH = 0.5
 records and 1,100 when the recording ends; in the trace an event takes 250 (torch 2.13)."""
 HANDOVER_S = 2.0
 """How long a detach waits for the training thread to end the recording."""
+QUEUED_S = 1.0
+"""How long a detach then waits for the main thread to end it, in a pending call."""
 _FOLDERS = ("TMPDIR", "/tmp", "/var/tmp", "XDG_RUNTIME_DIR", "/dev/shm", "/run")  # noqa: S108
 
 
@@ -218,6 +220,9 @@ class Tracing:
         self._take()
         self._spans.stop()
         self._profiler.end(wait=False)
+        if self._profiler.is_on:  # only the thread that began it can end it
+            self._profiler.end_in_main_thread()
+            self._wait(QUEUED_S)
         self._background.finish(HANDOVER_S, Spans.name)
         with self._clearing:  # a detach and the end of the connection may come at once, in two threads
             if self.state != "idle":
@@ -239,9 +244,12 @@ class Tracing:
         """Wait for the training thread to end the recording at the end of its next step.
 
         If another thread ended it, torch would not wait for training code that runs without the interpreter's lock and still
-        uses the recording. Before torch 2.6 no other thread can end it.
+        uses the recording. Without `profile_all_threads` (torch 2.6) no other thread can end it.
         """
-        deadline = clock.monotonic() + HANDOVER_S
+        self._wait(HANDOVER_S)
+
+    def _wait(self, limit_s: float) -> None:
+        deadline = clock.monotonic() + limit_s
         while self._profiler.is_on and not self._profiler.is_own_thread() and clock.monotonic() < deadline:
             clock.sleep(0.01)
 
@@ -256,8 +264,11 @@ class Tracing:
 
     def boundary(self) -> None:
         """Begin or end the recording if it is due, at the end of an optimizer step."""
-        # Waiting for the device would break the capture of a CUDA graph.
-        if self.state == "idle" or torch_state.is_unreal():
+        if self.state == "idle":
+            if self._profiler.is_on and self._profiler.is_own_thread():  # abandoned, and no other thread could end it
+                self._profiler.end(wait=False)
+            return
+        if torch_state.is_unreal():  # waiting for the device would break the capture of a CUDA graph
             return
         if self.state == "waiting" and self._turns:
             self._begin()

@@ -154,8 +154,9 @@ def _files(words: tuple[str, str], steps: int, host: str | None) -> Iterator[lis
 def wait(path: Path) -> None:
     """Wait until the writer of a file has ended, if the process has."""
     from hookd.tool.fingerprints import file
+    from hookd.tool.linux import proc
 
-    file.wait(path, _lives, lambda: time.sleep(WAIT_S))
+    file.wait(path, lambda pid: not proc.has_ended(pid), lambda: time.sleep(WAIT_S))
 
 
 def compared(a: Path, b: Path, terms: Terms | None = None) -> Parting:
@@ -165,15 +166,6 @@ def compared(a: Path, b: Path, terms: Terms | None = None) -> Parting:
     for path in (a, b):
         wait(path)
     return cast("Parting", asdict(comparison.compare(file.read(a), file.read(b), terms or comparison.Terms())))
-
-
-def _lives(pid: int) -> bool:
-    from hookd.tool.linux import proc
-
-    try:
-        return proc.status(pid).state not in "ZX"
-    except (HookdError, OSError):
-        return False
 
 
 def show(found: Parting) -> None:

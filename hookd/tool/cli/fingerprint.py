@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 import click
+from click.core import ParameterSource
 
 from hookd.errors import HookdError
 from hookd.tool.cli import options, output
@@ -91,7 +92,7 @@ def fingerprint(
 
     `hookd diff A B` tells where two runs part. A daemon keeps the fingerprints of targets that have the plugin `fingerprint`.
     """
-    from hookd.tool.fingerprints.command import message
+    from hookd.tool.fingerprints.command import message, require_writable
     from hookd.tool.fingerprints.recording import record
 
     if is_list:
@@ -102,6 +103,8 @@ def fingerprint(
         raise click.UsageError("Name a process (`hookd ps` lists them), or a command: --twice -- CMD.")
     if twice and (path is not None or steps is not None):
         raise click.UsageError("With --twice nothing is kept: -o and --steps do not go with it.")
+    if twice and {_source("max_mib"), _source("timeout_s")} != {ParameterSource.DEFAULT}:
+        raise click.UsageError("With --twice nothing is attached to: --max-size and --timeout do not go with it.")
     if twice and "," in modules:
         raise click.BadParameter(
             "with --twice, a name cannot have a comma; separate names by |", param_hint="--modules"
@@ -112,6 +115,7 @@ def fingerprint(
         raise click.UsageError("One process at a time; `hookd fingerprint --twice -- CMD` runs a command.")
     pid = options.Pid().convert(target[0], None, None)
     path = path or Path(f"hookd-fingerprint-{pid}.jsonl")
+    require_writable(path)
     ending = threading.Event()
     before = {number: signal.signal(number, lambda *_: ending.set()) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -138,6 +142,10 @@ def fingerprint(
     if recorded.is_detached:
         output.say(f"hookd was detached from process {pid}: the recording ends here")
     return 0
+
+
+def _source(name: str) -> ParameterSource | None:
+    return click.get_current_context().get_parameter_source(name)
 
 
 def _explained(error: HookdError, pid: int, host: str | None) -> HookdError:
@@ -237,9 +245,10 @@ def undone_by_sigterm() -> Iterator[None]:
 def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) -> int:
     """Run a command twice under `hookd run`, one after the other, and compare the fingerprints of each rank."""
     from hookd.tool.cli.diff import CannotCompareError, show
+    from hookd.tool.fingerprints.comparison import DIFFERENT
 
     with tempfile.TemporaryDirectory(prefix="hookd-twice-") as scratch:
-        directories = [Path(scratch) / run for run in ("a", "b")]
+        directories = [Path(scratch) / run for run in ("first", "second")]
         for directory in directories:
             directory.mkdir()
             plugin = "fingerprint:" + ",".join(f"{name}={value}" for name, value in given.items())
@@ -248,8 +257,7 @@ def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) ->
             code = _run(words)
             if code:
                 how = f"has failed with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
-                which = "first" if directory is directories[0] else "second"
-                raise CannotCompareError(f"the command {how} in its {which} run", reason="command-failed")
+                raise CannotCompareError(f"the command {how} in its {directory.name} run", reason="command-failed")
         found = _compared_runs(*directories)
     if not found:
         raise CannotCompareError(
@@ -262,13 +270,14 @@ def _twice(command: tuple[str, ...], given: dict[str, str], *, as_json: bool) ->
             if len(found) > 1:
                 output.show(f"{name}:")
             show(one)
-    return max(one["code"] for _, one in found)
+    codes = {one["code"] for _, one in found}
+    return DIFFERENT if DIFFERENT in codes else max(codes)
 
 
 def _compared_runs(a: Path, b: Path) -> list[tuple[str, Parting]]:
     """Compare all trainings of two runs of a command: those of each rank in the order in which they began; return also their names."""
     from hookd.tool.cli.diff import compared
-    from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, INCOMPARABLE, Comparison
+    from hookd.tool.fingerprints.comparison import DIFFERENT, EQUAL, NO_COMMON_STEP, Comparison
 
     runs = [_trainings(run) for run in (a, b)]
     found: list[tuple[str, Parting]] = []
@@ -283,9 +292,7 @@ def _compared_runs(a: Path, b: Path) -> list[tuple[str, Parting]]:
                     run, first, last = ("first" if one[1] > other[1] else "second", *sorted((one[1], other[1])))
                     sentence = f"{result['sentence'].rstrip('.')}; then only the {run} run goes on, to step {last}."
                     result = {**result, "code": DIFFERENT, "sentence": sentence, "step": first + 1}
-                elif result["code"] == INCOMPARABLE and result["sentence"].startswith(
-                    "The files have no step in common"
-                ):
+                elif result["sentence"].startswith(NO_COMMON_STEP):
                     result = {**result, "advice": RESUMED}
                 found.append((name, result))
             else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from hookd.errors import HookdError
 from hookd.tool.attach import discover
 from hookd.tool.config import PluginSpec
 from hookd.tool.fingerprints.recording import NAME, follow
+from hookd.tool.linux import proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from hookd.tool.fingerprints.recording import Recorded
 
-POLL_S = 0.05
+POLL_S, END_S = 0.05, 2.0
 OPTIONS = {"every": "1", "buffer": "64"}
 """Of the plugin: the first steps are kept until this process reads."""
 
@@ -67,7 +69,15 @@ def recording(pids: Collection[int], path: Path, *, max_bytes: int, say: Callabl
         try:
             say(message(to, follow(pid, to, max_bytes=max_bytes, is_over=lambda _: over.is_set())))
         except HookdError as error:
-            say(f"hookd: process {pid} is not recorded: {error.message}")
+            why = "it has ended before its first step" if error.reason == "gone" and ends(pid) else error.message
+            say(f"hookd: process {pid} is not recorded: {why}")
+
+    def ends(pid: int) -> bool:
+        """Wait for the end of a process whose agent has closed its socket, which is an act of the interpreter's exit."""
+        deadline = time.monotonic() + END_S
+        while not proc.has_ended(pid) and time.monotonic() < deadline:
+            over.wait(POLL_S)
+        return proc.has_ended(pid)
 
     def look() -> None:
         while not over.wait(POLL_S):
@@ -112,10 +122,14 @@ def message(path: Path, recorded: Recorded) -> str:
         if recorded.steps == 1
         else f"{recorded.steps} steps, {recorded.first} to {recorded.last}"
     )
-    text = f"{path}: {which}, {recorded.bytes / (1 << 20):.1f} MiB"
+    text = f"{path}: {which}, {_size(recorded.bytes)}"
     if recorded.lost:
         text += f"; {recorded.lost} steps are missing, since they came faster than they could be written: see --every, --modules"
     if recorded.unread:
         what = "tensor" if recorded.unread == 1 else "tensors"
         text += f"; {recorded.unread} {what} of a step could not be read: sparse, or lost on a device"
     return text
+
+
+def _size(number: int) -> str:
+    return f"{number / (1 << 20):.1f} MiB" if number >= 1 << 19 else f"{number / (1 << 10):.1f} KiB"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERENT, INCOMPARABLE = 0, 1, 2
 """Exit codes of `hookd diff`."""
+NO_COMMON_STEP = "The files have no step in common"
+"""How the sentence begins of files that have none."""
 CALLS = ("data", "forward", "loss", "backward")
 """Phases of which each call counts."""
 ROUNDING = 1e-5
@@ -96,7 +98,7 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
                           advice="Record both from the beginning, with `hookd run --fingerprint`.")  # fmt: skip
     common = [step for step in a.steps if step + later in b.steps]
     if not common:
-        return Comparison(INCOMPARABLE, f"The files have no step in common: {_range(a)} and {_range(b)}.",
+        return Comparison(INCOMPARABLE, f"{NO_COMMON_STEP}: {_range(a)} and {_range(b)}.",
                           notes=[why] if later else [],
                           advice=_apart(a, b, later) or "Record the same steps, with the same --every.")  # fmt: skip
     notes = [why] if later else []
@@ -126,6 +128,7 @@ def compare(a: Fingerprint, b: Fingerprint, terms: Terms = Terms()) -> Compariso
             notes.append(
                 f"The random state of {', '.join(sorted(generators))} differs; nothing that was {comparer.what} depends on it."
             )
+        notes += _outside(a, b, later)
         return Comparison(EQUAL, f"Equal in {steps}{what}.", notes=notes, compared=len(common))
     return _parted(comparer, common, different, notes)
 
@@ -403,6 +406,20 @@ def _apart(a: Fingerprint, b: Fingerprint, later: int) -> str:
             when = "1 step" if missing == 1 else f"{missing} steps"
             return f"Record more steps: {run} comes to the first step of the other file {when} later."
     return ""
+
+
+def _outside(a: Fingerprint, b: Fingerprint, later: int) -> list[str]:
+    """Return notes on the steps that one of the files has before and after those of the other."""
+    found = []
+    for run, one, other, distance in (("A", a, b, later), ("B", b, a, -later)):
+        first, last = min(other.steps) - distance, max(other.steps) - distance
+        before, after = ([step for step in one.steps if is_outside(step)] for is_outside in (first.__gt__, last.__lt__))
+        ranges = [
+            f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}" for steps in (before, after) if steps
+        ]
+        what = "step" if len(before) + len(after) == 1 else "steps"
+        found += [f"Not compared: {what} {' and '.join(ranges)}, which only {run} has."] if ranges else []
+    return found
 
 
 def _range(one: Fingerprint) -> str:

@@ -91,17 +91,18 @@ def missing(pid: int, name: str, error: OSError) -> NoSuchTarget:
     hint = "`hookd ps` lists training processes."
     if not Path(f"/proc/{pid}").exists():
         return NoSuchTarget(f"there is no process {pid}", hint=hint)
-    if _has_ended(pid):  # a zombie lacks some files
+    if has_ended(pid):  # a zombie lacks some files
         return NoSuchTarget(f"process {pid} has ended", hint=hint)
     # A kernel may be built without it.
     return NoSuchTarget(f"process {pid} has no /proc/{pid}/{name} ({error.strerror})", hint=hint)
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Whether a process is a zombie, or gone."""
     try:
         return re.search(rb"^State:\s*[ZX]", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE) is not None
     except OSError:
-        return False
+        return True
 
 
 def size(pid: int) -> bytes:
