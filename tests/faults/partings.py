@@ -489,7 +489,7 @@ PARTINGS = [
         layer_in_bfloat16,
         "forward",
         "2",
-        "2 is the first module whose output differs (float32 16x4 against bfloat16 16x4)",
+        "2 is the first module whose output differs (float32 16x4 against bfloat16 16x4, norm ",
     ),
     Parting(epsilon, "forward", "norm", "norm is the first module whose output differs"),
     Parting(weight_decay, "settings", "weight_decay", "weight_decay 0.01 against 0.1"),

@@ -67,8 +67,9 @@ def test_what_interrupts_a_fork_leaves_the_thread_that_serves(monkeypatch, inter
         assert len([one for one in spawn.remaining() if not one.is_over]) == 1
 
 
-def test_a_signal_handler_that_raises_while_a_fork_waits_is_the_programs():
-    assert outcome("fork_interrupted.py") == {"parent": "interrupted", "child": "0"}
+@pytest.mark.parametrize("mode", ["", "warned"])
+def test_a_signal_handler_that_raises_while_a_fork_waits_is_the_programs(mode):
+    assert outcome("fork_interrupted.py", mode) == {"parent": "interrupted", "child": "0"}
 
 
 def test_all_forks_together_wait_for_a_busy_thread_no_longer_than_their_share(monkeypatch):

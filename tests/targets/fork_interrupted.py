@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import warnings
 
 import torch
 
@@ -53,6 +55,20 @@ def step() -> None:
         optimizer.step()
 
 
+WARN = """
+def warn():
+    for _ in range(1000):
+        pass
+"""
+
+
+def warn_after_forks() -> None:
+    """Do as CPython 3.12 and newer in a program of several threads: run code of `warnings` before the fork returns."""
+    names = {"__name__": "warnings"}
+    exec(WARN, names)
+    os.register_at_fork(after_in_parent=names["warn"])
+
+
 def fork() -> str:
     child = -1
     try:
@@ -69,12 +85,15 @@ def fork() -> str:
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "This process")  # torch may have threads of its own
     signal.signal(signal.SIGUSR1, handle)
     plugins = [{"name": "busy", "entry": "__main__:Busy"}]
     bootstrap.start({"method": "start", "plugins": plugins, "lease_s": None})
     step()
     begun.wait()
     os.register_at_fork(before=forking.set)  # after hookd's own: what is registered last is called first
+    if sys.argv[1:] == ["warned"]:
+        warn_after_forks()
     print("parent", fork())
     print("child", os.wait()[1])
     hookd.stop()

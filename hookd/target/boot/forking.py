@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import posix
+import sys
 from typing import TYPE_CHECKING
 
 from hookd.target.boot import spawn
@@ -21,6 +22,7 @@ from hookd.wire.originals import clock, thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from hookd.target.plugins.background import Background
     from hookd.target.plugins.lifecycle_hooks import LifecycleHooks
@@ -82,11 +84,15 @@ class Forks:
         if not thread.is_main():
             self._guarded(self.resume)
 
-    def _returned(self) -> None:
+    def _returned(self) -> FrameType | None:
         self.resume()
+        # CPython 3.12 and newer may warn in `os.fork` that the program has several threads, and drop what is raised meanwhile.
+        if self._errors and (frame := _warning()):
+            return frame
         errors, self._errors = self._errors, []
         if errors and posix.getpid() == self._pid:
             raise errors[0]
+        return None
 
     def resume(self) -> None:
         """Restart the threads that a fork has ended. May be called at any time, in any thread."""
@@ -114,3 +120,12 @@ class Forks:
                     self._errors.append(error)
                     continue
             return
+
+
+def _warning() -> FrameType | None:
+    """Return the outermost frame of the calling thread that formats or shows a warning; None without one."""
+    found, frame = None, sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_globals.get("__name__") == "warnings":
+            found = frame
+    return found

@@ -91,8 +91,9 @@ def _user() -> str:
 def _start_ticks() -> int:
     """Return the start time in ticks, field 22 of /proc/self/stat. 0 in a container without /proc."""
     try:
-        # The name in field 2 may contain any character, including spaces and parentheses.
-        return int(read("/proc/self/stat").rpartition(b")")[2].split()[19])
+        # The name in field 2 may contain any character, including spaces and parentheses. An emulator (qemu-user) answers itself
+        # for /proc/self/stat, with a start that may be a tick later than the one that other processes read.
+        return int(read("/proc/self/./stat").rpartition(b")")[2].split()[19])
     except OSError:
         return 0
 

@@ -156,7 +156,7 @@ class Profiler:
         return self.covers_all_threads or self.is_own_thread()
 
     def end_in_main_thread(self) -> None:
-        """Let the main thread end the recording, if it began it, as soon as the interpreter makes its pending calls.
+        """End the recording in the main thread, if that began it, as soon as the interpreter makes its pending calls.
 
         That is between two instructions of Python, so not while the thread is in native code.
         """
