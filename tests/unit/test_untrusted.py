@@ -55,7 +55,7 @@ OPENS = {
         "wait": OPERATOR,
     },
     "tool/linux/private_file.py": {"replacing": OPERATOR},  # or a file of hookd's own
-    "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL, "_has_ended": KERNEL},
+    "tool/linux/proc.py": {"read": KERNEL, "size": KERNEL, "has_ended": KERNEL},
     "tool/inject/remote_debug.py": {"create": NEW, "_is_usable": NEW},
     "tool/attach/requirements.py": {"_files": OURS, "_recorded": OURS},
     "tool/attach/sources.py": {"_module_files": OURS},
