@@ -22,7 +22,7 @@ from hookd.target.boot import bootstrap
 from hookd.target.entry import dynamo, patch
 from hookd.target.entry.c_entry import CannotEnterError, Entry
 from hookd.target.tensors import statistics
-from tests.support import sanitizers
+from tests.support import emulated, sanitizers
 from tests.support.agent import running
 from tests.support.processes import wait_until
 from tests.support.watched import is_entered, is_replaced, is_watched
@@ -391,6 +391,7 @@ def test_profilers_and_tracers_see_the_same_program(watch) -> None:
     assert seen() == plain
 
 
+@emulated.lacks("time")
 @pytest.mark.parametrize(
     ("chosen", "passed"),
     [
