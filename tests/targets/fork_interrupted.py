@@ -63,7 +63,7 @@ def warn():
 
 
 def warn_after_forks() -> None:
-    """Do as CPython 3.12 and newer in a program of several threads: run code of `warnings` before the fork returns."""
+    """Imitate CPython 3.12 and newer in a program of several threads, which runs code of `warnings` before the fork returns."""
     names = {"__name__": "warnings"}
     exec(WARN, names)
     os.register_at_fork(after_in_parent=names["warn"])
